@@ -1,8 +1,9 @@
-"""Carrying out what the decisions say: seating, fencing, inventories, proposals, generations.
+"""The conductor: carries out an agent's decisions on seating, fencing and generations.
 
-Nothing is decided here. `holdfast.elastic.decisions.seating.seat` and
-`holdfast.elastic.decisions.agree.decide` look at the view as it is at the coordinator; this module
-makes it so and publishes what became of it, which changes the view, and so on.
+This module decides nothing. `holdfast.elastic.decisions.seating.seat` and
+`holdfast.elastic.decisions.agree.decide` decide from the view of the coordinator's keys. This
+module carries the decisions out and publishes the results. These change the view, and the next
+decisions follow.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Conductor:
         self._check_record(before)
 
     def _check_record(self, before: JobView) -> None:
-        """See to it that what the coordinator shows of this node is what was published last."""
+        """Ensure that the coordinator shows this node's record as it was published last."""
         node = self._config.node
         if shown := self.view.decoded.get(node_key(self._config.run, node)):
             self._registry.shown(shown[0])
@@ -126,7 +127,7 @@ class Conductor:
                 self._reporter.emit(Detected(what="node_lost", victim=name))
 
     def carry_on(self) -> None:
-        """Bring the node to where the view says it should be, as far as it can be now."""
+        """Bring the node to the state that the view requires, as far as possible now."""
         now_s = time.monotonic()
         self._enter()
         if self.sidecar.address:
@@ -148,12 +149,12 @@ class Conductor:
         self._compare(now_s)
 
     def patience_s(self, now_s: float) -> float | None:
-        """How long until there is something to decide without anything happening."""
+        """Return the time until the next decision is due without an input, None if none is due."""
         return None if self._again_s is None else max(0.0, self._again_s - now_s)
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way that should be looked at often."""
+        """Whether an action is running that should be checked often."""
         under_way = self._fencing > self._fenced or not self.sidecar.address
         return under_way or self._leave_by_s is not None
 
@@ -207,7 +208,10 @@ class Conductor:
                 self._again(until_s)
 
     def _fail_job(self, now_s: float) -> None:
-        """End the job where the crew says that it fails; again until the coordinator has it."""
+        """End the job if the crew reports a failure.
+
+        Retry until the coordinator has the outcome.
+        """
         if (why := self._crew.job_failure) and not self.view.outcome and now_s >= self._fail_job_s:
             self._fail_job_s = now_s + _RETRY_S
             self._finish(JobOutcome(ok=False, message=why))
@@ -240,7 +244,10 @@ class Conductor:
             self.sidecar.fence(generation)
 
     def _look_around(self, now_s: float) -> None:
-        """Find out whom this node reaches where trainers get no further; say so once."""
+        """Probe which nodes this node reaches if trainers are stuck.
+
+        Report each unreachable node once.
+        """
         waits = self._known > self._fencing and self._crew.waits(self._known)
         self._reach.look(self.view, waits=waits, now_s=now_s)
         found = self._reach.probing.unreachable
@@ -254,7 +261,10 @@ class Conductor:
         self._unreachable = found
 
     def _break_stall(self) -> None:
-        """Begin anew with the same workers when all ranks wait for each other, some times."""
+        """Start a new generation with the same workers if all ranks wait for each other.
+
+        A few times.
+        """
         number = self.view.number
         if number <= self._fencing or self._config.node not in self.view.nodes:
             return
@@ -279,11 +289,11 @@ class Conductor:
 
     @property
     def _speaks(self) -> bool:
-        """Whether this node tells what all of them see."""
+        """Whether this node reports events that all nodes see."""
         return min(self.view.nodes, default="") == self._config.node
 
     def _settle_fence(self) -> None:
-        """Ask for the inventory as soon as nobody acts in the fenced generation any more."""
+        """Request the inventory as soon as no worker acts in the fenced generation any more."""
         if self._fencing == self._fenced or self._inventory_asked or not self.sidecar.address:
             return
         if self._crew.parked(self._fencing):
@@ -299,7 +309,7 @@ class Conductor:
             self._reporter.emit(FencingDone(generation=generation))
 
     def _compare(self, now_s: float) -> None:
-        """Say who holds the others up, once for each; one node speaks for all."""
+        """Report each straggler once; one node reports for all."""
         if now_s - self._compared_s < _COMPARE_EVERY_S:
             return
         self._compared_s = now_s
@@ -315,7 +325,7 @@ class Conductor:
     # -- leaving on notice -----------------------------------------------------------------------
 
     def notice(self, why: str, *, grace_s: float) -> None:
-        """Take it that the node will be taken away in ``grace_s``: hand over, then leave."""
+        """Accept a notice that the node goes away in ``grace_s``: hand over, then leave."""
         if self._leave_by_s is None:
             self._told_s = time.monotonic()
             self._leave_by_s = self._told_s + grace_s
@@ -344,7 +354,7 @@ class Conductor:
                 self._reporter.emit(NodeLeaving(reason=reason))
 
     def withdraw(self) -> None:
-        """Let the others go on without this node; its workers must have ended."""
+        """Let the others continue without this node; its workers must have ended."""
         self._registry.withdraw(self._config.node)
 
     # -- the sidecar -----------------------------------------------------------------------------
@@ -360,14 +370,14 @@ class Conductor:
         self._reporter.emit(Detected(what="sidecar_exit", victim=victim, pid=pid))
 
     def sidecar_failed(self, error: Exception) -> None:
-        """See `SidecarEvents`; a node that cannot have a sidecar is of no use to the job."""
+        """See `SidecarEvents`; a node that cannot start a sidecar is useless to the job."""
         self._sidecar_failures += 1
         self.failure = f"its sidecar does not start: {error}"
         self._reporter.emit(SidecarFailed(error=str(error)))
 
     @property
     def unusable(self) -> bool:
-        """Whether the node should leave the job: its sidecar does not start."""
+        """Whether the node should leave the job because its sidecar does not start."""
         return self._sidecar_failures >= _MAX_SIDECAR_FAILURES
 
     def _ask_progress(self, now_s: float) -> None:
@@ -383,7 +393,7 @@ class Conductor:
     # -- what the node says --------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Publish the node's record as it is now."""
+        """Publish the node's present record."""
         record = NodeRecord(
             node=self._config.node,
             incarnation=self._incarnation,

@@ -1,4 +1,4 @@
-"""What the launcher tells an agent, and what it decides by itself when told nothing."""
+"""The configuration of an agent: the launcher's values, and the defaults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from holdfast.elastic.decisions.detect import SilenceLimits
 
 
 class AgentTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an agent waits for what, in seconds.
+    """The time limits of an agent, in seconds.
 
-    A worker is hung when it is silent for longer than its own steps say, between ``min_hang_s``
-    and ``max_hang_s``; ``first_hang_s`` and ``pause_s`` as in `detect.Limits`. ``park_timeout_s``
-    is the least time a fenced worker has to leave: one in a long microbatch has more.
+    A worker counts as hung if it is silent for longer than a limit derived from its own steps,
+    between ``min_hang_s`` and ``max_hang_s``; ``first_hang_s`` and ``pause_s`` are as in
+    `detect.SilenceLimits`. ``park_timeout_s`` is the shortest time that a fenced worker has to
+    leave; a worker in a long microbatch has more.
     """
 
     lease_ttl_s: float = 1.0
@@ -47,7 +48,7 @@ class AgentTiming(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> SilenceLimits:
-        """How long a worker may be silent."""
+        """The limits of a worker's silence."""
         return SilenceLimits(
             min_s=self.min_hang_s,
             max_s=self.max_hang_s,
@@ -57,12 +58,12 @@ class AgentTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an agent needs to know; comes as JSON on its command line.
+    """An agent's configuration, which it gets as JSON on its command line.
 
-    ``coordinator_bind`` is where it binds the run's embedded coordinator, as in ``tcp://0.0.0.0:29500``;
-    empty: another process serves it. ``coordinator`` is the address by which all nodes reach it.
-    ``host`` is the address at which other nodes reach this one. ``memory_of`` is as in
-    `SidecarConfig`, for sidecar and workers.
+    ``coordinator_bind`` is the address to which it binds the run's embedded coordinator, as in
+    ``tcp://0.0.0.0:29500``; empty: another process serves it. ``coordinator`` is the address by
+    which all nodes reach it. ``host`` is the address at which other nodes reach this one.
+    ``memory_of`` is as in `SidecarConfig`, for sidecar and workers.
     """
 
     run: str

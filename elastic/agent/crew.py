@@ -1,4 +1,4 @@
-"""Running a node's workers: started by the seating, watched, fenced, and ended when they fail."""
+"""The crew: starts a node's workers as the seating says, watches, fences and ends them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from holdfast.elastic.membership.records import (
 from holdfast.elastic.membership.view import role_of
 from holdfast.elastic.processes.children import ChildChange, ChildStatus, describe_exit
 
-_STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, beside a worker that starts
+_STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, while another worker starts
 _AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)
 
 
@@ -58,7 +58,7 @@ class Crew:
         reporter: Reporter,
         wake: Callable[[], None],
     ) -> None:
-        """``wake`` has the loop come round, whatever thread it is called on."""
+        """``wake`` wakes the loop; callable from any thread."""
         self._wake = wake
         self._config, self._selector, self._reporter = config, selector, reporter
         self._timing = config.timing
@@ -70,18 +70,18 @@ class Crew:
 
     @property
     def suspicious(self) -> bool:
-        """Whether a worker is stopped, or is asked where it stands: it will be ended soon."""
+        """Whether a worker is stopped or its stacks are being read; it will be ended soon."""
         return any(worker.stopped_s is not None or worker.probe for worker in self.table.living())
 
     @property
     def data_troubles(self) -> dict[str, str]:
-        """What the living workers lost of the processes that load their data, by seat."""
+        """The failures of the living workers' data loading processes, by seat."""
         return {w.seat: w.data_trouble for w in self.table.living() if w.data_trouble}
 
     # -- by order of the seating -------------------------------------------------------------
 
     def follow(self, seats: Sequence[Seating], *, sidecar: str) -> None:
-        """Start who is seated here and not running, end who is no longer seated here."""
+        """Start workers that are seated here but not running; end those no longer seated here."""
         orders = {order.seat: order for order in seats}
         for worker in self.table:
             if worker.seat not in orders:
@@ -95,9 +95,9 @@ class Crew:
                 self._start(order, sidecar=sidecar)
 
     def _yields(self, lost: SeatProcess | None) -> bool:
-        """Whether a replacement waits a little: its start takes seconds of processor time.
+        """Return whether a replacement waits a little; its start takes seconds of processor time.
 
-        The survivors on this node get that first, until they train again.
+        The survivors on this node get the processor first, until they train again.
         """
         if lost is None or lost.generation == 0:
             return False
@@ -107,7 +107,7 @@ class Crew:
         return any(w.spec and w.spec.least <= self._trainers_left() for w in recovering)
 
     def _trainers_left(self) -> int:
-        """Return how many trainers of the whole job take part or could at once."""
+        """Return the number of trainers in the whole job that take part or could at once."""
         going = (WorkerState.READY, WorkerState.ACTIVE)
         workers = [worker for node in self._roster.nodes for worker in node.workers]
         return sum(role_of(w.seat) == TRAINER and w.state in going for w in workers)
@@ -143,7 +143,7 @@ class Crew:
         self._adjust(worker)
 
     def _adjust(self, worker: SeatProcess) -> None:
-        """Ask to be told of room to write exactly while something waits to be written."""
+        """Watch the socket for writability exactly while bytes wait to be written."""
         if worker.socket.fileno() >= 0 and worker.socket in self._selector.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.sending else 0)
             key = self._selector.get_key(worker.socket)
@@ -185,7 +185,7 @@ class Crew:
 
     def _on_ready(self, worker: SeatProcess, message: messages.Ready) -> None:
         if message.after < worker.generation or worker.state is WorkerState.DONE:
-            return  # said before it was told of the generation it is in now
+            return  # sent before it learned of its present generation
         worker.state, worker.ready_after = WorkerState.READY, message.after
         worker.spec, worker.info = message.spec, message.info
         worker.watch_life(self._wake)
@@ -211,7 +211,7 @@ class Crew:
     # -- what the kernel and the clock say ------------------------------------------------------
 
     def check(self) -> None:
-        """Notice exits, stops and hangs; end what has to be ended."""
+        """Detect exits, stops and hangs; end the workers that have to be ended."""
         now_s = time.monotonic()
         for worker in self.table.living():
             while status := worker.child.poll():
@@ -251,9 +251,9 @@ class Crew:
         return f"no progress for {silent_s:.1f} s in step {beat.step}, {limit_s:.3g} s are allowed"
 
     def _put_down(self, worker: SeatProcess, *, what: str, why: str) -> None:
-        """SIGKILL a worker that would never end by itself; its exit is noticed like any other.
+        """SIGKILL a worker that would never end by itself; its exit is detected like any other.
 
-        One that hangs is asked first where it stands, for a moment.
+        For a hanging worker, first try for a moment to read its stacks.
         """
         if worker.verdict is None:
             worker.verdict = why
@@ -280,9 +280,10 @@ class Crew:
                 worker.child.kill()
 
     def stalled(self, generation: int) -> bool:
-        """Whether all trainers here have waited for others for too long, and said where.
+        """Return whether all trainers here have waited too long for others.
 
-        They are left alone: it takes all ranks of the job to see that none gets any further.
+        Read their stacks first. Does not end them: only from all ranks of the job together it
+        follows that none can continue.
         """
         inside = self._trainers_in(generation)
         if not inside or not all(self._meets_too_long(worker, stall_limit_s) for worker in inside):
@@ -294,7 +295,7 @@ class Crew:
         return not any(worker.probe for worker in inside)
 
     def waits(self, generation: int) -> bool:
-        """Whether all trainers here wait for others so long that one asks whom the node reaches."""
+        """Return whether all trainers here wait so long that the node should probe the others."""
         inside = self._trainers_in(generation)
         return bool(inside) and all(self._meets_too_long(w, probe_limit_s) for w in inside)
 
@@ -306,7 +307,7 @@ class Crew:
 
     def _on_exit(self, worker: SeatProcess, code: int) -> None:
         if worker.socket in self._selector.get_map():
-            self._receive(worker)  # its last words
+            self._receive(worker)  # its last messages
         if worker.socket in self._selector.get_map():
             self._selector.unregister(worker.socket)
         worker.ending, worker.ended_s = self._describe(worker, code), time.monotonic()
@@ -346,51 +347,51 @@ class Crew:
     # -- at the end of a step ---------------------------------------------------------------
 
     def halt(self, generation: int) -> None:
-        """Have the trainers of ``generation`` stand at the end of their step."""
+        """Make the trainers of ``generation`` halt at the end of their step."""
         for worker in self._trainers_in(generation):
             worker.page.set_halt(generation)
 
     def stand(self, generation: int) -> bool:
-        """Whether the trainers of ``generation`` here do so, if there are any."""
+        """Return whether there are trainers of ``generation`` here and all of them have halted."""
         inside = self._trainers_in(generation)
         return bool(inside) and all(worker.halted == generation for worker in inside)
 
     def step_s(self, generation: int) -> float | None:
-        """Return how long that may take, from what their last steps took; None without trainers.
+        """Return the time limit of the halt, from their last steps; None without trainers.
 
-        A first step, which may compile, says nothing of those behind it: what counts is the median.
+        It uses the median, because a first step may compile and says nothing about later ones.
         """
         inside = self._trainers_in(generation)
         taken_s = [statistics.median(w.step_seconds) for w in inside if w.step_seconds]
         return _STEPS_LONG * max(taken_s, default=0.0) + _STEP_LEAST_S if inside else None
 
     def hand_over(self) -> None:
-        """Have the trainers hand over at the end of their step."""
+        """Make the trainers hand over at the end of their step."""
         for worker in self.table.living():
             if worker.role == TRAINER:
                 worker.page.set_leaving()
 
     def tell_others(self) -> None:
-        """Have the workers of other roles hand over at once."""
+        """Make the workers of other roles hand over at once."""
         for worker in self.table.living():
             if worker.role != TRAINER:
                 worker.page.set_leaving()
 
     def others(self) -> int:
-        """Return how many of them are at work and have yet to hand over."""
+        """Return the number of workers of other roles that still have to hand over."""
         return sum(
             worker.role != TRAINER and worker.state in _AT_WORK and not worker.handed
             for worker in self.table.living()
         )
 
     def handed(self, generation: int) -> set[str]:
-        """Return the incarnations of those that stand at a safe step of ``generation``."""
+        """Return the incarnations of the workers halted at a safe step of ``generation``."""
         return {w.incarnation for w in self.table.living() if w.handed == generation > 0}
 
     # -- generations ------------------------------------------------------------------------
 
     def begin(self, record: GenerationRecord) -> None:
-        """Send a generation to its members on this node that are ready for it."""
+        """Send a generation to its members on this node that are READY."""
         incarnations = {member.incarnation for member in record.members}
         for worker in self.table.living():
             if worker.incarnation in incarnations and worker.state is WorkerState.READY:
@@ -398,7 +399,7 @@ class Crew:
                 self._send(worker, messages.Begin(record=record))
 
     def fence(self, generation: int) -> None:
-        """Have every worker leave ``generation`` and older; `parked` says when it is so."""
+        """Make every worker leave ``generation`` and older; `parked` tells when all have."""
         now_s = time.monotonic()
         for worker in self._inside(generation):
             worker.park_by_s = now_s + self._park_limit_s(worker)
@@ -406,7 +407,10 @@ class Crew:
             self._adjust(worker)
 
     def parked(self, generation: int) -> bool:
-        """Whether no worker acts in ``generation`` any more; ends those that take too long."""
+        """Return whether no worker acts in ``generation`` any more.
+
+        End those that take too long.
+        """
         inside, now_s = self._inside(generation), time.monotonic()
         for worker in inside:
             if now_s > worker.park_by_s:
@@ -430,7 +434,7 @@ class Crew:
         ]
 
     def tell(self, roster: Roster) -> None:
-        """Send the roster to every worker when it has changed."""
+        """Send the roster to every worker if it has changed."""
         if roster != self._roster:
             self._roster = roster
             for worker in self.table.living():
@@ -449,7 +453,7 @@ class Crew:
             self._adjust(worker)
 
     def end_late(self, waited_s: float, *, grace_s: Callable[[SeatProcess], float]) -> bool:
-        """SIGKILL those whose grace is over; whether all have ended."""
+        """SIGKILL the workers whose grace is over; return whether all have ended."""
         living = self.table.living()
         for worker in living:
             if waited_s > grace_s(worker):

@@ -1,19 +1,19 @@
-"""How an agent's garbage is collected: rarely, for it makes next to none that needs collecting."""
+"""Rare garbage collection for agents, which make almost no cyclic garbage."""
 
 from __future__ import annotations
 
 import gc
 
 _YOUNG_MOST = 400_000
-"""Some forty megabytes; a change of ten thousand nodes makes as many objects, all to be kept or
-freed by their counts."""
+"""About forty megabytes. A change of ten thousand nodes makes as many objects; all are kept, or
+freed by their reference counts."""
 
 
 def collect_rarely() -> None:
-    """Leave what is there now to no collection, and look for cycles only once in a long while.
+    """Exclude existing objects from collection, and look for cycles only rarely.
 
-    Records hold no cycles, and at the interpreter's own pace a sixth of a decision about a large
-    world is spent on looking for them.
+    Records hold no cycles. At the interpreter's default thresholds, the search for cycles takes a
+    sixth of the time of a decision about a large world.
     """
     gc.collect()
     gc.freeze()

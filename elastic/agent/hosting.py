@@ -1,4 +1,4 @@
-"""The run's coordinator where it lives with an agent, and what becomes of it at the end."""
+"""The run's coordinator inside an agent, and its removal at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_S = 0.02
 class Hosting:
     """Serves the coordinator at ``config.coordinator_bind``, with its journal in the run directory.
 
-    An agent that is started again there goes on with the same table. Raises ``CoordinatorError``.
+    An agent that is restarted there continues with the same table. Raises ``CoordinatorError``.
     """
 
     def __init__(self, config: AgentConfig, key: RunKey) -> None:
@@ -35,9 +35,9 @@ class Hosting:
             while coordinator.range(node_key(self._run, ""))[0] and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
         except CoordinatorError:
-            pass  # it is as good as gone already
+            pass  # it is unreachable: nothing to wait for
         self._journal.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop serving; what is in the journal stays."""
+        """Stop serving; the journal stays."""
         self._server.close()

@@ -1,4 +1,4 @@
-"""The queue by which helper threads reach the agent's loop, and a thread for slow calls."""
+"""The queue through which helper threads reach the agent's loop, and a thread for slow calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 from holdfast.ckpt.errors import HoldfastError
 
 Delivery: TypeAlias = Callable[[], None]
-"""Something to do on the loop's thread."""
+"""A function to run on the loop's thread."""
 
 
 class Inbox:
@@ -22,20 +22,20 @@ class Inbox:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable when something was delivered."""
+        """Return a descriptor that is readable when a delivery waits."""
         return self._wake
 
     def post(self, delivery: Delivery) -> None:
-        """Have the loop run ``delivery`` soon; callable from any thread."""
+        """Make the loop run ``delivery`` soon; callable from any thread."""
         self._queue.put(delivery)
         os.eventfd_write(self._wake, 1)
 
     def wake(self) -> None:
-        """Have the loop come round with nothing to run; callable from any thread."""
+        """Wake the loop without a delivery; callable from any thread."""
         os.eventfd_write(self._wake, 1)
 
     def take(self) -> Iterator[Delivery]:
-        """Yield what was delivered until now; what comes of it has its turn after others."""
+        """Yield the deliveries so far; later ones wait for the next call."""
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
@@ -64,7 +64,7 @@ class Background:
         then: Callable[[_T], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Run ``job`` when all before it are done, then ``then`` or ``failed`` on the loop."""
+        """Run ``job`` after all earlier ones, then ``then`` or ``failed`` on the loop."""
 
         def run() -> None:
             try:
@@ -82,6 +82,6 @@ class Background:
             job()
 
     def close(self, *, timeout_s: float) -> None:
-        """End after the job under way, waiting at most ``timeout_s`` for it."""
+        """End after the pending jobs; wait at most ``timeout_s`` for them."""
         self._jobs.put(None)
         self._thread.join(timeout_s)

@@ -1,4 +1,4 @@
-"""Keeping the node's lease alive, and ending the workers before it can run out."""
+"""The keeper of the node's lease; it ends the workers before the lease can run out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 
 class LeaseKeeper:
-    """A thread that renews the lease, so that nothing the loop does can cost it.
+    """A thread that renews the lease, so that a slow agent loop cannot lose it.
 
-    When no renewal succeeded for ``self_fence_s`` it gives the lease up: a node that is heard but
-    hears nothing would keep it for ever, and the others waiting. It then calls ``fence`` (kills
-    the workers, from its own thread: they are gone before the coordinator lets anyone replace
-    them), then ``lost``, and ends; the same when the coordinator says that the lease has ended.
-    ``extend`` is told, after every renewal, until when on the monotonic clock (ns) the node may
-    act: its workers and its sidecar keep to it even while this process is stopped and can fence
-    nobody.
+    If no renewal succeeded for ``self_fence_s``, it gives the lease up: a node that can send but
+    not receive would keep it for ever, and the others would wait. It then calls ``fence``, which
+    kills the workers from this thread, so that they are gone before the coordinator lets another
+    node replace them. Then it calls ``lost`` and ends. It does the same if the coordinator reports
+    that the lease has ended. After every renewal it calls ``extend`` with the time on the monotonic
+    clock (ns) until which the node may act. The workers and the sidecar obey this limit even while
+    this process is stopped and cannot fence.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LeaseKeeper:
         self._guard.start()
 
     def _renew(self, asked: float) -> None:
-        """Count from when a renewal was asked for: the coordinator's clock started no earlier."""
+        """Count from the request of a renewal: the coordinator's clock started no earlier."""
         self._renewed = asked
         self._extend(int((asked + self._timing.self_fence_s) * 1e9))
 
@@ -60,17 +60,17 @@ class LeaseKeeper:
             except CoordinatorError:
                 continue
             with self._changing:
-                if not self._closed.is_set():  # else it answered for a lease that was given up
+                if not self._closed.is_set():  # else the answer is about a lease already given up
                     self._renew(asked)
 
     def _watch_clock(self) -> None:
-        """Judge by this machine's monotonic clock, even while a renewal is under way."""
+        """Check this machine's monotonic clock, even while a renewal is pending."""
         while not self._closed.wait(self._timing.keep_alive_s / 5):
             if time.monotonic() - self._renewed > self._timing.self_fence_s:
                 self._give_up()
 
     def _give_up(self) -> None:
-        """End the workers and say so: once, whichever thread finds out first."""
+        """End the workers and report the loss, once, on the thread that detects it first."""
         with self._changing:
             if self._closed.is_set():
                 return
@@ -79,6 +79,6 @@ class LeaseKeeper:
         self._lost()
 
     def close(self) -> None:
-        """Stop renewing; the lease itself is the caller's to revoke."""
+        """Stop renewing; the caller revokes the lease itself."""
         self._closed.set()
         self._thread.join(timeout=2)

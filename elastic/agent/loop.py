@@ -1,8 +1,8 @@
-"""The agent: one loop over whatever happens to a node.
+"""The agent: one event loop over all inputs of a node.
 
 Inputs are the exits and stops of children, the workers' channels, changes at the coordinator,
-answers of the sidecar, the parent's lifeline and the clock. After each of them `Conductor`
-brings the node to where the decisions say it should be.
+answers of the sidecar, the parent's lifeline and the clock. After each input `Conductor` brings the
+node to the state that the decisions require.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _REGISTER_AGAIN_S = 0.25
 class Agent:
     """One node's agent, from its start to the end of the job or of its parent.
 
-    It serves the run's coordinator where that is its part: from the start, as the agent itself is
-    connected with it. Raises ``CoordinatorError`` when it cannot.
+    If so configured, it serves the run's coordinator from the start, because the agent itself
+    connects to it. Raises ``CoordinatorError`` if it cannot.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -132,7 +132,7 @@ class Agent:
         self._selector.register(self._inbox, read, lambda mask: self._on_inbox())
 
     def _connect(self) -> bool:
-        """Register, however long the coordinator takes; False when the parent ended before."""
+        """Register, however long the coordinator takes; return False if the parent ended before."""
         while not self._registered():
             for key, mask in self._selector.select(0):
                 key.data(mask)
@@ -157,7 +157,7 @@ class Agent:
         return connect(self._config.coordinator, self._key, timeout_s=_CALL_TIMEOUT_S)
 
     def _patience_s(self) -> float:
-        """How long the loop may sleep when nothing happens."""
+        """Return the longest time that the loop may sleep without an input."""
         suspicious = self._crew.suspicious or self._sidecar.suspicious
         if self._ending or self._conductor.busy or suspicious:
             return _BUSY_TICK_S
@@ -176,9 +176,10 @@ class Agent:
         self._orphaned = True
 
     def _on_terminate(self) -> None:
-        """Take SIGTERM for a notice, and one that follows a second later for an order.
+        """Treat SIGTERM as a notice, and a SIGTERM more than a second later as an order to end.
 
-        Who ends all processes of a service at once lets the launcher pass on a second one.
+        A supervisor that signals all processes of a service at once reaches the agent twice: the
+        launcher passes on a second signal.
         """
         now_s = time.monotonic()
         self._terminated_s = self._terminated_s or now_s
@@ -202,7 +203,7 @@ class Agent:
         )
 
     def _lease_number(self) -> int:
-        """Return the lease that the node acts under; it registers before it writes anything."""
+        """Return the lease under which the node acts; it registers before it writes anything."""
         assert self._lease is not None
         return self._lease.lease
 
@@ -211,9 +212,9 @@ class Agent:
         self._crew.table.extend(until_ns)
 
     def _on_lease_lost(self) -> None:
-        """The node was away for too long and has killed its workers: register anew.
+        """Register again, after the node lost its lease and killed its workers.
 
-        Aside, for as long as it takes: the coordinator may be out of reach.
+        This runs on a thread for as long as it takes, because the coordinator may be unreachable.
         """
         self._reporter.emit(Detected(what="lease_lost", victim=self._config.node))
         threading.Thread(target=self._register_anew, name="register", daemon=True).start()
@@ -221,7 +222,7 @@ class Agent:
     def _register_anew(self) -> None:
         while not self._over.is_set():
             if self._registered():
-                self._inbox.wake()  # the loop shows the node again, under that lease
+                self._inbox.wake()  # the loop publishes the node again, under that lease
                 return
             self._over.wait(_REGISTER_AGAIN_S)
 
@@ -242,7 +243,7 @@ class Agent:
     # -- the end --------------------------------------------------------------------------------
 
     def _grace_s(self, worker: SeatProcess) -> float:
-        """A worker that completed its part may still write its results."""
+        """Return a worker's grace; one that completed its part may still write its results."""
         completed = self._ending and self._ending.ok and worker.state is WorkerState.DONE
         return self._timing.done_grace_s if completed else self._timing.stop_timeout_s
 
@@ -262,7 +263,7 @@ class Agent:
         )
 
     def _leave(self) -> int:
-        """End what is left, fast when orphaned; the sidecar removes its shared memory."""
+        """End the remaining processes, fast if orphaned; the sidecar removes its shared memory."""
         self._over.set()
         if self._watch:
             self._watch.close()

@@ -1,4 +1,4 @@
-"""Notices that this node is about to be taken away: a signal, a file, or a URL of the cloud's."""
+"""Notices that this node is about to be taken away: a signal, a file, or a URL of the cloud."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _EC2_TOKEN: Final = "X-aws-ec2-metadata-token"
 _EC2_TOKEN_TTL_S: Final = 6 * 3600
 
 LEFT_STATUS: Final = 75
-"""Exit status of an agent that left after a notice (``EX_TEMPFAIL``): it is not started again."""
+"""Exit status of an agent that left after a notice (``EX_TEMPFAIL``): it is not restarted."""
 
 
 class NoticeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where notices come from besides SIGTERM; looked at every ``every_s`` seconds.
+    """The sources of notices besides SIGTERM; they are checked every ``every_s`` seconds.
 
-    ``file``: a notice once it exists; ``{node}`` in it stands for the node's name. ``url``: a
-    notice once a GET with ``headers`` succeeds with a body that is not empty, ``FALSE`` or
-    ``NONE``; errors, as the 404 of a machine that stays, are none. A URL below
-    ``/latest/meta-data/`` is one of EC2's instance metadata, and is asked in a session
-    (`MetadataSession`). ``grace_s`` is the time from a notice to the end.
+    ``file``: its existence is a notice; ``{node}`` in it stands for the node's name. ``url``: a GET
+    with ``headers`` that succeeds with a body other than empty, ``FALSE`` or ``NONE`` is a notice;
+    errors, such as the 404 of a machine that stays, are not. A URL below ``/latest/meta-data/``
+    belongs to EC2's instance metadata, and is requested in a session (`MetadataSession`).
+    ``grace_s`` is the time from a notice to the end of the node.
     """
 
     file: str = ""
@@ -51,7 +51,7 @@ class NoticeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeWatch:
-    """Looks for a notice on a thread of its own and calls ``notice(why)`` once, there."""
+    """Checks for a notice on a thread of its own and calls ``notice(why)`` once on that thread."""
 
     def __init__(self, config: NoticeConfig, *, node: str, notice: Callable[[str], None]) -> None:
         self._config, self._notice = config, notice
@@ -81,15 +81,15 @@ class NoticeWatch:
         return ask(self._config.url, headers=self._config.headers)
 
     def close(self) -> None:
-        """Stop looking; an answer under way is not waited for."""
+        """Stop checking; does not wait for a pending answer."""
         self._closed.set()
 
 
 class MetadataSession:
-    """Questions to EC2's instance metadata service with a session token (IMDSv2).
+    """Requests to EC2's instance metadata service with a session token (IMDSv2).
 
-    The token is asked for before the first question, and again when the service refuses it. A
-    service that gives none is asked without one, as its first version wants it.
+    The token is requested before the first request, and again if the service refuses it. A service
+    that gives no token gets requests without one, as its first version expects.
     """
 
     def __init__(self, url: str, *, headers: dict[str, str]) -> None:
@@ -98,16 +98,16 @@ class MetadataSession:
 
     @classmethod
     def of(cls, url: str, *, headers: dict[str, str]) -> MetadataSession | None:
-        """Return a session for a URL of the service's, None for any other.
+        """Return a session for a URL of the service, None for any other.
 
-        None as well where ``headers`` have a token already.
+        Also returns None if ``headers`` have a token already.
         """
         ours = urllib.parse.urlsplit(url).path.startswith(_EC2_PATH)
         given = _EC2_TOKEN.lower() in map(str.lower, headers)
         return cls(url, headers=headers) if ours and not given else None
 
     def ask(self) -> str:
-        """Return the notice that the URL gives, as `ask`."""
+        """Return the notice at the URL, like `ask`."""
         fresh = not self._token
         if fresh:
             self._token = self._new_token()
@@ -117,7 +117,7 @@ class MetadataSession:
             error.close()
             if error.code != http.HTTPStatus.UNAUTHORIZED:
                 return ""
-            self._token = ""  # it is too old, or of a service that has begun anew
+            self._token = ""  # it is too old, or the service has restarted
         except (OSError, ValueError):
             return ""
         return "" if fresh else self.ask()
@@ -139,7 +139,7 @@ class MetadataSession:
 
 
 def ask(url: str, *, headers: dict[str, str]) -> str:
-    """Return the notice that ``url`` gives, empty when it gives none or cannot be reached."""
+    """Return the notice at ``url``, empty if there is none or ``url`` cannot be reached."""
     try:
         return _read(urllib.request.Request(url, headers=headers))
     except (OSError, ValueError):
@@ -147,7 +147,7 @@ def ask(url: str, *, headers: dict[str, str]) -> str:
 
 
 def _read(request: urllib.request.Request) -> str:
-    """Return the notice in the answer, empty when there is none in it."""
+    """Return the notice in the answer, empty if there is none."""
     body = _body(request)
     return "" if body.lower() in _NO else str(body[:200].decode(errors="replace"))
 

@@ -1,8 +1,8 @@
-"""Asking the sidecars of other nodes for an answer: whom this machine's network reaches.
+"""Probes of the sidecars of other nodes, to find the nodes that this machine can reach.
 
-The way is that of the sidecars among themselves, and of the ranks of a group: from this machine to
-that address. What answers is the process, not the kernel that accepts connections for one that is
-stopped.
+Probes take the path that sidecars use among themselves and ranks use in a group: from this machine
+to that address. The process answers, not the kernel, which accepts connections even for a stopped
+process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from holdfast.elastic.membership.view import JobView
 
 AT_ONCE: Final = 64
 TRIES_S: Final = (1.0, 2.0)
-"""How long an answer may take, at the first try and at the next."""
+"""Time limits of an answer, at the first try and at the next."""
 
 
 class Reach:
-    """Whom this node reaches, found out beside the agent's loop; its methods run on the loop.
+    """Finds the nodes that this node reaches, on a thread; its methods run on the agent's loop.
 
-    ``probing`` knows what was found.
+    ``probing`` holds the results.
     """
 
     def __init__(self, node: str, *, key: RunKey, inbox: Inbox) -> None:
@@ -36,32 +36,32 @@ class Reach:
         self._over = threading.Event()
 
     def look(self, view: JobView, *, waits: bool, now_s: float) -> None:
-        """Ask whoever is to be asked now, see `Probing.due`; the loop comes round with answers."""
+        """Probe the nodes that are due, see `Probing.due`; answers come back to the loop."""
         due = self.probing.due(view, waits=waits, now_s=now_s)
         if not due:
             return
-        if self._background is None:  # most nodes never ask
+        if self._background is None:  # most nodes never probe
             self._background = Background(self._inbox, name="reach")
         self._background.submit(
             lambda: ask_all(due, self._key, over=self._over),
             then=self._answered,
-            failed=lambda _: self._answered(frozenset(due)),  # not for want of an answer
+            failed=lambda _: self._answered(frozenset(due)),  # a missing answer is no failure
         )
 
     def _answered(self, names: frozenset[str]) -> None:
         self.probing.answered(names, now_s=time.monotonic())
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop probing."""
         self._over.set()
 
 
 def ask_all(
     asked: Mapping[str, ProbedNode], key: RunKey, *, over: threading.Event
 ) -> frozenset[str]:
-    """Return who answers; at most `AT_ONCE` are asked at the same time.
+    """Return the nodes that answer; probe at most `AT_ONCE` at the same time.
 
-    Who does not is asked once more. Nobody else is once ``over`` is set.
+    A node that does not answer is probed once more. No further probes start once ``over`` is set.
     """
     found: set[str] = set()
     for timeout_s in TRIES_S:

@@ -1,4 +1,7 @@
-"""The node's writes at the coordinator: under its lease, and never fatal when it is away."""
+"""The node's writes to the coordinator, under its lease.
+
+An unreachable coordinator is not fatal.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from holdfast.elastic.membership.view import (
 
 
 class Registry:
-    """Writes the records of one run. A write that fails says so; the caller tries again later.
+    """Writes the records of one run. A failed write returns False; the caller retries later.
 
-    ``lease`` is the lease the node's record is held under.
+    ``lease`` returns the lease of the node's record.
     """
 
     def __init__(self, coordinator: Coordinator, *, run: str, lease: Callable[[], int]) -> None:
@@ -29,7 +32,7 @@ class Registry:
         self._revision = 0
 
     def publish(self, record: NodeRecord) -> bool:
-        """Publish the node's record when it or the lease has changed; whether it stands."""
+        """Publish the node's record if it or the lease changed; return whether it is published."""
         lease = self._lease()
         if (record, lease) == self._published:
             return True
@@ -42,34 +45,37 @@ class Registry:
         return True
 
     def withdraw(self, node: str) -> None:
-        """Delete the node's record, so that the others go on at once."""
+        """Delete the node's record, so that the others continue at once."""
         self._published = None
-        with contextlib.suppress(CoordinatorError):  # otherwise its lease says it, a little later
+        with contextlib.suppress(CoordinatorError):  # otherwise its lease ends a little later
             self._coordinator.delete(node_key(self._run, node))
 
     def forget(self) -> None:
-        """Publish again whatever comes: the record was deleted by someone else."""
+        """Publish again next time: another process deleted the record."""
         self._published = None
 
     def shown(self, revision: int) -> None:
-        """Take it that the node's key was written at ``revision``.
+        """Note that the node's key was written at ``revision``.
 
-        When that is newer than what was published last, an older write of this node took effect
-        late, perhaps under a lease that is about to end: the record is published again.
+        If this is newer than the last published revision, an older write of this node took effect
+        late, perhaps under a lease that is about to end. Then the record is published again.
         """
         if revision > self._revision:
             self.forget()
 
     def seat(self, seats: tuple[Seating, ...], *, expected: int) -> bool:
-        """Change the seating; False when another was faster or the coordinator is away."""
+        """Change the seating.
+
+        False if another node was faster or the coordinator is unreachable.
+        """
         return self._set(seating_key(self._run), seats, expected=expected)
 
     def propose(self, record: GenerationRecord, *, expected: int) -> bool:
-        """Append a generation to the chain; False as in `seat`."""
+        """Append a generation to the chain; False as for `seat`."""
         return self._set(generation_key(self._run), record, expected=expected)
 
     def finish(self, outcome: JobOutcome) -> bool:
-        """Write the job's outcome; False when there is one already, or as in `seat`."""
+        """Write the job's outcome; False if there is one already, or as for `seat`."""
         return self._set(outcome_key(self._run), outcome, expected=0)
 
     def _set(self, key: str, value: object, *, expected: int) -> bool:

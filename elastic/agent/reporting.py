@@ -1,4 +1,4 @@
-"""What a node tells people and tools: its events, the list of its processes."""
+"""A node's output for people and tools: its events, and the list of its processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PROCESSES_PATTERN = "processes-*.json"
 
 
 class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
-    """The process ids of a node: 0 for a sidecar that is down; ``address`` is where it serves.
+    """The process ids of a node: 0 for a sidecar that is down; ``address`` is the sidecar's.
 
-    ``failure`` says what a worker did wrong after it had completed its part of the job.
-    ``stragglers`` says by seat who holds the others up, at the one node that speaks for all;
-    ``data_troubles`` what its workers lost of the processes that load their data, ``unreachable``
-    the nodes that it does not reach.
+    ``failure`` describes an error of a worker after it had completed its part of the job.
+    ``stragglers`` describes slow workers by seat, on the one node that reports for all;
+    ``data_troubles`` describes failures of its workers' data loading processes, and ``unreachable``
+    names the nodes that it does not reach.
     """
 
     agent: int
@@ -46,11 +46,11 @@ class Reporter:
         self._events.write(event, source="agent")
 
     def relay(self, seat: str, event: Event) -> None:
-        """Write an event of a worker, at the time it says."""
+        """Write an event of a worker, with the event's own time."""
         self._events.write(msgspec.structs.replace(event, seat=seat), source="worker")
 
     def list_processes(self, processes: NodeProcesses) -> None:
-        """Replace the node's list when it has changed."""
+        """Replace the node's list if it has changed."""
         if processes == self._processes:
             return
         self._processes = processes
@@ -87,7 +87,7 @@ def read_all_processes(run_dir: Path) -> dict[str, NodeProcesses]:
 
 
 def public_roster(view: JobView) -> Roster:
-    """Return the roster without inventories: what workers need, at a tenth of the size."""
+    """Return the roster without inventories, which workers do not need: a tenth of the size."""
     roster = view.roster()
     nodes = tuple(msgspec.structs.replace(node, inventory=None) for node in roster.nodes)
     return Roster(nodes=nodes, generation=roster.generation)

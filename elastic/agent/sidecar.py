@@ -1,4 +1,4 @@
-"""The agent's hold on its sidecar: kept running, told of generations, asked for its inventory."""
+"""The agent's sidecar keeper: keeps it running, sends it generations, requests its inventory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 _GIVE_UP_S = 10.0
-"""Bounds the undoing of a start: a fork, a kill and a removal, however loaded the machine is."""
+"""Time limit to undo a start: a fork, a kill and a removal, even on a loaded machine."""
 
 
 class SidecarEvents(Protocol):
-    """What the keeper tells the agent, on the loop's thread."""
+    """Callbacks from the keeper to the agent, on the loop's thread."""
 
     def sidecar_started(self) -> None:
         """A sidecar serves at ``keeper.address``."""
@@ -30,23 +30,23 @@ class SidecarEvents(Protocol):
         """The sidecar is gone; another is being started."""
 
     def sidecar_failed(self, error: Exception) -> None:
-        """A sidecar could not be started; it is tried again."""
+        """A sidecar could not be started; the keeper retries."""
 
     def generation_adopted(self, record: GenerationRecord) -> None:
         """The sidecar guards ``record``: its workers may begin."""
 
     def inventory_taken(self, inventory: Inventory, *, generation: int) -> None:
-        """The inventory asked for after ``generation`` ended."""
+        """The inventory requested after ``generation`` ended has arrived."""
 
     def step_protected(self, step: int) -> None:
-        """The newest protected step the sidecar knows of."""
+        """The sidecar reported its newest protected step."""
 
 
 class SidecarKeeper:
-    """Starts the sidecar and starts it again when it ends; all its calls run in the background.
+    """Starts the sidecar, and restarts it when it ends; all its calls run in the background.
 
-    A sidecar that fails a call is killed: the exit takes the path of any other death, and the
-    next one takes over the memory.
+    A sidecar that fails a call is killed. Its exit is handled like any other death, and the next
+    sidecar takes over the memory.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SidecarKeeper:
 
     @property
     def address(self) -> str:
-        """Where the sidecar serves; empty while it is down."""
+        """The address of the sidecar; empty while it is down."""
         return self._sidecar.address if self._sidecar else ""
 
     @property
@@ -74,7 +74,7 @@ class SidecarKeeper:
         return self._sidecar.pid if self._sidecar else 0
 
     def check(self) -> None:
-        """Notice an exit, and start a sidecar where there is none."""
+        """Detect an exit, and start a sidecar if there is none."""
         if self._sidecar and self._sidecar.stopped_for_s() > self._stop_grace_s:
             self._sidecar.kill()
         if self._sidecar and not self._sidecar.alive():
@@ -106,7 +106,7 @@ class SidecarKeeper:
         self._events.sidecar_failed(error)
 
     def adopt(self, record: GenerationRecord) -> None:
-        """Tell the sidecar of a generation, then `generation_adopted`."""
+        """Send a generation to the sidecar, then call `generation_adopted`."""
         if sidecar := self._sidecar:
             self._background.submit(
                 lambda: sidecar.client.adopt(record.snapshots, restore=record.restore),
@@ -115,23 +115,23 @@ class SidecarKeeper:
             )
 
     def _adopted(self, sidecar: NodeSidecar, record: GenerationRecord) -> None:
-        if sidecar is self._sidecar:  # one started since knows nothing of it
+        if sidecar is self._sidecar:  # a newer one does not know this generation
             self._events.generation_adopted(record)
 
     def fence(self, generation: int) -> None:
-        """Tell the sidecar that a generation is over, before its workers have left it.
+        """Notify the sidecar that a generation is over, before its workers have left it.
 
-        One that waits for a slot is refused at once, and parks without that wait.
+        A worker that waits for a slot is refused at once, and parks without that wait.
         """
         if sidecar := self._sidecar:
             self._background.submit(
                 lambda: sidecar.client.fence(generation),
                 then=lambda _: None,
-                failed=lambda _: None,  # the inventory, asked for next, will say what is wrong
+                failed=lambda _: None,  # the next request, for the inventory, will report the error
             )
 
     def take_inventory(self, generation: int) -> None:
-        """Ask what the sidecar holds, then `inventory_taken`."""
+        """Request the sidecar's inventory, then call `inventory_taken`."""
         if sidecar := self._sidecar:
             self._background.submit(
                 sidecar.client.inventory,
@@ -144,7 +144,7 @@ class SidecarKeeper:
             self._events.inventory_taken(inventory, generation=generation)
 
     def ask_progress(self, generation: int) -> None:
-        """Ask for the newest protected step, then `step_protected`; one question at a time."""
+        """Request the newest protected step, then call `step_protected`; one request at a time."""
         if (sidecar := self._sidecar) is None or self._status_asked:
             return
         self._status_asked = True
@@ -167,9 +167,10 @@ class SidecarKeeper:
             sidecar.kill()
 
     def stop(self) -> None:
-        """End the sidecar for good; its memory goes unless the launcher holds it.
+        """End the sidecar for good; its memory is freed unless the launcher holds it.
 
-        One that is just being started is given up: nobody else would remove what it made.
+        A sidecar that is just starting is aborted and cleaned up, because no other process would do
+        it.
         """
         os.eventfd_write(self._give_up_fd, 1)
         self._background.close(timeout_s=_GIVE_UP_S if self._starting else 0.0)

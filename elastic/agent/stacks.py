@@ -1,9 +1,9 @@
-"""Where a stuck worker stands: its Python stacks, taken without stopping or tracing it.
+"""The Python stacks of a stuck worker, read without stopping or tracing it.
 
-Every worker has `faulthandler` write all stacks into a file it shares with its agent when a signal
-comes. That needs no right to trace processes (containers rarely give it), and works while the
-worker holds the interpreter's lock inside a native call, since the handler is native as well. Where
-nothing comes, py-spy is tried if it is installed: it reads a stopped process's memory.
+In every worker `faulthandler` writes all stacks, on a signal, into a file shared with the agent.
+This needs no right to trace processes, which containers rarely give. It works while the worker
+holds the interpreter's lock inside a native call, because the handler is native as well. If nothing
+is written, py-spy is tried if installed: it reads a stopped process's memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MAX_TEXT: Final = 16 << 10
 """Characters of the stacks that are kept; the main thread's come first."""
 
 _SIGNAL_S, _ALL_S = 0.2, 0.6
-_QUIET_S = 0.08  # the handler marks no end: it has come when nothing more is written
+_QUIET_S = 0.08  # the handler marks no end: assume it when nothing more is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """What a probe found: ``at`` is the innermost frame of the main thread, ``text`` is all.
+    """The result of a probe: ``at`` is the innermost frame of the main thread, ``text`` all stacks.
 
-    ``how`` is ``faulthandler``, ``py-spy`` or ``none``; ``kernel`` is the process's state and
-    what it waits for inside the kernel (``"D nfs_wait"``), as far as that can be read.
+    ``how`` is ``faulthandler``, ``py-spy`` or ``none``; ``kernel`` is the process's state and its
+    wait channel in the kernel (``"D nfs_wait"``), as far as they can be read.
     """
 
     how: str
@@ -41,7 +41,7 @@ class Stacks:
 
 
 class StackProbe:
-    """Asks one worker for its stacks; `poll` returns them when they are there, or when it gave up.
+    """Requests one worker's stacks; `poll` returns them, or an empty result at the time limit.
 
     ``fd`` is the file that the worker's handler writes to.
     """
@@ -56,7 +56,7 @@ class StackProbe:
         os.kill(pid, STACK_SIGNAL)
 
     def poll(self) -> Stacks | None:
-        """Return what was found, None while more may come. Never blocks."""
+        """Return the result, None while more may come. Never blocks."""
         now_s = time.monotonic()
         since_s = now_s - self._began_s
         size = os.fstat(self._fd).st_size
@@ -83,7 +83,7 @@ class StackProbe:
         return Stacks(how=how, at=at, text=text, kernel=self._kernel)
 
     def close(self) -> None:
-        """End what was started."""
+        """End a py-spy process that was started."""
         spy, self._spy = self._spy, None
         if spy is not None:
             if spy.poll() is None:
@@ -121,7 +121,7 @@ def _frames(block: str) -> list[str]:
 
 
 def kernel_state(pid: int) -> str:
-    """Return the state letter of a process and where it sleeps in the kernel, empty when gone."""
+    """Return a process's state letter and its wait channel in the kernel, empty if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         waits = Path(f"/proc/{pid}/wchan").read_text().strip("0 \n")

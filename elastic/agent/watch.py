@@ -1,4 +1,4 @@
-"""Following the run's keys at the coordinator, on a thread with a connection of its own."""
+"""The watch of the run's keys at the coordinator, on a thread with its own connection."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _RETRY_S = 0.1
 
 
 class WatchedKeys:
-    """The entries under a prefix as the watch has seen them."""
+    """The entries under a prefix, as received by the watch."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
 
     def reset(self, entries: Sequence[Entry]) -> None:
-        """Take a whole range."""
+        """Replace all entries by a whole range."""
         self.entries = {entry.key: entry for entry in entries}
 
     def apply(self, events: Sequence[KeyEvent]) -> None:
-        """Take changes in order; one older than what is known changes nothing."""
+        """Apply changes in order; ignore a change older than the known entry."""
         for event in events:
             known = self.entries.get(event.key)
             if known and known.revision > event.revision:
@@ -39,8 +39,8 @@ class WatchedKeys:
 class KeyWatch:
     """Reads everything under ``prefix`` once, then hands over every change in order.
 
-    ``start(entries)`` and ``change(events)`` are called on the watch's thread; ``start`` again
-    when changes were missed.
+    ``start(entries)`` and ``change(events)`` are called on the watch's thread; ``start`` is called
+    again if changes were missed.
     """
 
     def __init__(
@@ -78,5 +78,5 @@ class KeyWatch:
         return after
 
     def close(self) -> None:
-        """Stop following; returns without waiting for a poll under way."""
+        """Stop following; does not wait for a pending poll."""
         self._closed.set()

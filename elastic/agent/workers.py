@@ -32,16 +32,16 @@ _SAME_SPEED = 0.1
 _PACE_EVERY_S = 2.0
 _RETURN_S = 0.2
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
-"""What workers have unless told otherwise. The second has torch take huge pages for large tensors
-where the kernel gives them on request: new ones are there four times sooner after a re-form."""
+"""Defaults of the workers' environment. The second makes torch use huge pages for large tensors if
+the kernel gives them on request: new tensors are ready four times sooner after a re-form."""
 _REHEARSALS = 2
-"""So many workers of a seat in a row may die before they are ready: the next does not rehearse."""
+"""Number of a seat's workers in a row that may die before READY; the next does not rehearse."""
 
 
 class SeatProcess:
-    """One worker process as its agent sees it; ``state`` is what the node's record says.
+    """One worker process as its agent sees it; ``state`` is its state in the node's record.
 
-    ``unready`` counts those before it, one after the other, that died before they were ready.
+    ``unready`` counts the previous workers of the seat in a row that died before they were ready.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SeatProcess:
         return bool(self._outbox)
 
     def recovers_from(self, generation: int) -> bool:
-        """Whether it survived ``generation`` and does not train again yet.
+        """Return whether it survived ``generation`` and does not train again yet.
 
         ``stepped`` is the newest generation in which it completed a step.
         """
@@ -149,7 +149,7 @@ class SeatProcess:
         return took_part and self.stepped <= generation
 
     def data_failed(self, event: DataWorkerDeath | DataWorkerHang) -> None:
-        """Keep, for people, that a process that loads its data failed."""
+        """Record, for people, a failure of a process that loads its data."""
         self._data_failures["stuck" if isinstance(event, DataWorkerHang) else "died"] += 1
         counts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._data_failures.items()))
         self.data_trouble = (
@@ -158,7 +158,7 @@ class SeatProcess:
         )
 
     def stepped_in(self, event: StepDone) -> None:
-        """Learn from the worker's report of a step how long it takes, and may be silent."""
+        """Record the durations of a step and of its longest silence from the worker's report."""
         if not event.seconds:
             return
         self.step_seconds.append(event.seconds)
@@ -177,7 +177,7 @@ class SeatProcess:
         self._note_pace(pace(self._times))
 
     def _note_pace(self, found: RankPace | None) -> None:
-        """Publish a new pace only when it is another one, and not too often."""
+        """Publish a new pace only if it differs, and not too often."""
         if found is None:
             return
         now_s, known = time.monotonic(), self.pace
@@ -186,7 +186,7 @@ class SeatProcess:
             self.pace, self._pace_s = found, now_s
 
     def record(self) -> WorkerRecord:
-        """Return what the node publishes about it."""
+        """Return the worker's part of the node's record."""
         return WorkerRecord(
             seat=self.seat,
             incarnation=self.incarnation,
@@ -205,15 +205,15 @@ class SeatProcess:
         )
 
     def send(self, message: messages.FromAgent) -> None:
-        """Send without blocking; what does not fit follows when the socket is writable."""
+        """Send without blocking; the rest follows when the socket is writable."""
         if self.alive:
             self._outbox += messages.encode(message)
             self.flush()
             if len(self._outbox) > messages.MAX_LINE_BYTES:
-                self.child.kill()  # it reads nothing: the exit takes the usual path
+                self.child.kill()  # it reads nothing: its exit is handled as usual
 
     def flush(self) -> None:
-        """Write what the socket takes now."""
+        """Write as much as the socket accepts now."""
         try:
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
@@ -225,7 +225,7 @@ class SeatProcess:
     def receive(self) -> tuple[list[messages.FromWorker], bool]:
         """Return the messages that have arrived, and whether the worker's end is closed.
 
-        Raises ``HoldfastError`` or ``msgspec.DecodeError`` when it does not speak the protocol.
+        Raises ``HoldfastError`` or ``msgspec.DecodeError`` if it violates the protocol.
         """
         arrived: list[messages.FromWorker] = []
         try:
@@ -238,19 +238,19 @@ class SeatProcess:
         return arrived, True
 
     def fence(self, generation: int) -> None:
-        """End a generation for this worker: by the page for pollers, by message for waiters."""
+        """End a generation for this worker: through the page for polls, by a message for waits."""
         self.page.set_fence(generation)
         self.send(messages.Fence(generation=generation))
 
     def extend(self, until_ns: int) -> None:
-        """Let it act until then; callable from any thread."""
-        with contextlib.suppress(ValueError):  # it has just ended, and its page with it
+        """Let it act until ``until_ns``; callable from any thread."""
+        with contextlib.suppress(ValueError):  # it has just ended and its page is closed
             self.page.extend(until_ns)
 
     def watch_life(self, ended: Callable[[], None]) -> None:
-        """Have ``ended`` called, on a thread of its own, as soon as the process has died.
+        """Call ``ended``, on a thread of its own, as soon as the process has died.
 
-        Nothing where that cannot be seen earlier than by its exit.
+        Does nothing if a death cannot be detected earlier than by the exit.
         """
         if self._mourner is None and self.page.life_is_held:
             self._mourner = threading.Thread(
@@ -267,12 +267,12 @@ class SeatProcess:
             self.child.bury()
 
     def ask_stacks(self) -> None:
-        """Begin to learn where it stands."""
+        """Start to read its stacks."""
         with contextlib.suppress(ProcessLookupError):
             self.probe = StackProbe(self.child.pid, fd=self._stack_fd)
 
     def stop(self, reason: str) -> None:
-        """Ask it to end."""
+        """Request it to end."""
         self.page.set_fence(EVERY_GENERATION)
         self.send(messages.Stop(reason=reason))
 
@@ -282,12 +282,12 @@ class SeatProcess:
             self.probe.close()
         self.socket.close()
         if self._mourner is None or self._page_left.wait(_RETURN_S):
-            self.page.close()  # else a few bytes are lost, which a thread still waits at
+            self.page.close()  # else leak a few bytes on which a thread still waits
         os.close(self._stack_fd)
 
 
 class WorkerTable:
-    """The newest worker of each seat on this node, dead ones included until replaced."""
+    """The newest worker of each seat on this node, including dead ones until replaced."""
 
     def __init__(self) -> None:
         self._by_seat: dict[str, SeatProcess] = {}
@@ -301,7 +301,7 @@ class WorkerTable:
         return self._by_seat.get(seat)
 
     def put(self, worker: SeatProcess) -> None:
-        """Make it its seat's newest."""
+        """Make ``worker`` the newest of its seat."""
         self._by_seat[worker.seat] = worker
         worker.extend(self._until_ns)
 
@@ -310,15 +310,18 @@ class WorkerTable:
         del self._by_seat[seat]
 
     def living(self) -> list[SeatProcess]:
-        """Return those whose process runs."""
+        """Return the workers whose process runs."""
         return [worker for worker in self if worker.alive]
 
     def records(self) -> tuple[WorkerRecord, ...]:
-        """Return what the node publishes, by seat."""
+        """Return the workers' parts of the node's record, by seat."""
         return tuple(self._by_seat[seat].record() for seat in sorted(self._by_seat))
 
     def extend(self, until_ns: int) -> None:
-        """Let the workers act until then, on the monotonic clock; callable from any thread."""
+        """Let the workers act until ``until_ns`` on the monotonic clock.
+
+        Callable from any thread.
+        """
         self._until_ns = until_ns
         for worker in self.living():
             worker.extend(until_ns)

@@ -1,7 +1,7 @@
-"""How a worker talks to the rest of the job: the one thing the training loop programs against.
+"""The channel: the interface through which a worker talks to the rest of the job.
 
-`holdfast.elastic.channel.connecting.connect` returns the one of this process: an `AgentChannel`
-where an agent started it.
+`holdfast.elastic.channel.connecting.connect` returns this process's channel: an `AgentChannel` if
+an agent started the process.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ __all__ = [
 ]
 
 WORKER_ENV = "HOLDFAST_WORKER"
-"""Environment variable by which an agent tells a worker who it is (JSON of `WorkerConfig`)."""
+"""Environment variable by which an agent configures a worker (JSON of `WorkerConfig`)."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 11
-"""Has a worker write the stacks of all its threads; none that scripts or schedulers use."""
+"""Signal that makes a worker write all its threads' stacks; scripts and schedulers do not use it.
+"""
 
 _ORPHANED_STATUS = 113
 _RECEIVE_BYTES = 1 << 16
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a worker is given at its start; ``stack_fd`` -1 has no stacks written.
+    """The configuration of a worker at its start; with ``stack_fd`` -1 no stacks are written.
 
-    ``memory_of`` is as in `SidecarConfig`; one that ``rehearses`` may do so
+    ``memory_of`` is as in `SidecarConfig`; ``rehearses`` allows a rehearsal
     (`holdfast.elastic.loop.rehearsal`).
     """
 
@@ -73,7 +74,7 @@ class Channel(Protocol):
 
     ``seat`` is ``"<role>/<number>"``; ``sidecar`` is the address of the local sidecar (it can
     change between generations); ``settings`` are the launcher's overrides for the loop;
-    ``memory_of`` is this host where it is not the machine, else empty.
+    ``memory_of`` names this host if it is not the machine, else it is empty.
     """
 
     run: str
@@ -87,10 +88,10 @@ class Channel(Protocol):
 
     @property
     def role(self) -> str:
-        """The seat's role: ``"trainer"``, or what else the job names."""
+        """The seat's role: ``"trainer"``, or another role of the job."""
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
-        """Say that this worker is parked and takes part in any generation newer than ``after``.
+        """Report that this worker is parked and can join any generation newer than ``after``.
 
         Roles other than trainers call it once, with ``after=0``, to publish ``info``.
         """
@@ -98,13 +99,13 @@ class Channel(Protocol):
     def await_generation(self, *, after: int) -> GenerationRecord:
         """Block until a generation newer than ``after`` contains this worker, and return it.
 
-        The newest is returned when several passed. Raises ``Stopped`` when the job ends.
+        Of several, the newest is returned. Raises ``Stopped`` when the job ends.
         """
 
     def fenced(self, generation: int) -> bool:
         """Whether ``generation`` is over (or the job is); two reads of shared memory.
 
-        It is over as well when the agent did not renew the node's right to act in time.
+        It is also over if the agent did not renew the node's lease in time.
         """
 
     def stopped(self) -> bool:
@@ -113,33 +114,33 @@ class Channel(Protocol):
     def leaving(self) -> bool:
         """Whether this node is to leave; one read of shared memory.
 
-        Trainers hear of it when it is their turn, and leave after the present step; other roles at
-        once, and have about two seconds to hand over what would be missed.
+        Trainers see this when it is their turn, and leave after the present step. Other roles see
+        it at once, and have about two seconds to hand over data that would be lost.
         """
 
     def halts(self, generation: int) -> bool:
-        """Whether the trainers of ``generation`` are to stand at the end of the present step.
+        """Whether the trainers of ``generation`` must halt at the end of the present step.
 
-        Others join then: it undoes nothing. One read of shared memory.
+        Others join then, and no step is repeated. One read of shared memory.
         """
 
     def halted(self, *, generation: int, step: int) -> None:
-        """Say that this trainer stands at the end of ``step``, as every other does."""
+        """Report that this trainer has halted at the end of ``step``, as every other does."""
 
     def handed_over(self, *, generation: int, step: int) -> None:
-        """Say that ``step`` is safe without this worker, whose node may leave now."""
+        """Report that ``step`` is safe without this worker, whose node may leave now."""
 
     def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
         """Show progress; one write to shared memory. Silence in COMPUTE counts as a hang.
 
-        ``limit_s``: how long it may be silent now, where it is not for the agent to say.
+        ``limit_s``: the longest silence allowed now; 0: the agent's own limit.
         """
 
     def emit(self, event: Event) -> None:
         """Record an event of this worker in the node's event file."""
 
     def roster(self) -> Roster:
-        """Return the whole job as last heard: nodes (without inventories) and generation."""
+        """Return the whole job as last received: nodes (without inventories) and generation."""
 
     def roster_version(self) -> int:
         """Return a number that grows whenever the roster changes."""
@@ -151,19 +152,20 @@ class Channel(Protocol):
         """
 
     def done(self, result: Json = None) -> None:
-        """Say that this worker's part is complete; the job ends when every rank said so."""
+        """Report that this worker's part is complete; the job ends when every rank has."""
 
     def fail(self, message: str, *, user_error: bool) -> None:
-        """Say why this worker ends: a ``user_error`` ends the job, anything else is retried."""
+        """Report why this worker ends: a ``user_error`` ends the job, other errors are retried."""
 
     def close(self) -> None:
-        """Release what the channel holds; the process may go on without it."""
+        """Release the channel's resources; the process may continue without it."""
 
 
 class AgentChannel:
     """The channel to this node's agent: a socket for messages, a shared page for the rest.
 
-    When the agent is gone the process ends at once: a worker without an agent cannot be fenced.
+    If the agent is gone, the process ends at once, because a worker without an agent cannot be
+    fenced.
     """
 
     def __init__(self, config: WorkerConfig) -> None:

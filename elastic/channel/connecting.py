@@ -12,11 +12,11 @@ _connected: Channel | None = None
 
 
 def connect() -> Channel:
-    """Return this process's one channel: to the node's agent where one started the process.
+    """Return this process's one channel: to the node's agent if that started the process.
 
-    A script that another launcher started has a `LaunchedChannel`; one that was started by hand
-    has a `SoloChannel`, which plays agent and coordinator itself. Every call returns the same one;
-    a channel of these two kinds that was closed is replaced.
+    A script started by another launcher has a `LaunchedChannel`. One started by hand has a
+    `SoloChannel`, which acts as agent and coordinator itself. Every call returns the same channel;
+    a closed channel of these two kinds is replaced.
     """
     global _connected  # noqa: PLW0603 - the process has one agent, so one channel
     config = os.environ.get(WORKER_ENV)
@@ -32,7 +32,7 @@ def connect() -> Channel:
 def _kind_without_agent() -> type[Channel]:
     """Return the kind of channel for a script that `holdfast run` did not start.
 
-    A worker of an agent needs neither kind, so it does not wait for their imports.
+    A worker of an agent needs neither kind, so the imports happen here.
     """
     from holdfast.elastic.channel.surroundings import is_launched
 

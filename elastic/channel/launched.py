@@ -1,9 +1,9 @@
-"""The channel of a process that another launcher started, beside a sidecar that stands alone.
+"""The channel of a process that another launcher started, next to a standalone sidecar.
 
-torchrun, Slurm or Kubernetes decide who runs, and start all processes anew after a failure; the
-sidecars live on. So there is one generation per start: rank 0 asks the sidecars of all nodes what
-they hold, chooses the restore point and tells everybody. That goes through a store of rank 0's own,
-because a launcher's may still have the keys of an earlier start.
+torchrun, Slurm or Kubernetes decide which processes run, and restart all of them after a failure;
+the sidecars live on. So there is one generation per start: rank 0 asks the sidecars of all nodes
+for their inventories, chooses the restore point and sends it to every rank. This uses a store of
+rank 0's own, because a launcher's store may still have the keys of an earlier start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _starts = itertools.count()
 
 
 class Joiner(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank tells rank 0."""
+    """Each rank's message to rank 0."""
 
     rank: int
     incarnation: str
@@ -70,9 +70,9 @@ class LaunchedChannel(Unwatched):
     """Agent and coordinator of a world whose size a launcher decides (see `Channel`)."""
 
     def __init__(self) -> None:
-        """Find the sidecar. Raises ``ConfigError`` when the environment is contradictory."""
+        """Find the sidecar. Raises ``ConfigError`` if the environment is contradictory."""
         self._where = surroundings(os.environ)
-        self._start = next(_starts)  # the same at every rank: of this many calls of connect()
+        self._start = next(_starts)  # the same on every rank: the number of calls of connect()
         self._parent = os.getppid()
         self._file = Path(os.environ[SIDECAR_ENV]).expanduser()
         self._found = found = SidecarFile.read(self._file, wait_s=_FILE_WAIT_S)
@@ -93,20 +93,19 @@ class LaunchedChannel(Unwatched):
         return TRAINER
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
-        """Note what to tell the others."""
+        """Store the values to send to the other ranks."""
         self._spec, self._info = spec, info
 
     def await_generation(self, *, after: int) -> GenerationRecord:
-        """Meet all ranks and return the generation they form.
+        """Meet all ranks and return the generation that they form.
 
-        Raises ``ConfigError`` when they contradict each other, ``JobFailedError`` when not all
-        come.
+        Raises ``ConfigError`` if they contradict each other, ``JobFailedError`` if not all come.
         """
         if self.stopped():
             raise Stopped("the launcher of this process has ended")
         if self._record is None or self._record.number <= after:
             self._found = SidecarFile.read(self._file, wait_s=_FILE_WAIT_S)
-            self.sidecar = self._found.address  # another one since, where it was started anew
+            self.sidecar = self._found.address  # a new address if the sidecar was restarted
             with _explained(self._where):
                 self._record = self._meet(after)
             self._nodes = _nodes(self._record)
@@ -144,17 +143,17 @@ class LaunchedChannel(Unwatched):
         return record
 
     def _lead(self, meeting: str) -> TCPStore:
-        """Say where this meeting's store is: the worker's own, which is as new as the process."""
+        """Publish the address of this meeting's store: the worker's own, as new as the process."""
         address = str(self._info.get("store", ""))
         host, _, port = address.rpartition(":")
         store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_MEET_S))
         store.set(meeting, "")
-        self._board = self._board_of(serve=not self._where.served)  # kept: others come later
+        self._board = self._board_of(serve=not self._where.served)  # kept: other ranks come later
         self._board.set(_LEADER, address)
         return store
 
     def _follow(self, meeting: str) -> TCPStore:
-        """Return the store of the living rank 0: what an earlier one wrote leads nowhere."""
+        """Return the store of the living rank 0; skip stale addresses of an earlier one."""
         deadline_s = time.monotonic() + _MEET_S
         while time.monotonic() < deadline_s and not self.stopped():
             try:
@@ -166,7 +165,7 @@ class LaunchedChannel(Unwatched):
                 if store.check([meeting]):
                     store.set_timeout(timedelta(seconds=_MEET_S))
                     return store
-            except RuntimeError:  # all of torch's errors of connections are
+            except RuntimeError:  # the type of all of torch's connection errors
                 pass
             time.sleep(_POLL_S)
         raise JobFailedError(
@@ -185,7 +184,10 @@ class LaunchedChannel(Unwatched):
         )
 
     def fenced(self, generation: int) -> bool:
-        """Only when the launcher is gone: it ends the processes of a generation itself."""
+        """Whether the launcher is gone.
+
+        Otherwise the launcher itself ends a generation's processes.
+        """
         return self.stopped()
 
     def stopped(self) -> bool:
@@ -201,16 +203,16 @@ class LaunchedChannel(Unwatched):
         return self._record.number if self._record else 0
 
     def await_roster(self, *, after: int, timeout_s: float) -> int:
-        """Return at once when there is something new, else after the time is up."""
+        """Return at once if the roster is newer than ``after``, else after ``timeout_s``."""
         if self.roster_version() <= after:
             time.sleep(timeout_s)
         return self.roster_version()
 
     def done(self, result: Json = None) -> None:
-        """Nobody waits for it: the script goes on."""
+        """Do nothing: the script continues by itself."""
 
     def fail(self, message: str, *, user_error: bool) -> None:
-        """The error reaches the user as it is, and the launcher by the exit status."""
+        """Do nothing: the user sees the error itself, the launcher the exit status."""
 
     def close(self) -> None:
         """Close the event file; the sidecar stays."""
@@ -222,11 +224,11 @@ class LaunchedChannel(Unwatched):
 def form(
     joiners: Sequence[Joiner], *, key: RunKey, events: EventWriter | None = None
 ) -> GenerationRecord:
-    """Have the ranks' sidecars enter one generation, and return it.
+    """Make the ranks' sidecars enter one generation, and return it.
 
-    It follows on the newest that any of them knows, and restores the newest step that they can
-    serve together. Raises ``ConfigError`` for ranks that contradict each other, ``CkptError`` when
-    a sidecar does not answer.
+    It follows the newest generation that any of them knows, and restores the newest step that they
+    can serve together. Raises ``ConfigError`` for ranks that contradict each other, ``CkptError``
+    if a sidecar does not answer.
     """
     spec, files = _agreed(joiners)
     mesh = _mesh(spec, len(joiners))
@@ -257,10 +259,10 @@ def form(
 
 
 def choose(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint], str]:
-    """Return the restore points, newest first, and why; none of a future that was rolled back.
+    """Return the restore points, newest first, and the reason; none that a roll-back abandoned.
 
-    What an older generation holds beyond a younger one's newest step is such a future: the younger
-    went on from before it, on other nodes than hold it still.
+    Steps of an older generation beyond a younger one's newest step are abandoned: the younger
+    generation continued from before them, on other nodes than those that still hold them.
     """
     found, why = restore_points(inventories)
     valid: list[RestorePoint] = []
@@ -290,7 +292,7 @@ def _agreed(joiners: Sequence[Joiner]) -> tuple[JobSpec, list[SidecarFile]]:
 
 
 def _mesh(spec: JobSpec, processes: int) -> MeshSize:
-    """Return the mesh of all processes: there are no spares among those of a launcher."""
+    """Return the mesh of all processes; a launcher has no spares among them."""
     mesh, _ = choose_mesh(spec, trainers=processes)
     if mesh is None or mesh.ranks != processes:
         best = f", of which a mesh of {mesh.text} would use {mesh.ranks}" if mesh else ""
@@ -356,7 +358,7 @@ def _record(
 
 
 def _nodes(record: GenerationRecord) -> tuple[NodeRecord, ...]:
-    """Return the nodes as a roster shows them."""
+    """Return the nodes as roster entries."""
     return tuple(
         NodeRecord(
             node=peer.node,
@@ -382,7 +384,7 @@ def _nodes(record: GenerationRecord) -> tuple[NodeRecord, ...]:
 
 @contextmanager
 def _explained(where: Surroundings) -> Iterator[None]:
-    """Say of torch's errors of stores what they mean here."""
+    """Turn torch's store errors into errors that explain their cause here."""
     try:
         yield
     except RuntimeError as error:

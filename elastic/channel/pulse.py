@@ -1,4 +1,4 @@
-"""The heartbeat of a worker: what it is doing, told to its agent through shared memory."""
+"""The heartbeat of a worker: its phase and step, shown to its agent through shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.elastic.channel.base import Channel, WorkerPhase
 
 
 class Pulse:
-    """Keeps the present step and phase, beats on every change, and remembers the silences."""
+    """Keeps the present step and phase, beats on every change, and measures silences."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._step, self._phase = channel, 0, WorkerPhase.IDLE
@@ -18,7 +18,7 @@ class Pulse:
         self._shown, self._shown_s, self._quiet_s = WorkerPhase.IDLE, 0.0, 0.0
 
     def beat(self) -> None:
-        """Say that there is progress."""
+        """Show progress."""
         self._show(self._phase)
 
     def _show(self, phase: WorkerPhase) -> None:
@@ -44,8 +44,8 @@ class Pulse:
     def waiting(self, waits: bool) -> None:
         """Show a wait for other ranks inside the present phase, or its end.
 
-        While the group forms or the state is restored they are met as in a step: one of them is
-        always at work, unless they cannot reach each other.
+        While the group forms or the state is restored, such a wait is shown as MEET, as in a step:
+        some rank is always at work, unless ranks cannot reach each other.
         """
         meets = (
             WorkerPhase.MEET
@@ -56,9 +56,9 @@ class Pulse:
 
     @contextmanager
     def phase(self, phase: WorkerPhase, *, limit_s: float = 0.0) -> Iterator[None]:
-        """Be in another phase for a while; in PAUSE, ``limit_s`` is the longest silence.
+        """Enter another phase for the body; in PAUSE, ``limit_s`` is the longest silence.
 
-        With 0 the agent's own limit stands.
+        With 0 the agent's own limit applies.
         """
         before, before_s = self._phase, self._limit_s
         self._limit_s = limit_s

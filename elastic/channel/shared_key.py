@@ -1,4 +1,4 @@
-"""The key that launchers of one job on several machines share: a file all of them can read."""
+"""The key that a job's launchers on several machines share, in a file that all can read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS = 0o007
 
 
 def shared_key_file(given: str | Path | None = None) -> Path:
-    """Return the key file: the one given, that of ``HOLDFAST_KEY_FILE``, or the user's own.
+    """Return the key file: the given one, that of ``HOLDFAST_KEY_FILE``, or the user's own.
 
     The user's own, ``~/.config/holdfast/key.json``, serves every machine that shares the home
     directory.
@@ -30,10 +30,10 @@ def shared_key_file(given: str | Path | None = None) -> Path:
 
 
 def shared_key(path: Path) -> RunKey:
-    """Return the key in ``path``, made now where there is no such file.
+    """Return the key in ``path``; make it if there is no such file.
 
-    Of several processes that make it at once one wins, and all return its key. Raises
-    ``ConfigError`` when the file cannot be made or read, is no key, or is readable by others.
+    If several processes make it at once, one wins, and all return its key. Raises ``ConfigError``
+    if the file cannot be made or read, holds no key, or is readable by others.
     """
     try:
         if not path.exists():
@@ -54,13 +54,13 @@ def shared_key(path: Path) -> RunKey:
 
 
 def _make(path: Path) -> None:
-    """Write a fresh key beside ``path`` and link it there: nobody sees half a key."""
+    """Write a new key next to ``path`` and link it there, so that no process sees half a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         RunKey.new().save(fresh)
         os.link(fresh, path)
     except FileExistsError:
-        pass  # another process was faster: its key is the one
+        pass  # another process was faster: its key is used
     finally:
         fresh.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The file by which a training script finds the sidecar that was started beside it."""
+"""The file by which a training script finds the sidecar that was started next to it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 
 DOMAIN_ENV: Final = "HOLDFAST_DOMAIN"
-"""Names what a node fails together with, where no option does."""
+"""Environment variable that names a node's failure domain if no option does."""
 
 _POLL_S = 0.05
 
 
 class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's sidecar: which run and node it serves, where, by which key, kept by which process.
+    """A node's sidecar: its run, node, address and key file, and the process that runs it.
 
-    ``domain`` labels what the node fails together with; empty: only with itself.
+    ``domain`` names the node's failure domain; empty: the node itself.
     """
 
     run: str
@@ -34,7 +34,7 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
     def write(self, path: Path) -> None:
-        """Replace the file at one blow."""
+        """Replace the file atomically."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(self) + b"\n")
@@ -42,9 +42,9 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path, *, wait_s: float = 0.0) -> SidecarFile:
-        """Return what the file says, waiting up to ``wait_s`` until there is one.
+        """Read the file; wait up to ``wait_s`` until it exists.
 
-        Raises ``ConfigError`` saying what to do when there is none, or when it is something else.
+        Raises ``ConfigError`` with a remedy if there is none, or if it is another kind of file.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -66,7 +66,7 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sidecar_file(given: str | Path | None, *, run: str, node: str) -> Path:
-    """Return the file: the one given, that of ``HOLDFAST_SIDECAR``, or one of this user's own."""
+    """Return the path: the given one, that of ``HOLDFAST_SIDECAR``, or one of this user's own."""
     if named := given or os.environ.get(SIDECAR_ENV):
         return Path(named).expanduser().absolute()
     private = os.environ.get("XDG_RUNTIME_DIR")

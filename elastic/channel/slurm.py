@@ -1,4 +1,4 @@
-"""What Slurm tells the processes of a job through their environment."""
+"""Reader of the environment variables that Slurm sets for the processes of a job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MAX_HOSTS = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmStep:
-    """One task of a step that ``srun`` started: its number, how many there are, and where.
+    """One task of a step that ``srun`` started: its number, the number of tasks, and the hosts.
 
-    ``hosts`` are those of the step, in Slurm's order; ``node`` is this task's place among them.
+    ``hosts`` are the step's hosts, in Slurm's order; ``node`` is the index of this task's host.
     """
 
     job: str
@@ -27,9 +27,9 @@ class SlurmStep:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> SlurmStep | None:
-        """Return the step that the environment tells of; None outside one.
+        """Return the step described by the environment; None outside a step.
 
-        A batch script is no step: it has the job's variables, but runs once.
+        A batch script is not a step: it has the job's variables, but runs once.
         """
         if "SLURM_STEP_NUM_TASKS" not in environment or "SLURM_PROCID" not in environment:
             return None
@@ -44,7 +44,7 @@ class SlurmStep:
 
     @property
     def port(self) -> int:
-        """A port that all tasks of this job agree on and those of another hardly have."""
+        """A port that all tasks of this job compute alike, and that other jobs rarely share."""
         digits = "".join(filter(str.isdigit, self.job)) or "0"
         return 20_000 + int(digits) % 10_000
 

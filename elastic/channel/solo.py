@@ -1,7 +1,7 @@
-"""A job of one process: the channel of a script that was started by hand.
+"""The channel of a script that was started by hand: a job of one process.
 
-It starts a sidecar of its own, so that snapshots work as they do in a larger job, and is its only
-node, seat and generation. Everything it started ends with it.
+It starts a sidecar of its own, so that snapshots work as in a larger job. The job has one node, one
+seat and one generation at a time. Everything that the channel started ends with it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore, extend_timeline
 from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 
-"""Where a script started by hand writes its events (JSON lines); nowhere when unset."""
+"""Environment variable: the file of events (JSON lines) of a script started by hand; unset: none.
+"""
 
 _NODE = "local"
 
 
 class SoloChannel(Unwatched):
-    """Agent, coordinator and world of one, in the worker's own process (see `Channel`)."""
+    """Agent, coordinator and world of one rank, in the worker's own process (see `Channel`)."""
 
     def __init__(self) -> None:
         super().__init__(node=_NODE, seat=f"{TRAINER}/0")
@@ -69,7 +70,7 @@ class SoloChannel(Unwatched):
         return TRAINER
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
-        """Form the first generation, or the next where the worker left one to go back."""
+        """Form the first generation, or the next if the worker left one to roll back."""
         self._spec, self._info = spec, info
         going = self._record.number if self._record is not None else 0
         if going > after or self._sidecar is None:
@@ -99,7 +100,7 @@ class SoloChannel(Unwatched):
         )
 
     def _fence(self, record: GenerationRecord, *, info: dict[str, Json]) -> RestorePoint | None:
-        """End a generation; return what the next one goes on from."""
+        """End a generation; return the restore point of the next one."""
         if self._sidecar is None:
             return None
         client = self._sidecar.client
@@ -127,17 +128,17 @@ class SoloChannel(Unwatched):
         return points[0] if points else None
 
     def await_generation(self, *, after: int) -> GenerationRecord:
-        """Return the newest generation; there is another only when the worker asked to go back."""
+        """Return the newest generation; there is another only if the worker rolled back."""
         if self._record is None or after >= self._record.number:
             raise Stopped("a run of one process has one generation")
         return self._record
 
     def fenced(self, generation: int) -> bool:
-        """Never: nobody else could take over."""
+        """Return False: no other process could take over."""
         return False
 
     def stopped(self) -> bool:
-        """Only when closed."""
+        """Return whether the channel is closed."""
         return self._sidecar is None
 
     def roster(self) -> Roster:
@@ -161,20 +162,20 @@ class SoloChannel(Unwatched):
         return Roster(nodes=(node,), generation=self._record)
 
     def roster_version(self) -> int:
-        """1 once the generation is formed."""
+        """Return 1 once a generation is formed, else 0."""
         return int(self._record is not None)
 
     def await_roster(self, *, after: int, timeout_s: float) -> int:
-        """Return at once when there is something new, else after the time is up."""
+        """Return at once if the roster is newer than ``after``, else after ``timeout_s``."""
         if self.roster_version() <= after:
             time.sleep(timeout_s)
         return self.roster_version()
 
     def done(self, result: Json = None) -> None:
-        """Nobody waits for it: the script goes on."""
+        """Do nothing: the script continues by itself."""
 
     def fail(self, message: str, *, user_error: bool) -> None:
-        """Nobody retries: the error reaches the user as it is."""
+        """Do nothing: there is no retry, and the user sees the error itself."""
 
     def close(self) -> None:
         """Stop the sidecar, which removes its shared memory."""

@@ -1,4 +1,4 @@
-"""Where a process stands that torchrun, Slurm or a shell started: its rank, and who leads."""
+"""A process's rank, world size and master address, as set by torchrun, Slurm or a shell."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from holdfast.elastic.channel.slurm import SlurmStep
 from holdfast.elastic.errors import ConfigError
 
 SIDECAR_ENV: Final = "HOLDFAST_SIDECAR"
-"""Environment variable that names the file of the sidecar beside this process."""
+"""Environment variable that names the file of the sidecar next to this process."""
 
 _DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """A process's ``rank`` of ``size``, and the ``host:port`` at which rank 0 is found.
+    """A process's ``rank`` of ``size``, and the ``host:port`` of rank 0.
 
-    ``served``: a launcher serves a store there, rank 0 need not. ``tied``: the process is to end
-    when the one that started it has.
+    ``served``: the launcher serves a store there, so rank 0 need not. ``tied``: the process must
+    end when its parent has ended.
     """
 
     rank: int
@@ -35,10 +35,10 @@ class Surroundings:
 
 
 def surroundings(environment: Mapping[str, str]) -> Surroundings:
-    """Return where this process stands; alone where nobody says otherwise.
+    """Return this process's rank and world; rank 0 of 1 if no variable says otherwise.
 
-    ``RANK`` and ``WORLD_SIZE`` (torchrun, and most other launchers) come before what ``srun``
-    says. Raises ``ConfigError`` for a number that is none.
+    ``RANK`` and ``WORLD_SIZE`` (torchrun, and most other launchers) take precedence over the
+    variables of ``srun``. Raises ``ConfigError`` for a value that is not a number.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         host = environment.get("MASTER_ADDR", "localhost")
@@ -57,10 +57,10 @@ def surroundings(environment: Mapping[str, str]) -> Surroundings:
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Say whether the script belongs to a sidecar that was started beside it.
+    """Return whether the script belongs to a sidecar that was started next to it.
 
-    Raises ``ConfigError`` where several processes were started and no sidecar is named: each of
-    them would train alone, and nobody would notice.
+    Raises ``ConfigError`` if several processes were started and no sidecar is named: each of them
+    would silently train alone.
     """
     if environment.get(SIDECAR_ENV):
         return True

@@ -1,4 +1,4 @@
-"""What the channels of processes without an agent have in common: nobody listens."""
+"""The common part of the channels of processes without an agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVENTS_ENV = "HOLDFAST_EVENTS"
 
 
 class Unwatched:
-    """The part of a `Channel` that speaks to an agent, where there is none."""
+    """The part of a `Channel` that talks to an agent, for processes that have none."""
 
     def __init__(self, *, node: str, seat: str) -> None:
         self.node, self.seat, self.memory_of = node, seat, ""
@@ -23,24 +23,24 @@ class Unwatched:
         self._events = EventWriter(Path(events), node=node) if events else None
 
     def leaving(self) -> bool:
-        """Never: there is nobody to hand over to."""
+        """Return False: there is no other node to hand over to."""
         return False
 
     def halts(self, generation: int) -> bool:
-        """Never: nobody joins."""
+        """Return False: no worker joins."""
         return False
 
     def halted(self, *, generation: int, step: int) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no agent waits for it."""
 
     def handed_over(self, *, generation: int, step: int) -> None:
-        """Nobody waits for it."""
+        """Do nothing: no agent waits for it."""
 
     def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
-        """Nobody watches."""
+        """Do nothing: no agent watches."""
 
     def emit(self, event: Event) -> None:
-        """Write the event where ``HOLDFAST_EVENTS`` says."""
+        """Write the event to the file of ``HOLDFAST_EVENTS``."""
         if self._events:
             seated = msgspec.structs.replace(event, seat=self.seat)
             self._events.write(seated, source="worker")

@@ -1,4 +1,4 @@
-"""Where time comes from: injected, so that tests and simulations own it."""
+"""Clocks, which are injected so that tests and simulations control time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced."""
+    """A clock that moves only when it is advanced."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

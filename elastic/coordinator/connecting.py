@@ -1,4 +1,4 @@
-"""From the address of a coordinator to a connection with it."""
+"""Connection to a coordinator by its address."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from holdfast.elastic.coordinator.etcd.address import PLAIN, SECURE, EtcdAddress
 def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator:
     """Return a connection to the etcd or the embedded coordinator at ``address``.
 
-    etcd's are ``etcd://…`` and ``etcds://…`` (see `EtcdAddress`), the embedded one's is that of its
-    server, which admits whoever has the run's ``key``. Raises ``ConfigError`` for an address that
-    is none, a file that cannot be read, and a client library that is not installed.
+    etcd's addresses are ``etcd://…`` and ``etcds://…`` (see `EtcdAddress`). The embedded
+    coordinator's is that of its server, which admits clients with the run's ``key``. Raises
+    ``ConfigError`` for an invalid address, a file that cannot be read, and a client library that is
+    not installed.
     """
     if not is_etcd(address):
         return EmbeddedCoordinator(address, key, timeout_s=timeout_s)
@@ -23,5 +24,5 @@ def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator
 
 
 def is_etcd(address: str) -> bool:
-    """Say whether the address is one of etcd."""
+    """Return whether the address is one of etcd."""
     return address.startswith((f"{PLAIN}://", f"{SECURE}://"))

@@ -1,9 +1,9 @@
 """The coordinator that needs no installation: a `KeyValueTable` behind an authenticated socket.
 
 It lives in the launcher or in the agent of the first node; the death of any worker, sidecar or
-other agent does not touch it. While its process is away nobody can agree, and a node whose agent
-cannot renew its lease for ``self_fence_s`` ends its workers. What its death means depends on where
-it lives:
+other agent does not touch it. While its process is away no agents can agree, and a node whose agent
+cannot renew its lease for ``self_fence_s`` ends its workers. The effect of its death depends on its
+process:
 
 - in the launcher (one machine): the job ends with the launcher, and the table with both;
 - in an agent, with a journal: whoever starts that agent again serves the same table at the same
@@ -13,7 +13,7 @@ it lives:
 - the loss of the journal's machine is the end of the run. A new one begins from checkpoints. Where
   that is not good enough, etcd is (`holdfast.elastic.coordinator.etcd.coordinator`).
 
-It binds any address; from other machines as from this one only the run's key admits.
+It can bind any address; clients on any machine need the run's key.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class _ServedWatch:
 class EmbeddedServer:
     """Serves a table until closed; everything runs on the transport's one I/O thread.
 
-    With a ``journal`` the table is the one written there, and whatever changes is written there
-    before anybody is answered. Raises ``CoordinatorError`` when the address cannot be bound, or
-    the journal not be used.
+    With a ``journal`` the table is loaded from it, and every change is written there before the
+    answer. Raises ``CoordinatorError`` if the address cannot be bound or the journal cannot be
+    used.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EmbeddedServer:
         self.address = self._server.address
 
     def close(self) -> None:
-        """Stop serving; without a journal the table is forgotten."""
+        """Stop serving; without a journal the table is lost."""
         self._server.close()
         self._close_journal()
 
@@ -118,7 +118,7 @@ class EmbeddedServer:
             raise CoordinatorError(f"{request.op}: malformed request: {error}") from error
         if request.op == "watch":
             wait_s = min(body.seconds, MAX_WATCH_S)
-            # one watch per asking socket: a newer one takes the place of one given up
+            # one watch per client socket: a newer one replaces an abandoned one
             self._watches[request.peer] = _ServedWatch(
                 request, body.key, body.after, now_s + wait_s
             )
@@ -158,7 +158,7 @@ class EmbeddedServer:
         return now_s
 
     def _tick(self) -> None:
-        with contextlib.suppress(CoordinatorError):  # a full disk: who asks is told
+        with contextlib.suppress(CoordinatorError):  # a full disk: the next request reports it
             self._advance()
             self._shorten_journal()
         self._answer_watches(self._ticked_s)
@@ -190,10 +190,10 @@ def _lease(op: str, body: _Body) -> int:
 
 
 class EmbeddedCoordinator:
-    """A `Coordinator` that asks an `EmbeddedServer`; safe to share between threads.
+    """A `Coordinator` whose calls go to an `EmbeddedServer`; safe to share between threads.
 
-    Watches have connections of their own, so none of the other calls waits behind one. Of those
-    each waits for the one before it, at most ``timeout_s`` for an answer.
+    Watches have connections of their own, so no other call waits for one. The other calls run one
+    after another; each waits at most ``timeout_s`` for its answer.
     """
 
     def __init__(self, address: str, key: RunKey, *, timeout_s: float = 5.0) -> None:
@@ -244,7 +244,7 @@ class EmbeddedCoordinator:
         deadline_s = time.monotonic() + timeout_s
         client = self._borrow()
         try:
-            while True:  # in slices, so that `close` and a dead server are noticed
+            while True:  # in slices, to notice `close` and a dead server
                 slice_s = max(0.0, min(_WATCH_SLICE_S, deadline_s - time.monotonic()))
                 body = {"key": prefix, "after": after, "seconds": slice_s}
                 reply = _ask(client, "watch", body, timeout_s=slice_s + self._timeout_s)
@@ -255,7 +255,7 @@ class EmbeddedCoordinator:
             self._give_back(client)
 
     def close(self) -> None:
-        """See `Coordinator.close`; a watch under way in another thread returns soon."""
+        """See `Coordinator.close`; a pending watch in another thread returns soon."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,9 +1,9 @@
-"""What a coordinator writes down, so that its table outlives the process that serves it.
+"""A coordinator's journal, through which its table outlives the process that serves it.
 
 One line per change: the CRC32 of the rest in hex, a space, JSON. A change is written before it is
-made, in one call, so a killed process loses nothing it has answered; the loss of the machine is
-not survived (nothing is forced to the disk: use etcd where that matters). Lines after a bad one
-are trusted by nobody: a torn last line is cut off, anything else is an error.
+made, in one call, so a killed process loses nothing that it has answered. The journal does not
+survive the loss of the machine, because nothing is forced to the disk: use etcd if that matters.
+Lines after a bad one are not trusted: a torn last line is cut off, any other damage is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.elastic.errors import CoordinatorError
 
 
 class ChangeKind(StrEnum):
-    """What a line says; BASE: all before it is forgotten, ``revision`` and ``lease`` are newest."""
+    """The kind of a line; BASE: all before it is dropped, ``revision`` and ``lease`` are newest."""
 
     PUT = "put"
     DELETE = "delete"
@@ -44,7 +44,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Journal:
     """The file of one table, used by one process at a time.
 
-    Raises ``CoordinatorError`` when it cannot be opened or another process uses it.
+    Raises ``CoordinatorError`` if it cannot be opened or another process uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class Journal:
     def load(self) -> list[TableChange]:
         """Return all changes, in order; a torn last line is removed.
 
-        Raises ``CoordinatorError`` when the file is damaged elsewhere.
+        Raises ``CoordinatorError`` if the file is damaged elsewhere.
         """
         *lines, tail = self._path.read_bytes().split(b"\n")
         changes, good_bytes = [], 0
@@ -91,7 +91,7 @@ class Journal:
         return changes
 
     def append(self, change: TableChange) -> None:
-        """Write a change. Raises ``CoordinatorError``, and then nothing of it is left."""
+        """Write a change. If it raises ``CoordinatorError``, no part of the change is left."""
         line = _encode(change)
         try:
             written = os.write(self._fd, line)
@@ -103,7 +103,7 @@ class Journal:
         self.size_bytes += written
 
     def rewrite(self, changes: list[TableChange]) -> None:
-        """Replace all lines, at one blow. Raises ``CoordinatorError``, and then nothing changed."""
+        """Replace all lines atomically. If it raises ``CoordinatorError``, nothing has changed."""
         fresh = self._path.with_suffix(".new")
         try:
             fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -117,7 +117,7 @@ class Journal:
         self._fd, self.size_bytes = fd, os.fstat(fd).st_size
 
     def close(self) -> None:
-        """Let another process use it."""
+        """Close the file, so that another process can use it."""
         os.close(self._fd)
 
     def _error(self, error: OSError) -> CoordinatorError:

@@ -29,9 +29,9 @@ class _Lease:
 
 
 class KeyValueTable:
-    """Entries, leases and the newest events; every method runs at the time it is given.
+    """Entries, leases and the newest events; the caller gives the time.
 
-    ``write_down`` is called with every change before it is made; what it raises stops the change.
+    ``write_down`` is called with every change before it is made; its errors stop the change.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class KeyValueTable:
         return lease
 
     def keep_alive(self, lease: int, *, now_s: float) -> None:
-        """Start the lease's time anew. Raises ``LeaseExpiredError``."""
+        """Restart the lease's time. Raises ``LeaseExpiredError``."""
         found = self._live(lease)
         found.ends_s = now_s + found.ttl_s
 
     def postpone(self, seconds: float) -> None:
-        """Let every lease end that much later: the store itself was not there to be told."""
+        """Extend every lease by ``seconds``, in which the store itself could not be reached."""
         for lease in self._leases.values():
             lease.ends_s += seconds
 
     def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys; nothing happens when it has ended already."""
+        """End a lease and delete its keys; does nothing if it has ended already."""
         if found := self._leases.get(lease):
             for key in sorted(found.keys):
                 self.delete(key)
@@ -86,7 +86,7 @@ class KeyValueTable:
         return over
 
     def next_expiry_s(self) -> float | None:
-        """Return when the next lease ends, None when there is none."""
+        """Return the time at which the next lease ends, None if there is none."""
         return min((lease.ends_s for lease in self._leases.values()), default=None)
 
     def get(self, key: str) -> Entry | None:
@@ -94,7 +94,7 @@ class KeyValueTable:
         return self._entries.get(key)
 
     def range(self, prefix: str) -> tuple[list[Entry], int]:
-        """Return the entries whose keys start so, in key order, and the revision."""
+        """Return the entries whose keys start with ``prefix``, in key order, and the revision."""
         keys = sorted(key for key in self._entries if key.startswith(prefix))
         return [self._entries[key] for key in keys], self.revision
 
@@ -134,7 +134,7 @@ class KeyValueTable:
         return True
 
     def delete(self, key: str) -> bool:
-        """Delete, and say whether the key was there."""
+        """Delete, and return whether the key existed."""
         if key not in self._entries:
             return False
         self.write_down(TableChange(kind=ChangeKind.DELETE, key=key, revision=self.revision + 1))
@@ -144,14 +144,14 @@ class KeyValueTable:
         return True
 
     def events(self, prefix: str, *, after: int) -> list[KeyEvent]:
-        """Return the changes newer than ``after``, or one RESET when they are forgotten."""
+        """Return the changes newer than ``after``, or one RESET if they have been dropped."""
         if after < self._forgotten or after > self.revision:
             return [KeyEvent(kind=EventKind.RESET, key=prefix, value="", revision=self.revision)]
         start = bisect_right(self._history, after, key=lambda event: event.revision)
         return [event for event in self._history[start:] if event.key.startswith(prefix)]
 
     def replay(self, changes: Iterable[TableChange], *, now_s: float) -> None:
-        """Make changes that were written down; every lease that had not ended begins anew."""
+        """Apply changes from a journal; every lease that had not ended restarts its time."""
         for change in changes:
             match change:
                 case TableChange(kind=ChangeKind.GRANT, lease=int(lease)):
@@ -170,7 +170,7 @@ class KeyValueTable:
                     self._history, self._history_bytes = [], 0
 
     def changes(self) -> list[TableChange]:
-        """Return the fewest changes that lead here; older events are forgotten with them."""
+        """Return the fewest changes that lead to this state; drops the older events."""
         leases = [
             TableChange(kind=ChangeKind.GRANT, lease=lease, ttl_s=state.ttl_s)
             for lease, state in self._leases.items()
@@ -202,7 +202,7 @@ class KeyValueTable:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop the older half of what may be remembered, so that dropping is rare."""
+        """Drop the older half of the allowed history, so that dropping is rare."""
         drop = 0
         while drop < len(self._history) - 1 and (
             len(self._history) - drop > self._max_events // 2
@@ -216,7 +216,7 @@ class KeyValueTable:
 
 
 def _keep_in_mind(change: TableChange) -> None:
-    """Write nothing down: the table ends with its process."""
+    """Write nothing: the table ends with its process."""
 
 
 class MemoryCoordinator:

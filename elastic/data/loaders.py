@@ -1,8 +1,8 @@
-"""What `Run.loader` returns: batches that stay the same whatever becomes of the ranks.
+"""Loaders, made by `Run.loader`: their batches stay the same across failures and resizes.
 
-A loader's place is part of the run's state and moves when a step is complete, not when a batch is
-fetched: what was read ahead and not trained is read again after a resize, a crash or a roll-back,
-by whoever runs that microbatch then.
+A loader's position is part of the run's state. It moves when a step is complete, not when a batch
+is fetched. After a resize, a crash or a roll-back, samples that were read ahead but not trained are
+read again by the rank that then runs their microbatch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from holdfast.elastic.events import LoaderEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderContext:
-    """What a loader knows of its run. ``states`` are the saved places of all loaders, by name.
+    """A loader's access to its run.
 
-    So many microbatches are run ``abreast``, see `shares.part`.
-    ``mine`` gives the microbatches of this rank, ``gather`` every rank's value (collective),
-    ``check`` raises when the generation is over, ``beat`` shows progress. With ``repeats`` a pass
-    may be run again, so batches are handed out as copies.
+    ``states`` returns the saved positions of all loaders, by name. ``abreast`` microbatches run at
+    the same time, see `shares.part`. ``mine`` returns the microbatches of this rank, ``gather``
+    every rank's value (collective). ``check`` raises if the generation is over, ``beat`` shows
+    progress. With ``repeats`` a pass may be repeated, so batches are handed out as copies.
     """
 
     seed: int
@@ -64,9 +64,9 @@ class LoaderContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedMicrobatch:
-    """A microbatch to run: ``weight`` in the mean gradient, ``samples`` that it counts for.
+    """A microbatch to run: its ``weight`` in the mean gradient, and its number of ``samples``.
 
-    A stand-in has 0 of both.
+    Both are 0 for a stand-in.
     """
 
     microbatch: int
@@ -96,11 +96,11 @@ class Loader(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """How many epochs are complete, or which one this step belongs to, from 0."""
+        """The number of complete epochs, or the epoch of the present step, from 0."""
 
     @abstractmethod
     def reaches(self, epochs: int) -> bool:
-        """Say whether so many epochs are complete; collective for iterable data sets."""
+        """Return whether ``epochs`` epochs are complete; collective for iterable data sets."""
 
     @abstractmethod
     def _draw(self) -> list[LoadedMicrobatch]: ...
@@ -117,7 +117,7 @@ class Loader(ABC):
         return self._draw()
 
     def advance(self) -> None:
-        """Move past the step's samples, if they were used: it is complete."""
+        """Move past the complete step's samples, if they were used."""
         if self._used:
             self._site.states()[self.name] = self._moved()
             self._used = False
@@ -128,7 +128,7 @@ class Loader(ABC):
         return waited
 
     def close(self) -> None:
-        """End the worker processes; what was read ahead is dropped."""
+        """End the worker processes; drop the batches read ahead."""
         if self._feed is not None:
             self._feed.close()
         self._feed = None
@@ -141,7 +141,7 @@ class Loader(ABC):
         return self._site.states().get(self.name)
 
     def _from_processes(self, dataset: Any, *, workers: int, **more: Any) -> Feed:
-        """Open a feed of ``dataset`` with the user's options and so many processes."""
+        """Open a feed of ``dataset`` with the user's options and ``workers`` processes."""
         options = {**self._loading.options, **more, "num_workers": workers}
         if workers:
             options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
@@ -219,14 +219,14 @@ class MapLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """How many epochs are complete."""
+        """The number of complete epochs."""
         if self._step is not None:
             return self._step.epoch
         place = self._place()
         return place.epoch + (place.offset >= self._length)
 
     def reaches(self, epochs: int) -> bool:
-        """Say whether so many epochs are complete."""
+        """Return whether ``epochs`` epochs are complete."""
         return self.epoch >= epochs
 
     def _draw(self) -> list[LoadedMicrobatch]:
@@ -270,7 +270,7 @@ class MapLoader(Loader):
         )
 
     def _ahead(self) -> Iterator[PlannedMicrobatch]:
-        """Yield what is still to be fetched of the step, then what the steps after it need."""
+        """Yield the step's microbatches that are not fetched yet, then those of later steps."""
         step, mine = self._step, self._feeds
         if step is None:
             return
@@ -292,7 +292,7 @@ class MapLoader(Loader):
         step, fetched = self._step, len(self._batches)
         if step is None:
             raise ConfigError(f"loader {self.name!r} has no step to complete")
-        if fetched < len(self._parts):  # a loop was left early: the feed is not where the place is
+        if fetched < len(self._parts):  # a loop was left early: the feed is not at the position
             self.close()
         self._step, self._parts, self._batches = None, [], []
         return {
@@ -311,7 +311,7 @@ class _StreamState(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawn:
-    """One step's rows of this rank, and of all ranks the numbers of samples and the states."""
+    """One step's rows of this rank, and the numbers of samples and the states of all ranks."""
 
     epoch: int
     rows: list[ShardStep]
@@ -320,7 +320,7 @@ class _Drawn:
 
 
 class StreamLoader(Loader):
-    """A loader of an iterable data set, cut into one shard for each microbatch."""
+    """A loader of an iterable data set, which is split into one shard for each microbatch."""
 
     def __init__(
         self, loading: Loading, site: LoaderContext, *, name: str, batch: int | None
@@ -347,11 +347,11 @@ class StreamLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """Which epoch the last samples drawn belong to, from 0."""
+        """The epoch of the last samples drawn, from 0."""
         return self._place().epoch if self._drawn is None else self._drawn.epoch
 
     def reaches(self, epochs: int) -> bool:
-        """Say whether so many epochs are complete, by drawing the next step; collective."""
+        """Return whether ``epochs`` epochs are complete, by drawing the next step; collective."""
         return self._ahead().epoch >= epochs
 
     def _ahead(self) -> _Drawn:
@@ -433,7 +433,7 @@ class StreamLoader(Loader):
         return LoadedMicrobatch(microbatch=microbatch, weight=0.0, samples=0, fetch=self._any_batch)
 
     def _any_batch(self) -> Any:
-        """Return the first batch of any shard, for a rank whose own have ended."""
+        """Return the first batch of any shard, for a rank whose own shards have ended."""
         plan = self._plan(self._epoch_ahead)
         for microbatch in range(self._site.microbatches):
             if samples := Shard(self._loading.dataset, microbatch, plan=plan).draw():

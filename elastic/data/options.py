@@ -1,4 +1,4 @@
-"""How samples are loaded: what `Run.loader` is told, checked, or read off a DataLoader."""
+"""Loading options: the arguments of `Run.loader`, checked, or taken over from a DataLoader."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _READ_OFF = (
 class Loading:
     """A data set, the order of its samples (None: its own) and how they are loaded.
 
-    ``options`` go to ``factory``, which is DataLoader or takes the same arguments. ``size`` is
-    how many samples a microbatch has when no ``batch`` is given. A worker process may take
-    ``first_batch_s`` to give its first batch.
+    ``options`` go to ``factory``, which is DataLoader or takes the same arguments. ``size`` is the
+    number of samples in a microbatch if no ``batch`` is given. A worker process may take
+    ``first_batch_s`` until its first batch.
     """
 
     dataset: Any
@@ -61,12 +61,12 @@ class Loading:
 
     @property
     def workers(self) -> int:
-        """How many worker processes a rank has; with none it loads by itself."""
+        """The number of a rank's worker processes; with none the rank loads by itself."""
         return int(self.options.get("num_workers", 0))
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
-        """What makes a batch of samples."""
+        """The function that makes a batch of samples."""
         return self.options.get("collate_fn") or default_collate
 
 
@@ -79,9 +79,9 @@ def loading_of(
     factory: Callable[..., DataLoader[Any]],
     options: Mapping[str, Any],
 ) -> Loading:
-    """Return how ``dataset``, or the data set of a DataLoader, is to be loaded.
+    """Return the loading options of ``dataset``, or of a DataLoader's data set.
 
-    Raises ``ConfigError`` for what contradicts itself, or cannot be kept across resizes.
+    Raises ``ConfigError`` for options that contradict each other, or cannot hold across resizes.
     """
     kept = dict(options)
     first_batch_s = kept.pop("first_batch_s", FIRST_BATCH_S)
@@ -117,7 +117,7 @@ def loading_of(
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Say whether a data set has to be iterated, because it cannot be indexed."""
+    """Return whether a data set has to be iterated because it cannot be indexed."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
@@ -142,7 +142,7 @@ def _read_off(loader: DataLoader[Any], order: SampleOrder | None) -> Loading:
 
 def _order_of(loader: DataLoader[Any]) -> SampleOrder:
     sampler: Any = loader.sampler
-    # torchdata puts a sampler of its own, with the same fields, in place of torch's.
+    # torchdata replaces torch's sampler by its own, which has the same fields.
     if isinstance(sampler, SequentialSampler):
         return Sequential()
     if isinstance(sampler, WeightedRandomSampler):

@@ -1,4 +1,4 @@
-"""In which order an epoch visits a data set: one after another, shuffled, by weight. Pure.
+"""Orders in which an epoch visits a data set: sequential, shuffled, by weight. Pure.
 
 An order is a pure function of (seed, epoch, position), so every rank of every world finds the
 same samples in the same microbatches, and going back to an earlier step costs nothing.
@@ -31,11 +31,11 @@ class SampleOrder(Protocol):
         """Return the indices of the samples at ``positions`` of an epoch."""
 
     def describe(self) -> Json:
-        """Return what must be equal for a saved place in the order to mean the same."""
+        """Return a description; a saved position is valid only for an order with an equal one."""
 
 
 class Sequential:
-    """One sample after another, every one once in an epoch."""
+    """Samples in index order, each once in an epoch."""
 
     def length(self, samples: int) -> int:
         """Return the number of samples."""
@@ -51,7 +51,7 @@ class Sequential:
 
 
 class Shuffled:
-    """Another random order in every epoch, every sample once; costs no memory at any size."""
+    """A different random order in every epoch, each sample once; needs no memory at any size."""
 
     def length(self, samples: int) -> int:
         """Return the number of samples."""
@@ -70,11 +70,11 @@ class Shuffled:
 class Weighted:
     """Samples drawn with probability proportional to ``weights``, one weight for each.
 
-    ``count`` is how many an epoch draws: the number of samples unless given. With ``replacement``
-    each position is a draw of its own. Without it an epoch visits ``count`` different samples,
-    heavier ones rather early; samples of weight 0 are never drawn. That order is an exponential
-    race (Efraimidis and Spirakis, "Weighted random sampling with a reservoir"): it takes 16 bytes
-    per sample and one sort per epoch.
+    ``count`` is the number of draws in an epoch (default: the number of samples). With
+    ``replacement`` each position is a draw of its own. Without it an epoch visits ``count``
+    different samples, heavier ones rather early; samples of weight 0 are never drawn. That order is
+    an exponential race (Efraimidis and Spirakis, "Weighted random sampling with a reservoir"): it
+    takes 16 bytes per sample and one sort per epoch.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Weighted:
         if not drawable:
             raise ConfigError("Weighted: all weights are 0, so nothing can be drawn")
         self._sums = np.cumsum(self._weights)
-        self._last = int(np.flatnonzero(self._weights)[-1])  # where a product was rounded up
+        self._last = int(np.flatnonzero(self._weights)[-1])  # for a product that was rounded up
         self._count = self._weights.size if count is None else count
         if not replacement and count is None:
             self._count = drawable
@@ -102,7 +102,7 @@ class Weighted:
         self._raced: tuple[tuple[int, int], NDArray[np.int64]] | None = None
 
     def length(self, samples: int) -> int:
-        """Return how many samples an epoch draws."""
+        """Return the number of samples that an epoch draws."""
         if samples != self._weights.size:
             raise ConfigError(
                 f"Weighted has {self._weights.size} weights for {samples} samples: give one each"
@@ -124,7 +124,7 @@ class Weighted:
         if self._raced is None or self._raced[0] != (seed, epoch):
             entrants = np.flatnonzero(self._weights)
             chances = uniform(entrants.astype(np.uint64), seed, epoch, "race")
-            with np.errstate(over="ignore"):  # the very lightest come last, in any order
+            with np.errstate(over="ignore"):  # the very lightest samples come last, in any order
                 times = -logarithm(chances + _UNIT / 2) / self._weights[entrants]
             order = entrants[np.argsort(times, kind="stable")].astype(np.int64)
             self._raced = (seed, epoch), order
@@ -136,7 +136,7 @@ class Weighted:
 
 
 def uniform(numbers: NDArray[np.uint64], *name: object) -> NDArray[np.float64]:
-    """Return for each number a value in [0, 1), 53 random bits that belong to it and ``name``."""
+    """Return a value in [0, 1) per number: 53 random bits that depend on it and ``name``."""
     first, second = keys(2, *name)
     bits = mix(mix(numbers, first), second) >> np.uint64(11)
     return bits.astype(np.float64) * _UNIT

@@ -1,9 +1,9 @@
-"""Where an epoch's steps and microbatches lie, and what a rank has to fetch for a step. Pure.
+"""The division of an epoch into steps and microbatches, and a rank's fetches for a step. Pure.
 
-An epoch is a row of positions, cut into steps of ``batch`` samples; the last step has what is
-left. A step's samples are spread over its microbatches as evenly as whole samples allow, so a
-short step has short microbatches (some may be empty), and each counts by its samples. Nothing
-here knows the number of ranks, except who runs which microbatch.
+An epoch is a sequence of positions, split into steps of ``batch`` samples; the last step has the
+rest. A step's samples are spread over its microbatches as evenly as whole samples allow. So a short
+step has short microbatches (some may be empty), and each is weighted by its samples. The number of
+ranks only decides which rank runs which microbatch.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Step:
     count: int
 
     def part(self, microbatch: int, *, of: int) -> range:
-        """Return the positions of one microbatch ``of`` so many."""
+        """Return the positions of one microbatch; ``of`` is the number of microbatches."""
         first = self.start + self.count * microbatch // of
         return range(first, self.start + self.count * (microbatch + 1) // of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMicrobatch:
-    """One microbatch of a step at a rank: its positions, and its weight in the step's mean.
+    """One microbatch of a step on a rank: its positions, and its weight in the step's mean.
 
-    The weight is 1 where all microbatches are equally large. It is 0 for a stand-in: a rank
-    none of whose microbatches has samples repeats another's without effect, because its part in
-    the collectives of the backward pass is needed. So does one whose microbatch of a round has no
-    samples, where another of the round has.
+    The weight is 1 if all microbatches are equally large. It is 0 for a stand-in: a rank without
+    samples in any microbatch repeats another rank's microbatch without effect, because the
+    collectives of the backward pass need it. A rank whose microbatch of a round has no samples does
+    the same if another of the round has some.
     """
 
     microbatch: int
@@ -62,10 +62,10 @@ def steps_from(*, epoch: int, offset: int, length: int, batch: int) -> Iterator[
 def parts(
     step: Step, mine: Sequence[int], *, microbatches: int, abreast: int = 1
 ) -> list[PlannedMicrobatch]:
-    """Return what a rank with the microbatches ``mine`` does in a step; never nothing.
+    """Return the work of a rank with the microbatches ``mine`` in a step; never empty.
 
-    Microbatches are run in rounds of so many ``abreast``, see `shares.part`; the ranks of a round
-    do equally many.
+    Microbatches run in rounds of ``abreast`` at a time, see `shares.part`; the ranks of a round run
+    equally many.
     """
     found = []
     for m in mine:
@@ -78,7 +78,7 @@ def parts(
 
 
 def round_of(microbatch: int, *, abreast: int) -> range:
-    """Return the microbatches that are run at the same time as this one, and itself."""
+    """Return the microbatches that run at the same time as this one, including it."""
     first = microbatch - microbatch % abreast
     return range(first, first + abreast)
 
@@ -98,12 +98,12 @@ def _part(step: Step, microbatch: int, *, of: int) -> PlannedMicrobatch:
 
 
 def weight_of(count: int, *, total: int, microbatches: int) -> float:
-    """Return what a microbatch of ``count`` samples counts in a mean over all microbatches."""
+    """Return the weight of a microbatch of ``count`` samples in a mean over all microbatches."""
     return count * microbatches / total
 
 
 def check_batch(batch: int, *, microbatches: int) -> None:
-    """Raise ``ConfigError`` where a step could not give every microbatch a sample."""
+    """Raise ``ConfigError`` if a step could not give every microbatch a sample."""
     if batch < microbatches:
         raise ConfigError(
             f"run.loader(batch={batch}): a step has {microbatches} microbatches, so it needs at "

@@ -1,10 +1,10 @@
-"""Which samples belong to which microbatch: a pure function of (seed, epoch, position). Pure.
+"""Assignment of samples to microbatches by a function of (seed, epoch, position). Pure.
 
-An epoch is a permutation of the data set, computed at the positions asked for by a keyed Feistel
-network on as many bits as the size needs, with cycle walking back into the range (Black and
-Rogaway, "Ciphers with arbitrary finite domains"; many cheap rounds as in Mitchell, Stokes, Frank
-and Holmes, "Bandwidth-optimal random shuffling for GPUs"). No list of indices is stored, so a
-billion samples cost no memory, and any rank can ask for any position.
+An epoch is a permutation of the data set. A keyed Feistel network on as many bits as the size needs
+computes it at the requested positions, with cycle walking back into the range (Black and Rogaway,
+"Ciphers with arbitrary finite domains"; many cheap rounds as in Mitchell, Stokes, Frank and Holmes,
+"Bandwidth-optimal random shuffling for GPUs"). No list of indices is stored, so a billion samples
+need no memory, and any rank can compute any position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def keys(count: int, *name: object) -> NDArray[np.uint64]:
 
 
 def mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Return 64 pseudo-random bits for each of ``values``, another set under every key."""
+    """Return 64 pseudo-random bits for each of ``values``; every key gives different ones."""
     mixed: NDArray[np.uint64] = values + key
     mixed = (mixed ^ (mixed >> _SHIFTS[0])) * _MIX[0]
     mixed = (mixed ^ (mixed >> _SHIFTS[1])) * _MIX[1]
@@ -66,7 +66,7 @@ class Permutation:
         values = self._encrypt(np.arange(positions.start, positions.stop, dtype=np.uint64))
         size = np.uint64(self.size)
         outside = np.flatnonzero(values >= size)
-        while outside.size:  # the domain is less than twice as large, so fewer than two turns each
+        while outside.size:  # the domain is less than twice as large: fewer than two turns each
             values[outside] = self._encrypt(values[outside])
             outside = outside[values[outside] >= size]
         return values.astype(np.int64)
@@ -80,13 +80,16 @@ class Permutation:
 
 
 def positions(*, step: int, microbatch: int, microbatches: int, size: int) -> range:
-    """Return where in the endless sequence of samples a microbatch of ``size`` lies."""
+    """Return a microbatch's positions in the endless sequence of samples."""
     start = (step * microbatches + microbatch) * size
     return range(start, start + size)
 
 
 def sample_indices(wanted: range, *, samples: int, seed: int) -> list[int]:
-    """Return the data-set indices at the ``wanted`` positions; epochs follow without a gap."""
+    """Return the data-set indices at the ``wanted`` positions.
+
+    Epochs follow each other directly.
+    """
     indices: list[int] = []
     position = wanted.start
     while position < wanted.stop:

@@ -1,8 +1,8 @@
-"""Samples of a map-style data set, fetched by index in whatever process, the same everywhere.
+"""Samples of a map-style data set, fetched by index; the same in every process.
 
-What travels to a worker process is a `SampleRequest`: indices and the name of their randomness.
-Every sample is read under a seed of its own, made of (seed, epoch, index), so that random
-augmentation depends neither on the worker that does it nor on the batch the sample is in.
+A worker process receives a `SampleRequest`: the epoch, which selects the random streams, and the
+indices. Every sample is read under a seed of its own, made of (seed, epoch, index). So random
+augmentation depends neither on the worker that does it nor on the batch of the sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class SampleRequest:
 class SeededSamples(Dataset[Any]):
     """A data set that reads each sample under its own seed; batches come as `SampleRequest`.
 
-    A data set with ``__getitems__`` reads a request at once, under the seed of its first sample.
+    A data set with ``__getitems__`` reads a whole request at once, under the seed of its first
+    sample.
     """
 
     def __init__(self, dataset: Any, *, seed: int) -> None:
@@ -57,7 +58,7 @@ class SeededSamples(Dataset[Any]):
 
 
 class Requests:
-    """The batch sampler handed to a DataLoader: this rank's requests, step after step."""
+    """The batch sampler given to a DataLoader: this rank's requests, step after step."""
 
     def __init__(
         self, parts: Iterator[PlannedMicrobatch], indices: Callable[[range, int], list[int]]

@@ -1,4 +1,4 @@
-"""Which microbatches of a step are this rank's: as the generation says, then by measured speed."""
+"""The shares of a step's microbatches: first the generation's, then by measured speed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.planning.shares import alongside, by_speed, part
 
 LOOK_EVERY = 16
-"""After so many steps the ranks compare how fast they are."""
+"""Number of steps after which the ranks compare their speeds."""
 
 _LEAST_STEPS = 5
-_LEAST_GAIN = 0.1  # worker processes that read ahead begin again when a share changes
+_LEAST_GAIN = 0.1  # worker processes that read ahead restart when a share changes
 
 
 class ShareGroups(Protocol):
@@ -28,11 +28,11 @@ class ShareGroups(Protocol):
 class Sharing:
     """The shares of one generation: ``shares`` as in its record, none for even ones.
 
-    ``abreast`` is how many groups run theirs at the same time, see `part`.
-    With ``gather``, which returns every rank's value, group after group, they follow the speed of
-    each group's slowest rank. All compute the same from what they gathered, so there is nobody to
-    ask and nothing to agree on. ``clock`` stands while this rank waits for others;
-    ``tell(reason, shares)`` is called when they change.
+    ``abreast`` is the number of groups that run theirs at the same time, see `part`. With
+    ``gather``, which returns every rank's value, group after group, the shares follow the speed of
+    each group's slowest rank. All ranks compute the same shares from the same gathered values, so
+    they need no further agreement. ``clock`` stops while this rank waits for others. ``tell(reason,
+    shares)`` is called when the shares change.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Sharing:
 
     @property
     def is_even(self) -> bool:
-        """Whether all groups have equally many."""
+        """Whether all groups have equally many microbatches."""
         return len({len(self._of(group)) for group in range(self._groups.size)}) == 1
 
     def begin(self) -> None:
@@ -71,12 +71,12 @@ class Sharing:
         self._began_s = self._clock()
 
     def end(self, microbatches: int) -> None:
-        """End a pass over them in which so many were trained on; 0 counts for nothing."""
+        """End a pass in which ``microbatches`` were trained on; 0 is not measured."""
         if microbatches:
             self._seconds.append((self._clock() - self._began_s) / microbatches)
 
     def settle(self) -> None:
-        """Complete a step; every `LOOK_EVERY` steps share anew what is to come (collective)."""
+        """Complete a step; every `LOOK_EVERY` steps compute the shares again (collective)."""
         self._steps += 1
         if self._gather is None or self._steps % LOOK_EVERY:
             return

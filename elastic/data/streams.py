@@ -1,9 +1,10 @@
-"""Iterable data sets, cut into as many shards as a step has microbatches; each has its state.
+"""Iterable data sets, split into one shard per microbatch of a step; each has its state.
 
-Shard ``m`` feeds microbatch ``m``, whoever runs it: the data set sees itself as worker ``m`` of
-``M`` (``torch.utils.data.get_worker_info``), which is how iterable data sets divide themselves
-already. The state of a shard travels with the batch it belongs to, so what a worker process read
-ahead is forgotten with it, and read again from the state of what was trained.
+Shard ``m`` feeds microbatch ``m``, on whichever rank that runs. The data set sees itself as worker
+``m`` of ``M`` (``torch.utils.data.get_worker_info``), which iterable data sets already use to
+divide themselves. The state of a shard travels with the batch it belongs to. So samples that a
+worker process only read ahead are dropped with it, and read again from the state after the last
+trained batch.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """What is the same for all shards of an epoch; shard ``m`` gives ``sizes[m]`` samples a step.
+    """The common plan of all shards of an epoch; shard ``m`` gives ``sizes[m]`` samples a step.
 
-    The number of microbatches is that of the sizes.
+    There are as many microbatches as sizes.
     """
 
     seed: int
@@ -43,7 +44,7 @@ class ShardPlan:
 
 @dataclass(slots=True)
 class ShardStep:
-    """What one shard gave for one step, and its state afterwards."""
+    """One shard's batch for one step, and its state afterwards."""
 
     microbatch: int
     count: int
@@ -51,17 +52,17 @@ class ShardStep:
     state: Json
 
     def pin_memory(self) -> ShardStep:
-        """Return the same with its tensors in pinned memory; what a DataLoader asks for."""
+        """Return the same with its tensors in pinned memory; a DataLoader calls this."""
         return ShardStep(self.microbatch, self.count, torch_private.pinned(self.batch), self.state)
 
 
 class Shard:
-    """One shard of a data set, from the state given, or from its beginning.
+    """One shard of a data set, from a given state, or from its beginning.
 
-    A data set (or its iterator) with ``state_dict`` and ``load_state_dict`` is put where it was,
-    in the order torchdata does it: the data set, then its iterator; one without is read again
-    from the beginning and what was trained is dropped. Raises ``ConfigError`` where the data set
-    cannot be copied or its state is not plain.
+    A data set (or its iterator) with ``state_dict`` and ``load_state_dict`` is restored in
+    torchdata's order: the data set, then its iterator. One without is read again from the
+    beginning, and trained samples are dropped. Raises ``ConfigError`` if the data set cannot be
+    copied or its state is not plain.
     """
 
     def __init__(
@@ -101,19 +102,19 @@ class Shard:
         seed_host(randomness.stream_seed(plan.seed, "stream", *numbers))
 
     def draw(self) -> list[Any]:
-        """Return the samples of the next step, fewer where the shard ends, then none."""
+        """Return the samples of the next step; fewer when the shard ends, then none."""
         if self._ended:
             return []
         with self._as_worker():
             self._begin()
             samples = list(islice(self._iterator, self._plan.sizes[self.microbatch]))
         self._draws += 1
-        # Remembered apart from the data set's state: at their end many begin anew by themselves.
+        # Kept apart from the data set's state: at their end many data sets restart by themselves.
         self._ended = len(samples) < self._plan.sizes[self.microbatch]
         return samples
 
     def state(self) -> Json:
-        """Return where the shard is, as JSON."""
+        """Return the shard's position, as JSON."""
         saved: dict[str, Any] = {"draws": self._draws, "ended": self._ended}
         if isinstance(self._dataset, Stateful):
             saved["dataset"] = self._dataset.state_dict()
@@ -126,7 +127,7 @@ class Shard:
 
 
 class Shards(IterableDataset[list[ShardStep]]):
-    """A rank's shards, for a DataLoader: one list of rows a step from each of its processes."""
+    """A rank's shards, for a DataLoader: each of its processes yields one list of rows a step."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Shards(IterableDataset[list[ShardStep]]):
         info = get_worker_info()
         mine = self._mine if info is None else self._mine[info.id :: info.num_workers]
         shards = [Shard(self._dataset, m, plan=self._plan, state=self._states.get(m)) for m in mine]
-        while True:  # past the end too: only all shards together know when an epoch is over
+        while True:  # past the end too: an epoch is over only when all shards are
             yield [self._row(shard) for shard in shards]
 
     def _row(self, shard: Shard) -> ShardStep:

@@ -1,4 +1,4 @@
-"""One generation's data: its loaders, and what a rank has to do in a step."""
+"""One generation's data: its loaders, and a rank's work in a step."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class MapDataset(Protocol[_Sample_co]):
     """A map-style data set."""
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> _Sample_co:
-        """Return one of them."""
+        """Return one sample."""
 
 
 class StepWork:
-    """What this rank does in a step: microbatches by number, of a data set, or of a loader.
+    """This rank's work in a step: microbatches by number, of a data set, or of a loader.
 
-    ``states`` gives the saved places of loaders, by name; ``beat`` shows progress.
+    ``states`` returns the saved positions of loaders, by name; ``beat`` shows progress.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StepWork:
     ) -> None:
         self._settings, self._world, self._channel = settings, world, channel
         self._loaders: dict[str, Loader] = {}
-        # The schedule of a pipeline is built for as many microbatches as its group has.
+        # A pipeline's schedule is built for the number of microbatches of its group.
         may_change = settings.shares_by_speed and settings.mesh.pp == 1
         self.sharing = Sharing(
             world.dp,
@@ -85,7 +85,7 @@ class StepWork:
 
     @property
     def share(self) -> int:
-        """How many microbatches of a step this rank runs."""
+        """The number of a step's microbatches that this rank runs."""
         return len(self.sharing.mine())
 
     def _tell_shares(self, reason: str, shares: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class StepWork:
         return loader
 
     def pieces(self, data: MapDataset[Any] | Loader | None, *, step: int) -> list[LoadedMicrobatch]:
-        """Return this rank's microbatches of ``step``; never none."""
+        """Return this rank's microbatches of ``step``; never empty."""
         if isinstance(data, Loader):
             return data.pieces()
         return [

@@ -1,4 +1,4 @@
-"""Sums of plain gradients in buckets, each started under the backward pass that completes it."""
+"""Sums of plain gradients in buckets, each started during the backward pass that completes it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from holdfast.elastic.gradients.summing import Reducer
 from holdfast.elastic.groups.shards import local_of
 
 BUCKET_BYTES = 25 << 20
-"""How much is summed in one collective at most, unless one gradient is larger. As DDP's."""
+"""Largest size of one collective sum, unless one gradient is larger; the same as DDP's."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Bucket:
-    """Gradients summed together; ``waits_for`` are those the last backward has yet to make."""
+    """Gradients summed together.
+
+    ``waits_for`` are those that the last backward has not made yet.
+    """
 
     parameters: list[nn.Parameter]
     reducer: Reducer
@@ -28,12 +31,12 @@ class _Bucket:
     wait: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """Start the sum; a gradient that is not there counts as zeros."""
+        """Start the sum; a missing gradient counts as zeros."""
         self.flat = torch.cat([_gradient(p).reshape(-1) for p in self.parameters])
         self.wait = self.reducer.start_sum(self.flat)
 
     def parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Yield every parameter with its sum, once that is there."""
+        """Wait for the sum, then yield every parameter with its part."""
         assert self.flat is not None, "the bucket was begun"
         self.wait()
         parts = torch.split(self.flat, [local_of(p).numel() for p in self.parameters])
@@ -44,8 +47,8 @@ class Buckets:
     """The gradients of parameters, each summed over the ranks that hold the same part of it.
 
     Buckets follow the parameters from the last to the first, as a backward pass does, and are
-    started in that order on every rank. With ``early`` those that are complete are started inside
-    the last backward of the pass, so that it hides them (Li et al., "PyTorch Distributed").
+    started in that order on every rank. With ``early`` complete buckets are started inside the last
+    backward of the pass, which hides their communication (Li et al., "PyTorch Distributed").
     """
 
     def __init__(self, reducer_of: Callable[[nn.Parameter], Reducer], *, early: bool) -> None:
@@ -58,7 +61,10 @@ class Buckets:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def begin_pass(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Start a pass in which these parameters should get gradients, the same on all ranks."""
+        """Start a pass in which these parameters are expected to get gradients.
+
+        The same on all ranks.
+        """
         self._buckets = [
             _Bucket(
                 parameters=bucket,
@@ -81,7 +87,7 @@ class Buckets:
             self._handles.append(handle)
 
     def begin_microbatch(self, *, last: bool) -> None:
-        """Say whether the next backward completes the gradients."""
+        """Note whether the next backward completes the gradients."""
         self._is_last = last
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
@@ -102,12 +108,15 @@ class Buckets:
         self._begun += 1
 
     def end_backward(self) -> None:
-        """Start what the last backward left incomplete: some parameters had no gradient in it."""
+        """Start buckets that the last backward left incomplete; some parameters had no gradient."""
         while self._is_last and self._begun < len(self._buckets):
             self._begin_next()
 
     def finish(self, present: set[int]) -> None:
-        """Put the sums into ``.grad`` of the parameters with these ids, the others have none."""
+        """Write the sums into ``.grad`` of the parameters with the ids ``present``.
+
+        Others have none.
+        """
         self._is_last = True
         self.end_backward()
         for bucket in self._buckets:
@@ -130,7 +139,10 @@ class Buckets:
 
 
 def _gradient(parameter: nn.Parameter, *, keep: bool = False) -> torch.Tensor:
-    """Return what this rank holds of a gradient; zeros where there is none, to ``keep`` or not."""
+    """Return this rank's part of a gradient.
+
+    Zeros if there is none, set as ``.grad`` on ``keep``.
+    """
     gradient = parameter.grad
     if gradient is None:
         gradient = torch.zeros_like(parameter, requires_grad=False)
@@ -142,7 +154,7 @@ def _gradient(parameter: nn.Parameter, *, keep: bool = False) -> torch.Tensor:
 def _cut(
     parameters: Sequence[nn.Parameter], reducer_of: Callable[[nn.Parameter], Reducer]
 ) -> Iterator[list[nn.Parameter]]:
-    """Cut into runs of one dtype, device and reducer that are not too large."""
+    """Split into runs of one dtype, device and reducer, of limited size."""
     bucket: list[nn.Parameter] = []
     size_bytes = 0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Clipping gradients by their norm over all ranks, whatever part of them each rank holds."""
+"""Gradient clipping by the norm over all ranks, for any distribution of the gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clip_grad_norm_(
 ) -> float:
     """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
 
-    Every element counts once, at one of the ranks that hold it. Collective.
+    Every element counts once, on one of the ranks that hold it. Collective.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     parts = [local_of(gradient) for gradient in gradients]

@@ -18,22 +18,23 @@ from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 
 MIN_EXPONENT = -100
-"""Bounds are not lower than 2**-100: beyond lie float32's subnormal numbers."""
+"""Bounds are at least 2**-100, to avoid float32's subnormal numbers."""
 
 _MIN_WIDE_EXPONENT = -800
 """The same for float64."""
 
 _CACHED = 1 << 16
-"""Elements that are rounded at once: half the time of passes over large tensors."""
+"""Number of elements rounded at once; it halves the time compared with passes over large tensors.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How gradients are added without rounding: in ``total``, on a grid of so many digits.
+    """A method to add gradients without rounding: in dtype ``total``, on a grid of ``digits`` bits.
 
-    ``highest`` is the exponent of the largest sum there may be; ``finest`` that of the finest
-    grid. A bound starts ``headroom_bits`` above the largest magnitude seen, so that growth seldom
-    exceeds it.
+    ``highest`` is the exponent of the largest allowed sum; ``finest`` that of the finest grid. A
+    bound starts ``headroom_bits`` above the largest magnitude seen, so that growth seldom exceeds
+    it.
     """
 
     total: torch.dtype
@@ -71,15 +72,15 @@ class Method:
 FLOAT32 = Method(total=torch.float32, digits=24, headroom_bits=2, highest=127, finest=MIN_EXPONENT)
 FLOAT64 = Method(total=torch.float64, digits=53, headroom_bits=2, highest=1000, finest=-900)
 INT64 = Method(total=torch.int64, digits=62, headroom_bits=8, highest=1000, finest=-900)
-"""Fixed point: with 38 bits to spare below float32's 24, even small numbers keep all of theirs."""
+"""Fixed point: with 38 bits below float32's 24, even small numbers keep all their bits."""
 
 _NARROW = (torch.bfloat16, torch.float16)
 
 
 def method_for(exact: Exact, dtype: torch.dtype, *, name: str) -> tuple[Method, bool]:
-    """Return how gradients of ``dtype`` are added, and whether in a total beside ``.grad``.
+    """Return the method for gradients of ``dtype``, and whether its total is kept off ``.grad``.
 
-    Raises ``ConfigError`` for a dtype that cannot be, naming the parameter.
+    Raises ``ConfigError``, naming the parameter, for a dtype that cannot be added exactly.
     """
     if dtype not in (torch.float32, torch.float64, *_NARROW):
         raise ConfigError(
@@ -102,7 +103,7 @@ def exponent_above(value: float, *, lowest: int = MIN_EXPONENT) -> int:
 
 
 def next_bound(bound_exponent: int, largest: float, *, headroom_bits: int) -> int:
-    """Return the bound for the next step: headroom over the largest, decaying by half at most."""
+    """Return the bound for the next step: headroom above the largest, falling by at most half."""
     wanted = exponent_above(largest) + headroom_bits if largest > 0 else MIN_EXPONENT
     return max(wanted, bound_exponent - 1, MIN_EXPONENT)
 
@@ -118,7 +119,7 @@ def round_to_grid(values: torch.Tensor, exponent: int) -> torch.Tensor:
 def _runs(
     values: torch.Tensor, result: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut two tensors alike into flat runs that stay in the processor's cache."""
+    """Split two tensors equally into flat runs that fit in the processor's cache."""
     flat, out = values.reshape(-1), result.view(-1)
     if values.device.type != "cpu" or values.numel() <= _CACHED:
         yield flat, out

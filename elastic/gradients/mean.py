@@ -1,10 +1,9 @@
-"""One mean gradient per step out of microbatches that several ranks run, exact on request.
+"""The mean gradient of a step over microbatches that several ranks run; exact on request.
 
-Works on FSDP2 modules, HSDP included (their own reductions, once per step, summing), and on plain
-ones and DDP's (summed here, in buckets under the last backward), each of them cut by tensor
-parallelism or not, and with experts that ranks have between them. With ``exact`` every
-microbatch's gradient is rounded to its parameter's grid before anything is added to it, so the
-sum is the same in any grouping.
+Works on FSDP2 modules, HSDP included (their own reductions sum once per step), and on plain and DDP
+modules (summed here, in buckets during the last backward). All of them may use tensor parallelism
+and experts that are spread over ranks. With ``exact`` every microbatch's gradient is rounded to its
+parameter's grid before anything is added to it, so the sum is the same in any grouping.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from holdfast.elastic.groups.shards import (
 )
 
 _ABSENT, _WHOLE, _BESIDE = 0, 1, 2
-"""Where a parameter's gradient of the pass is: nowhere (or with FSDP2), in ``.grad``, beside it."""
+"""Place of a parameter's gradient in the pass: none (or FSDP2), ``.grad``, or a separate total."""
 
 
 class Gradients:
     """The gradients of the tracked modules, over one pass of microbatches at a time.
 
-    ``reducer`` reduces over all ranks; ``replicas`` (without it the same) over those that run the
-    other microbatches with the same part of the model. ``unite`` makes of a rank's names those of
-    all ranks, where they have other parts of the model.
-    ``bounds`` is the state of `Rounding`, for ``exact``. ``check`` is called between the parts of
-    a backward pass and may raise to leave it.
+    ``reducer`` reduces over all ranks; ``replicas`` (default: the same) over the ranks that run
+    other microbatches with the same part of the model. ``unite`` returns the names of all ranks for
+    those of one, if ranks have different parts of the model. ``bounds`` is the state of `Rounding`,
+    for ``exact``. ``check`` is called between the parts of a backward pass and may raise to leave
+    it.
     """
 
     def __init__(
@@ -63,7 +62,8 @@ class Gradients:
         self._wrapped = Wrapped(modules)
         self._unite, self._mine = unite, [name for name, _ in self._wrapped.parameters()]
         self._names = unite(self._mine)
-        # other collectives in the backward have an order of their own, which would have to fit in
+        # other collectives in the backward have their own order, which the buckets' would have to
+        # match
         early = self._replicas.experts is reducer and not self._wrapped.is_sharded
         self._buckets = Buckets(self._reducer_of, early=early)
         self._expected: set[str] = set()
@@ -91,22 +91,21 @@ class Gradients:
         self._buckets.begin_microbatch(last=last)
 
     def begin_schedule(self) -> None:
-        """Leave the microbatches to the stages of a pipeline: nothing is complete before the end.
+        """Leave the microbatches to the stages of a pipeline; nothing is complete before the end.
 
-        They have FSDP2 communicate when their schedule says so.
+        The stages make FSDP2 communicate when their schedule says so.
         """
         self._wrapped.begin_microbatch(last=True)
 
     def end_backward(self) -> None:
-        """Say that a backward is over, before anything else may communicate."""
+        """Note that a backward is over, before anything else communicates."""
         self._buckets.end_backward()
 
     def end_pass(self, *, backwards: int, agree: int, wish: int = 0) -> bool:
-        """Make the mean gradients, or drop them and return False: then repeat the pass.
+        """Make the mean gradients, or drop them and return False; then the pass must be repeated.
 
-        ``agree`` is a number that must be the same on all ranks (of whatever the pass did);
-        ``wished`` is afterwards the largest ``wish`` of any rank. Raises ``NotFiniteError`` on all
-        ranks alike.
+        ``agree`` is a signature of the pass that must be equal on all ranks. Afterwards ``wished``
+        is the largest ``wish`` of any rank. Raises ``NotFiniteError`` on all ranks together.
         """
         self._wrapped.reshard()
         parameters = [(n, p) for n, p in self._wrapped.parameters() if p.requires_grad]
@@ -132,7 +131,7 @@ class Gradients:
     def _agree(
         self, parameters: Parameters, *, agree: int, wish: int
     ) -> tuple[dict[str, float], dict[str, int]]:
-        """Return every parameter's peak, and where its gradient is, over all ranks."""
+        """Return every parameter's peak and the place of its gradient, over all ranks."""
         if self._mine != (mine := [name for name, _ in self._wrapped.parameters()]):
             self._mine, self._names = mine, self._unite(mine)
         own = {name: self._place(name, parameter) for name, parameter in parameters}
@@ -161,7 +160,7 @@ class Gradients:
         return _ABSENT if parameter.grad is None or is_reduced_by_fsdp(parameter) else _WHOLE
 
     def _sum_whole(self, present: Parameters) -> None:
-        """Finish the buckets; sum as well what was not in them, and will be next time."""
+        """Finish the buckets; also sum gradients that were not in them and will be next time."""
         self._buckets.finish({id(parameter) for _, parameter in present})
         late = [parameter for name, parameter in present if name not in self._expected]
         for parameter in late:
@@ -171,7 +170,7 @@ class Gradients:
         self._expected = {name for name, _ in present}
 
     def _sum_now(self, parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
-        """Add up a tensor of each parameter over the ranks that hold the same of it, in place."""
+        """Add up a tensor of each parameter over the ranks with the same part of it, in place."""
         pairs = list(zip(parameters, tensors, strict=True))
         replicas = self._replicas
         sum_whole([t for p, t in pairs if experts_of(p) is None], replicas.dense.sum_)
@@ -183,10 +182,10 @@ class Gradients:
             if gradients and self._microbatches > 1:
                 torch_private.divide_each(gradients, float(self._microbatches))
             if gradients and self._rounding is not None:
-                torch_private.add_to_each(gradients, 0.0)  # -0 is what order can still show in
+                torch_private.add_to_each(gradients, 0.0)  # order can still show in the sign of -0
 
     def _sum_beside(self, parameters: Parameters, rounding: Rounding) -> None:
-        """Sum what was added up beside ``.grad``, and put its mean there."""
+        """Sum the totals kept apart from ``.grad``, and store their means in ``.grad``."""
         sharded = [(n, p) for n, p in parameters if is_reduced_by_fsdp(p)]
         whole = [(n, p) for n, p in parameters if not is_reduced_by_fsdp(p)]
         totals = [rounding.take_total(name, p) for name, p in whole]

@@ -1,4 +1,4 @@
-"""Logged numbers: means over microbatches, in index order, so that no world size shows in them."""
+"""Logged metrics: means over microbatches in index order, so they do not depend on world size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.elastic.gradients.summing import Reducer
 
 
 class Metrics:
-    """Collects `Run.log`; ``latest`` holds the values of the step that are final."""
+    """Collects the values of `Run.log`; ``latest`` holds the final values of the step."""
 
     def __init__(self, microbatches: int) -> None:
         self._microbatches = microbatches
@@ -25,9 +25,9 @@ class Metrics:
         *,
         samples: int = 1,
     ) -> None:
-        """Add the values of a microbatch, or of the step where ``microbatch`` is None.
+        """Add the values of a microbatch, or of the step if ``microbatch`` is None.
 
-        A microbatch counts by its ``samples``; one of 0 stands in for another's and adds nothing.
+        A microbatch is weighted by its ``samples``; a stand-in has 0 and adds nothing.
         """
         for name, value in values.items():
             kept = value.detach() if isinstance(value, torch.Tensor) else value
@@ -39,18 +39,18 @@ class Metrics:
                 part[microbatch] = kept, samples
 
     def begin_pass(self) -> None:
-        """Forget what an earlier, repeated pass logged."""
+        """Drop the values of an earlier pass that is repeated."""
         self._parts.clear()
 
     def signature(self, backward: bool) -> int:
-        """Return a number of 32 bits that ranks which did the same have in common."""
+        """Return a 32-bit number that is equal on ranks that did the same."""
         names = "\0".join(sorted(self._parts))
         return zlib.crc32(f"{backward}\0{names}".encode())
 
     def end_pass(self, reducer: Reducer, *, speaks: bool = True) -> None:
         """Average the pass's values over all ranks' microbatches; collective if there are any.
 
-        Of ranks that ran the same microbatches one ``speaks``.
+        Of the ranks that ran the same microbatches, one ``speaks``.
         """
         names = sorted(self._parts)
         if not names:

@@ -32,7 +32,7 @@ from holdfast.elastic.groups.shards import is_reduced_by_fsdp, local_of, settled
 
 @dataclass(slots=True)
 class _Hooked:
-    """A parameter with a hook, and what the hook saw in the pass."""
+    """A parameter with a hook, and the hook's record of the pass."""
 
     parameter: weakref.ref[nn.Parameter]
     method: Method
@@ -43,11 +43,12 @@ class _Hooked:
 
 
 class Rounding:
-    """Makes the gradients of one pass exact to add up, and knows whether they kept their bounds.
+    """Makes the gradients of one pass add up exactly, and checks that they kept their bounds.
 
-    ``bounds`` maps a parameter's name to the exponent of the bound its microbatch gradients are
-    assumed to keep; it is state of the run and is updated in place. Gradients whose sum ``.grad``
-    could not hold exactly are taken out of it and added up beside: see `take_total`.
+    ``bounds`` maps a parameter's name to the exponent of the bound that its microbatch gradients
+    are assumed to keep. It is state of the run and is updated in place. Gradients whose sum
+    ``.grad`` cannot hold exactly are taken out of it and added up in a separate total: see
+    `take_total`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Rounding:
         self._hook_plain()
 
     def _hook_plain(self) -> None:
-        """Hook what is not hooked yet; FSDP2's parameters are hooked when they appear whole."""
+        """Hook parameters that are not hooked yet; FSDP2's are hooked when they appear whole."""
         parameters = [(name, p) for name, p in self._wrapped.parameters() if p.requires_grad]
         self._wanted = len(parameters)
         for name, parameter in parameters:
@@ -99,7 +100,7 @@ class Rounding:
                 self._wrapped.leave_unreduced(part)
 
     def _hook(self, name: str, parameter: nn.Parameter) -> bool | None:
-        """Hook a parameter; say whether its gradients will be added up beside, None if it was."""
+        """Hook a parameter; return whether it gets a separate total, None if it was hooked."""
         known = self._hooked.get(name)
         if known is not None and known.parameter() is parameter:
             return None
@@ -126,7 +127,7 @@ class Rounding:
             hooked.total = hooked.method.added(hooked.total, local, hooked.grid)
 
     def _seen(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor:
-        """Take note of a gradient, and return it with nothing partial about it."""
+        """Record a gradient, and return it without partial placements."""
         self._check()
         hooked.fired += 1
         parameter = hooked.parameter()
@@ -142,7 +143,7 @@ class Rounding:
         return method.grid(self._began.get(name, MIN_EXPONENT), terms=self._terms)
 
     def begin_pass(self) -> None:
-        """Start a pass: forget the last one, and see to parameters that came or thawed."""
+        """Start a pass: drop the last one, and hook parameters that were added or unfrozen."""
         self._began = dict(self._bounds)
         self._hook_plain()
         for name, hooked in self._hooked.items():
@@ -155,14 +156,14 @@ class Rounding:
         return _nothing() if hooked is None else hooked.peak
 
     def has_total(self, name: str) -> bool:
-        """Whether this rank has gradients of the parameter that were added up beside."""
+        """Return whether this rank has a separate total of the parameter's gradients."""
         hooked = self._hooked.get(name)
         return hooked is not None and hooked.total is not None
 
     def take_total(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
-        """Return what was added up beside ``.grad``, and drop it.
+        """Return the total that was kept apart from ``.grad``, and drop it.
 
-        Of FSDP2's parameters it is whole, of others what this rank holds of them.
+        For FSDP2's parameters it is the whole one, for others this rank's part.
         """
         hooked = self._hooked.get(name)
         if hooked is None or hooked.total is None:
@@ -172,11 +173,11 @@ class Rounding:
         return total
 
     def mean(self, name: str, total: torch.Tensor) -> torch.Tensor:
-        """Return the mean over all microbatches out of all ranks' totals; may reuse their sum."""
+        """Return the mean over all microbatches from the sum of all ranks' totals; may reuse it."""
         return self._beside.mean(total, self._grid(name, self._beside), terms=self._terms)
 
     def check_hooks(self, backwards: int) -> None:
-        """Raise ``ConfigError`` where gradients passed by the hooks, or met them too often."""
+        """Raise ``ConfigError`` if gradients bypassed the hooks, or met them too often."""
         self._wrapped.refuse_moving_buffers()
         for name, parameter in self._wrapped.parameters():
             hooked = self._hooked.get(name)
@@ -192,7 +193,7 @@ class Rounding:
                 )
 
     def judge(self, peaks: Mapping[str, float]) -> bool:
-        """Update the bounds by all ranks' peaks; say whether the pass kept to them.
+        """Update the bounds from all ranks' peaks; return whether the pass kept them.
 
         Raises ``NotFiniteError``, naming the parameter.
         """
@@ -237,7 +238,7 @@ class Rounding:
 
 
 def _narrowest(parameter: nn.Parameter) -> torch.dtype:
-    """Return the dtype that limits ``.grad``; under FSDP2 that has its own in torch 2.15."""
+    """Return the dtype that limits ``.grad``; under FSDP2 torch 2.15 gives ``.grad`` its own."""
     own: torch.dtype | None = parameter.grad_dtype
     return min(parameter.dtype, own or parameter.dtype, key=lambda dtype: dtype.itemsize)
 

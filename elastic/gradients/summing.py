@@ -1,4 +1,4 @@
-"""Sums over ranks: of whole tensors in flat buckets, of sharded ones to where their shards are."""
+"""Sums over ranks: of whole tensors in flat buckets, of sharded tensors to their shards."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from holdfast.elastic.errors import ConfigError
 
 BUCKET_BYTES = 32 << 20
-"""How much is summed in one collective at most, unless one tensor is larger."""
+"""Largest size of one collective sum, unless one tensor is larger."""
 
 
 class Reducer(Protocol):
     """Reduces a tensor over some ranks, in place."""
 
     def max_(self, tensor: torch.Tensor) -> None:
-        """Take the largest."""
+        """Reduce to the maximum."""
 
     def sum_(self, tensor: torch.Tensor) -> None:
-        """Add."""
+        """Reduce to the sum."""
 
     def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Start to add; return what waits for it."""
+        """Start the sum; return a function that waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Who sums a gradient: the ranks with the same ``dense`` part, those with the same experts."""
+    """The ranks that sum a gradient: those with the same ``dense`` part, or the same experts."""
 
     dense: Reducer
     experts: Reducer
 
 
 def sum_whole(tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], None]) -> None:
-    """Add up every rank's ``tensors``, in place, by ``sum_`` of flat ones; any dtypes."""
+    """Add up every rank's ``tensors`` of any dtypes, in place, through ``sum_`` of flat buckets."""
     for bucket in _buckets(tensors):
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         sum_(flat)
@@ -50,8 +50,9 @@ def sum_whole(tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], No
 def sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:
     """Return this rank's shard of every sum over the ranks of the parameters' mesh.
 
-    ``totals`` are of the whole parameters on every rank; ``like`` says how each is sharded: along
-    one axis of its mesh at most, in chunks as FSDP2's. Raises ``ConfigError`` for other placements.
+    ``totals`` have the shape of the whole parameters on every rank. ``like`` gives each one's
+    sharding: along at most one axis of its mesh, in chunks like FSDP2's. Raises ``ConfigError`` for
+    other placements.
     """
     found: list[torch.Tensor] = []
     at = 0
@@ -81,7 +82,7 @@ def _sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list
 
 
 def _chunked(total: torch.Tensor, ranks: int, *, dim: int) -> torch.Tensor:
-    """Return a row for every rank: its chunk of ``total``, flat, with zeros behind a short one."""
+    """Return a row for every rank: its chunk of ``total``, flat, padded with zeros."""
     chunks = total.chunk(ranks, dim)
     rows = total.new_zeros(ranks, chunks[0].numel())
     for row, chunk in zip(rows, chunks, strict=False):
@@ -113,7 +114,7 @@ def _sharded_axis(placements: tuple[Placement, ...]) -> int | None:
 def _buckets(
     tensors: Sequence[torch.Tensor], keys: Sequence[object] | None = None
 ) -> Iterator[Sequence[torch.Tensor]]:
-    """Cut a sequence into runs of one dtype, and one key, that are not too large."""
+    """Split a sequence into runs of one dtype and one key, of limited size."""
     start, size_bytes = 0, 0
     for at, tensor in enumerate(tensors):
         before = tensors[at - 1] if at > start else tensor

@@ -1,4 +1,4 @@
-"""The tracked modules and what wraps them: FSDP2's and DDP's own reductions, put in our hands."""
+"""The tracked modules and their wrappers; takes control of FSDP2's and DDP's own reductions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Parameters = list[tuple[str, nn.Parameter]]
 
 
 class Wrapped:
-    """Modules by the names they are tracked under, and the wrappers in them.
+    """Tracked modules by name, and the wrappers in them.
 
     FSDP2 modules sum in the last backward of a pass, and never divide. DDP modules do not
-    communicate in a backward at all: their gradients are summed like a plain module's, so options
-    of DDP for its own reduction have no effect. Their buffers are broadcast once per pass.
+    communicate in a backward: their gradients are summed like a plain module's, so DDP's options
+    for its own reduction have no effect. Their buffers are broadcast once per pass.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module | ModelParts]) -> None:
@@ -54,7 +54,7 @@ class Wrapped:
         return bool(self._fsdp)
 
     def parameters(self) -> Parameters:
-        """Return every parameter once, with its name free of wrappers."""
+        """Return every parameter once, with its name without wrappers."""
         seen: set[int] = set()
         found = []
         for key, module in self._modules:
@@ -66,7 +66,7 @@ class Wrapped:
         return found
 
     def shards(self) -> Iterator[tuple[str, FSDPModule]]:
-        """Yield every FSDP2 module, with the name that its parameters begin with."""
+        """Yield every FSDP2 module, with the prefix of its parameters' names."""
         for key, module in self._modules:
             wrappers = _module_attributes(module)
             for path, part in module.named_modules():
@@ -74,7 +74,7 @@ class Wrapped:
                     yield f"{key}.{_bare(path + '.' if path else '', wrappers)}", part
 
     def begin_pass(self) -> None:
-        """Have DDP broadcast its buffers, if it has any, in the first forward of the pass."""
+        """Make DDP broadcast its buffers, if any, in the first forward of the pass."""
         for ddp in self._ddp:
             ddp.require_forward_param_sync = True
 
@@ -86,22 +86,23 @@ class Wrapped:
             part.set_reshard_after_backward(last, recurse=False)
 
     def leave_unreduced(self, part: FSDPModule) -> None:
-        """Keep FSDP2 from reducing a module's own gradients, which are taken from it and summed.
+        """Keep FSDP2 from reducing a module's own gradients, which are summed elsewhere.
 
-        Where it reduces, torch 2.15 treats the last backward of a pass as another: gradients of a
-        parameter that is used twice are added in bfloat16 there, in float32 before.
+        If it reduces, torch 2.15 treats the last backward of a pass differently: it adds the
+        gradients of a parameter that is used twice in bfloat16, but in float32 in the backwards
+        before.
         """
         self._unreduced.add(part)
         part.set_reduce_scatter_unused_params(False, recurse=False)
         part.set_requires_gradient_sync(False, recurse=False)
 
     def reshard(self) -> None:
-        """Put FSDP2's parameters back into shards, wherever a forward left them whole."""
+        """Shard FSDP2's parameters again if a forward left them whole."""
         for part in self._fsdp:
             part.reshard()
 
     def _refuse_loose(self) -> None:
-        """Raise ``ConfigError`` for parameters whose gradients nobody would sum rightly."""
+        """Raise ``ConfigError`` for parameters whose gradients would not be summed correctly."""
         reduced = {id(p) for part in self._fsdp for p in cast(nn.Module, part).parameters()}
         for name, parameter in self.parameters():
             if not parameter.requires_grad:
@@ -120,7 +121,7 @@ class Wrapped:
                 )
 
     def refuse_moving_buffers(self) -> None:
-        """Raise ``ConfigError`` for statistics that follow a rank's own microbatches."""
+        """Raise ``ConfigError`` for buffers that depend on a rank's own microbatches."""
         for key, module in self._modules:
             for path, part in module.named_modules():
                 if isinstance(part, BatchNorm) and part.training and part.track_running_stats:
@@ -132,7 +133,7 @@ class Wrapped:
 
 
 def _module_attributes(module: nn.Module) -> list[str]:
-    """Return where DDP's attribute ``module`` stands in names, the innermost first."""
+    """Return the prefixes with DDP's attribute ``module`` in names, the innermost first."""
     return [
         f"{path}.module." if path else "module."
         for path, part in reversed(list(module.named_modules()))
@@ -148,7 +149,7 @@ def _bare(fqn: str, wrappers: list[str]) -> str:
 
 
 def _refuse(key: str, part: nn.Module) -> None:
-    """Raise ``ConfigError`` for wrappers that reduce gradients in ways that cannot be stopped."""
+    """Raise ``ConfigError`` for wrappers whose own gradient reduction cannot be turned off."""
     if isinstance(part, FullyShardedDataParallel):
         raise ConfigError(
             f"{key} is wrapped in FullyShardedDataParallel, which averages gradients itself: use "

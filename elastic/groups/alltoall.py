@@ -1,4 +1,4 @@
-"""Rows sent from every rank to every other, through which gradients find their way back."""
+"""A differentiable all-to-all exchange of rows between the ranks of a mesh axis."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def all_to_all(
     """Send ``rows`` to the ranks along a mesh axis, as tokens to their experts; differentiable.
 
     The first ``send[0]`` rows (along dim 0) go to the axis's rank 0, the next ``send[1]`` to rank
-    1, and so on; ``receive`` says how many come from each, and what is returned has them in that
-    order. Collective along the axis, once more in the backward, which sends the gradients of the
-    rows back to where they came from. Raises ``ValueError`` where the counts do not fit.
+    1, and so on; ``receive`` gives the number of rows from each rank; the result has the rows in
+    that order. Collective along the axis, and again in the backward, which sends the gradients of
+    the rows back to their origins. Raises ``ValueError`` if the counts do not fit.
     """
     if not len(send) == len(receive) == axis.size() or sum(send) != len(rows):
         raise ValueError(

@@ -1,10 +1,10 @@
 """A process-group backend whose every wait can be interrupted: ``"holdfast"``, over gloo.
 
-gloo cannot be aborted: a rank whose peer stopped waits out the timeout, whatever is done to the
-group. So each collective is started asynchronously underneath, and waiting for it means looking
-at the fence every few milliseconds. A fenced rank leaves with `GenerationOverError`; the abandoned
-operation may still write its buffers when the stopped peer wakes, so the group and everything it
-touched are kept, never used again, and never destructed while an operation is under way.
+gloo cannot be aborted: a rank whose peer stopped waits until the timeout, whatever is done to the
+group. So each collective is started asynchronously, and a wait checks the fence every few
+milliseconds. A fenced rank leaves with `GenerationOverError`. The abandoned operation may still
+write to its buffers when the stopped peer wakes. So the group and its buffers are kept, never used
+again, and never destructed while an operation is running.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from holdfast.elastic.errors import GenerationOverError
 BACKEND = "holdfast"
 
 POLL_S = 0.004
-"""How long a wait sleeps between looks at the fence; completion wakes it at once."""
+"""Time that a wait sleeps between checks of the fence; completion wakes it at once."""
 
 PEER_LOSS_GRACE_S = 3.0
-"""How long a broken connection may precede the fence that explains it."""
+"""Longest time by which a broken connection may precede the fence that explains it."""
 
 _EXIT_WAIT_S = 1.0
 
@@ -48,11 +48,11 @@ _left_behind: list[threading.Thread] = []
 
 @atexit.register
 def _end_without_left_behind() -> None:
-    """End a worker here and now while a call that was left behind is not back.
+    """End a worker immediately if a call that was left behind has not returned.
 
-    A thread that comes back from C++ to an interpreter that ends is ended by unwinding its stack,
-    which C++ takes for an error: the process would abort. What the script registered to be done at
-    its end has been done, as this was registered before.
+    If a thread returns from C++ to an interpreter that is shutting down, Python ends it by
+    unwinding its stack. C++ treats that as an error, and the process would abort. The script's own
+    atexit functions have already run, because this one was registered before them.
     """
     deadline_s = time.monotonic() + _EXIT_WAIT_S
     for thread in _left_behind:
@@ -64,12 +64,12 @@ def _end_without_left_behind() -> None:
 
 
 def leave_behind(thread: threading.Thread) -> None:
-    """Give up a thread inside C++: the end of the process does not wait for it for long."""
+    """Abandon a thread inside C++: the end of the process waits for it only briefly."""
     _left_behind[:] = [each for each in _left_behind if each.is_alive()] + [thread]
 
 
 class WaitGuard:
-    """What interrupts a generation's waits, and whom they tell that this rank only waits."""
+    """Guard of a generation's waits: interrupts them at the fence, and reports and times them."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WaitGuard:
         self._waited_s = self._all_waited_s = 0.0
 
     def own_s(self) -> float:
-        """Read a clock that stands still while this rank waits for others, in seconds."""
+        """Read a clock, in seconds, that stops while this rank waits for others."""
         return time.perf_counter() - self._all_waited_s
 
     def take_waited_s(self) -> float:
@@ -98,13 +98,13 @@ class WaitGuard:
         return self._fenced()
 
     def check(self) -> None:
-        """Raise ``GenerationOverError`` when the generation is over."""
+        """Raise ``GenerationOverError`` if the generation is over."""
         if self._fenced():
             raise GenerationOverError(f"generation {self.generation} is over")
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Mark what runs inside as waiting for others."""
+        """Mark the body as waiting for others."""
         start = time.perf_counter()
         self._waiting(True)
         try:
@@ -116,7 +116,7 @@ class WaitGuard:
             self._all_waited_s += waited_s
 
     def explained(self) -> bool:
-        """Wait a little for the fence that explains an error; say whether it came."""
+        """Wait up to ``grace_s`` for the fence that explains an error; return whether it came."""
         deadline = time.monotonic() + self._grace_s
         with self.wait():
             while not self._fenced():
@@ -126,10 +126,11 @@ class WaitGuard:
         return True
 
     def call(self, blocking: Callable[[], Any], *, name: str) -> Any:
-        """Run a call that cannot be interrupted in a thread; leave it behind when fenced.
+        """Run an uninterruptible call in a thread; leave the thread behind if fenced.
 
-        Whatever the call raises ends the wait: what is no ``Exception`` (``SystemExit``, say) as a
-        ``RuntimeError`` that names it, as it concerns that thread and not the one that waits.
+        Every error of the call ends the wait. One that is not an ``Exception``, such as
+        ``SystemExit``, becomes a ``RuntimeError`` that names it, because it concerns that thread
+        and not the waiting one.
         """
         box: list[Any] = []
         errors: list[Exception] = []
@@ -159,7 +160,7 @@ class WaitGuard:
         return box[0]
 
     def reraise(self, error: Exception) -> NoReturn:
-        """Raise the error, or ``GenerationOverError`` when a fence explains it."""
+        """Raise the error, or ``GenerationOverError`` if a fence explains it."""
         if self.explained():
             raise GenerationOverError(f"generation {self.generation} is over: {error}") from error
         raise error
@@ -167,7 +168,7 @@ class WaitGuard:
     def await_work(self, work: Work, *, timeout_s: float = 0.0) -> None:
         """Wait for a gloo operation.
 
-        Its error becomes ``GenerationOverError`` when a fence explains it.
+        Its error becomes ``GenerationOverError`` if a fence explains it.
         """
         deadline = time.monotonic() + timeout_s if timeout_s else None
         poll = timedelta(seconds=POLL_S)
@@ -187,7 +188,7 @@ class WaitGuard:
 
 
 class InterruptibleWork(Work):
-    """A gloo operation whose wait leaves when the generation is over."""
+    """A gloo operation whose wait ends when the generation is over."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class InterruptibleWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether nothing is left to do; what follows the operation still needs `wait`."""
+        """Whether nothing is left to do; an action after the operation still needs `wait`."""
         return self._after is None and self._inner.is_completed()
 
     def is_success(self) -> bool:
@@ -264,7 +265,7 @@ class Several(Work):
 
 
 class DeviceGroup(Protocol):
-    """The same ranks once more, for tensors that lie on a device."""
+    """A second group of the same ranks, for tensors on a device."""
 
     @property
     def busy(self) -> bool:
@@ -274,15 +275,16 @@ class DeviceGroup(Protocol):
         """Start the operation that `torch.distributed.ProcessGroup` calls ``name``."""
 
     def close(self) -> None:
-        """Give it up, without waiting."""
+        """Abandon it, without waiting."""
 
 
 Connect: TypeAlias = Callable[[Store, int, int, timedelta, WaitGuard], DeviceGroup]
-"""Makes a `DeviceGroup` of a store, a rank, a size and the time a collective may take."""
+"""Makes a `DeviceGroup` from a store, a rank, a size, the time limit of a collective, and a guard.
+"""
 
 
 def on_device(value: Any) -> bool:
-    """Say whether the first tensor among the arguments of a collective lies on a device."""
+    """Return whether the first tensor among the arguments of a collective is on a device."""
     return (found := _first_tensor(value)) is not None and found.device.type != "cpu"
 
 
@@ -300,7 +302,7 @@ def _by_device(
     [Callable[Concatenate[InterruptibleGroup, _P], Work]],
     Callable[Concatenate[InterruptibleGroup, _P], Work],
 ]:
-    """Make a method start ``name`` of the device's group for tensors that lie there."""
+    """Make a method start ``name`` of the device's group for tensors on the device."""
 
     def dispatch(
         on_cpu: Callable[Concatenate[InterruptibleGroup, _P], Work],
@@ -319,7 +321,7 @@ def _by_device(
 def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
     """Return a method that starts gloo's operation ``name``, or the device's.
 
-    A ``lazy`` one makes progress only inside its own wait, as gloo's send and receive do.
+    A ``lazy`` operation makes progress only inside its own wait, as gloo's send and receive do.
     """
 
     @_by_device(name)
@@ -332,8 +334,8 @@ def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
 class InterruptibleGroup(torch_private.PythonGroup):
     """gloo, with waits that poll a `WaitGuard`. Made by `create` through ``init_process_group``.
 
-    It serves all devices itself, as torch asks of a group that is written in Python: tensors that
-    are not the CPU's go to ``device``, where there is one.
+    It serves all devices itself, as torch requires of a group written in Python: tensors that are
+    not on the CPU go to ``device``, if there is one.
     """
 
     def __init__(
@@ -364,13 +366,13 @@ class InterruptibleGroup(torch_private.PythonGroup):
 
     @property
     def busy(self) -> bool:
-        """Whether an operation is still under way."""
+        """Whether an operation is still running."""
         if self._device is not None and self._device.busy:
             return True
         return not all(work.is_completed() for work, _ in self._flight)
 
     def close(self) -> None:
-        """Give it up: nothing is started any more."""
+        """Abandon it: no operation is started any more."""
         if self._device is not None:
             self._device.close()
 
@@ -418,7 +420,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
 
     @_by_device(REDUCE_SCATTER_SINGLE)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """All-reduce a copy and take a part: gloo's own is not complete before it is waited for."""
+        """All-reduce a copy and take a part; gloo's own is not complete until it is waited for."""
         reduce = AllreduceOptions()
         reduce.reduceOp = (opts or ReduceScatterOptions()).reduceOp
         buffer = input.clone(memory_format=torch.contiguous_format)
@@ -447,7 +449,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
         return self.reduce_scatter_single(outputs[0], flat, *opts)
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
-        """Wait for all ranks; not for what their devices still do."""
+        """Wait for all ranks, but not for their devices."""
         token = torch.zeros(1)
         return self._work(self._gloo.allreduce([token], AllreduceOptions()), token)
 
@@ -474,9 +476,9 @@ def _create(store: Store, rank: int, size: int, timeout: timedelta) -> Interrupt
 
 
 def use(guard: WaitGuard, *, host: str, connect: Connect | None = None) -> None:
-    """Make groups formed from now on wait under ``guard`` and listen at ``host``.
+    """Make groups that are formed from now on wait under ``guard`` and listen at ``host``.
 
-    ``connect`` makes what serves them on a device; without it they are the CPU's alone.
+    ``connect`` makes their device groups; without it they serve only the CPU.
     """
     global _guard, _host, _connect
     _guard, _host, _connect = guard, host, connect
@@ -485,10 +487,10 @@ def use(guard: WaitGuard, *, host: str, connect: Connect | None = None) -> None:
 
 
 def bury() -> int:
-    """Give up every group made so far; return how many had an operation under way.
+    """Abandon every group made so far; return how many have a running operation.
 
-    A group is destructed only when it has none; one that never comes to rest is kept for the
-    life of the process, also beyond the interpreter's own clean-up.
+    A group is destructed only when it has none. A group whose operation never ends is kept for the
+    life of the process, even beyond the interpreter's own clean-up.
     """
     for group in _groups:
         group.close()

@@ -1,4 +1,4 @@
-"""Which device a job computes on, and which of its node's a rank takes."""
+"""Choice of a job's device type, and of the node's device that a rank uses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.elastic.membership.records import Member
 Wanted: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 INFO: Final = "cuda_device"
-"""Under this name a worker announces the index of the CUDA device it had in its last generation."""
+"""Key under which a worker announces the index of the CUDA device of its last generation."""
 
 
 def kind(wanted: Wanted) -> Literal["cpu", "cuda"]:
-    """Return what ``wanted`` comes to here. Raises ``ConfigError`` for CUDA that is not there."""
+    """Return the device type for ``wanted``. Raises ``ConfigError`` if CUDA is not available."""
     if wanted == "cpu" or ((missing := _missing()) and wanted == "auto"):
         return "cpu"
     if missing:
@@ -33,11 +33,11 @@ def _missing() -> str:
 
 
 def index_of(rank: int, members: Sequence[Member], *, count: int) -> int:
-    """Return the index of a rank's device: the one it has (`INFO`), else the next that is free.
+    """Return the index of a rank's device: the one it has (`INFO`), else the next free one.
 
-    Who moved would leave memory behind, which the next on that device may need. ``count`` is how
-    many devices this process sees. Raises ``ConfigError`` where there are fewer than ranks on the
-    node.
+    A worker that changed its device would leave memory behind, which the next worker on that device
+    may need. ``count`` is the number of devices that this process sees. Raises ``ConfigError`` if
+    there are fewer than the node has ranks.
     """
     node = next(member.node for member in members if member.rank == rank)
     here = sorted((m for m in members if m.node == node), key=lambda member: member.rank)

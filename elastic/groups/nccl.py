@@ -1,14 +1,14 @@
 """The CUDA half of a generation's groups: NCCL, whose communicators are aborted at the fence.
 
-A collective on a device does not block the CPU: waiting for it orders streams. What blocks is the
-device, in a kernel that waits for a peer, and then any CPU thread that waits for the device; both
-end when the communicator is aborted. So a thread looks at the fence of every living group and
-aborts it. What an aborted collective leaves in its buffers is of no use, and no error says so:
-whoever takes results from the device looks at the fence after the device is done (`settle`), which
-was there before the abort was.
+A collective on a device does not block the CPU: a wait for it orders streams. The device blocks, in
+a kernel that waits for a peer, and then any CPU thread that waits for the device. Both end when the
+communicator is aborted. So a thread checks the fence of every living group and aborts fenced ones.
+An aborted collective leaves useless values in its buffers and raises no error. So code that reads
+results from the device checks the fence after the device is done (`settle`); the fence is always
+there before the abort.
 
-Buffers need no keeping as gloo's do: a stream that waits for a collective uses its memory again
-only behind it, and torch holds the tensors of those that nobody waited for.
+Unlike gloo's, the buffers need not be kept: a stream that waits for a collective reuses its memory
+only after it, and torch holds the tensors of collectives that were not waited for.
 
 Written against torch 2.13 and not yet run on a device.
 """
@@ -34,44 +34,44 @@ WATCHDOG: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
-"""What keeps torch's own watchdog from ending the process, as it does by default.
+"""Settings that keep torch's own watchdog from ending the process, as it does by default.
 
-The first says what follows when a peer is lost or a collective is late: nothing (3, the default,
-ends the process). The second turns off the thread that ends it when the watchdog hangs, as it may
-while a communicator is aborted.
+The first disables the response to a lost peer or a late collective (3, the default, ends the
+process). The second turns off the thread that ends the process if the watchdog hangs, which can
+happen while a communicator is aborted.
 """
 
 _SETTLE_POLL_S: Final = 0.0002
 
 _ENQUEUE_GRACE_S: Final = 0.5
-"""How long an abort waits for a call that puts an operation into a stream; it takes microseconds.
+"""Time that an abort waits for a call that enqueues an operation; such a call takes microseconds.
 
-One that takes longer waits for the device itself, and only the abort frees it.
+A call that takes longer waits for the device itself, and only the abort frees it.
 """
 
 _CONNECTING: Final = frozenset({"send", "recv", "recv_anysource"})
-"""Operations that make a communicator of two ranks the first time: they block until both came."""
+"""Operations whose first call makes a communicator of two ranks; it blocks until both are there."""
 
 
 class Communicator(Protocol):
-    """What is used of ``ProcessGroupNCCL`` beside its operations."""
+    """The part of ``ProcessGroupNCCL`` used here, besides its operations."""
 
     def abort(self) -> None:
-        """End the kernels under way and free the communicators."""
+        """End the running kernels and free the communicators."""
 
     def shutdown(self) -> None:
-        """Let the kernels under way finish, and free the communicators."""
+        """Let the running kernels finish, and free the communicators."""
 
 
 class NcclWork(Work):
-    """An NCCL operation: its wait orders streams, and leaves when the generation is over."""
+    """An NCCL operation: its wait orders streams, and ends when the generation is over."""
 
     def __init__(self, inner: Work, guard: WaitGuard) -> None:
         super().__init__()
         self._inner, self._guard = inner, guard
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Make the current stream wait; with a timeout the CPU too."""
+        """Make the current stream wait; with a timeout also the CPU."""
         self._guard.check()
         try:
             if timeout:
@@ -92,7 +92,7 @@ class NcclWork(Work):
         return self._inner.is_completed()
 
     def is_success(self) -> bool:
-        """Whether it completed without an error, in a generation that stands."""
+        """Whether it completed without an error, in a generation that is not over."""
         return self._inner.is_success() and not self._guard.fenced
 
     def get_future(self) -> Any:
@@ -114,7 +114,7 @@ class NcclGroup:
         self._ending: threading.Thread | None = None
 
     def start(self, name: str, *args: Any, **kwargs: Any) -> Work:
-        """Start an operation. Raises ``GenerationOverError`` when the generation is over."""
+        """Start an operation. Raises ``GenerationOverError`` if the generation is over."""
         self.guard.check()
         operation = functools.partial(getattr(self._nccl, name), *args, **kwargs)
         enqueue = functools.partial(self._enqueue, operation)
@@ -136,12 +136,12 @@ class NcclGroup:
         return self._ending is not None and self._ending.is_alive()
 
     def close(self) -> None:
-        """Free the communicators; where the generation is over, without waiting for anybody."""
+        """Free the communicators; if the generation is over, without waiting for other ranks."""
         _watcher.forget(self)
         self._end(self._abort if self.guard.fenced else self._nccl.shutdown)
 
     def abort(self) -> None:
-        """End what is under way, after the fence; the second time nothing."""
+        """End the running operations after the fence; a second call does nothing."""
         self._end(self._abort)
 
     def _abort(self) -> None:
@@ -155,7 +155,7 @@ class NcclGroup:
     def _end(self, how: Callable[[], None]) -> None:
         """Start ``how`` once, in a thread of its own.
 
-        One abort may wait for another: a kernel of this group can stand behind one of another.
+        One abort may wait for another: a kernel of this group can be queued behind one of another.
         """
         with self._lock:
             if self._ending is not None:
@@ -166,7 +166,7 @@ class NcclGroup:
 
 
 class Watcher:
-    """A thread that aborts groups at the fence; there is one only while it has groups to watch."""
+    """A thread that aborts groups at the fence; it runs only while there are groups to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class Watcher:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread runs."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
@@ -188,7 +188,7 @@ class Watcher:
                 self._thread.start()
 
     def forget(self, group: NcclGroup) -> None:
-        """Watch it no longer."""
+        """Stop watching ``group``."""
         with self._lock:
             self._groups = [each for each in self._groups if each is not group]
 
@@ -209,7 +209,7 @@ _watcher = Watcher()
 
 
 def tame(environment: MutableMapping[str, str]) -> None:
-    """Turn off what `WATCHDOG` names, unless the user has set it."""
+    """Apply the settings of `WATCHDOG`, unless the user has set them."""
     for name, value in WATCHDOG.items():
         environment.setdefault(name, value)
 
@@ -225,12 +225,12 @@ def connect(
 ) -> NcclGroup:
     """Make the ranks' communicator on ``device``.
 
-    Raises ``GenerationOverError`` when the generation is over. It blocks until all ranks came, so
-    it happens here and not in the first collective, where no fence could interrupt it. A thread
-    that is left behind in it ends when its peers do.
+    Raises ``GenerationOverError`` if the generation is over. NCCL blocks until all ranks have come.
+    So it connects here and not in the first collective, which no fence could interrupt. A thread
+    that is left behind in it ends when its peers end.
     """
-    tame(os.environ)  # torch reads it when it makes the group
-    from torch.distributed import ProcessGroupNCCL  # not there in a build for CPUs
+    tame(os.environ)  # torch reads these when it makes the group
+    from torch.distributed import ProcessGroupNCCL  # missing in a build for CPUs
 
     def form() -> Any:
         torch.cuda.set_device(device)  # a thread's own
@@ -247,17 +247,16 @@ def connect(
 
 
 class Marker(Protocol):
-    """What is used of a ``torch.cuda.Event``."""
+    """The part of ``torch.cuda.Event`` used here."""
 
     def query(self) -> bool:
-        """Whether the device has come so far."""
+        """Return whether the device has reached this mark."""
 
 
 def settle(mark: Marker, guard: WaitGuard, *, timeout_s: float) -> None:
-    """Wait until the device has come to ``mark``; what it computed then is whole.
+    """Wait until the device has reached ``mark``; then its results are complete.
 
-    Raises ``GenerationOverError`` when the generation is over, ``TimeoutError`` after
-    ``timeout_s``.
+    Raises ``GenerationOverError`` if the generation is over, ``TimeoutError`` after ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     with guard.wait():
@@ -270,7 +269,7 @@ def settle(mark: Marker, guard: WaitGuard, *, timeout_s: float) -> None:
 
 
 def _in_this_stream(operation: Callable[[], Work]) -> Callable[[], Work]:
-    """Return ``operation`` for another thread, where the current device and stream are others."""
+    """Return ``operation`` for another thread, bound to the current device and stream."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return operation
     device, stream = torch.cuda.current_device(), torch.cuda.current_stream()

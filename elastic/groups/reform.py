@@ -1,4 +1,4 @@
-"""Form the process group and mesh of a generation, and leave them again, in a living process."""
+"""Formation of a generation's process group and mesh in a living process, and their release."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from holdfast.elastic.membership.records import GenerationRecord, MeshSize
 from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
 
 AXES = ("dp",)
-"""The axes of a mesh that is data parallel only."""
+"""The axes of a purely data-parallel mesh."""
 
 LOOPBACK = "127.0.0.1"
 _CONNECT_TIMEOUT_S = 120.0
-"""Longer than it takes to see that two nodes do not reach each other: no worker ends for that."""
+"""Longer than the agents need to detect two nodes that cannot reach each other, so that no worker
+fails because of them."""
 
 
 def host_of(address: str) -> str:
-    """Return the host in ``tcp://host:port``: where a sidecar is reached, so are its workers."""
+    """Return the host in ``tcp://host:port``; a sidecar's workers are reached at its host."""
     return address.partition("://")[2].rpartition(":")[0] or LOOPBACK
 
 
@@ -44,9 +45,9 @@ _CPU = torch.device("cpu")
 
 
 class MeetingPoint:
-    """This worker's TCPStore server: where a generation meets when the worker is its rank 0.
+    """This worker's TCPStore server; a generation meets there if the worker is its rank 0.
 
-    It lives as long as the worker; generations are told apart by a prefix.
+    It lives as long as the worker; each generation uses a prefix of its own.
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
@@ -55,23 +56,29 @@ class MeetingPoint:
 
 
 class Peers:
-    """Some ranks that reduce among themselves; ``index`` is this one's place of ``size``."""
+    """A set of ranks that reduce among themselves.
+
+    ``index`` is this rank's place among ``size``.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, *, index: int, size: int) -> None:
         self._group, self.index, self.size = group, index, size
 
     def max_(self, tensor: torch.Tensor) -> None:
-        """Take the element-wise largest of them all, in place."""
+        """Reduce to the element-wise maximum over the ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
 
     def sum_(self, tensor: torch.Tensor) -> None:
-        """Add up their tensors, in place."""
+        """Add up the ranks' tensors, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, group=self._group)
 
     def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Start to add up their tensors, in place; return what waits for it."""
+        """Start to add up the ranks' tensors, in place.
+
+        Return a function that waits for the sum.
+        """
         if self.size == 1:
             return lambda: None
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
@@ -87,7 +94,7 @@ class GradientGroups:
 
 
 class GenerationWorld(Peers):
-    """The ranks of one generation: group, mesh, and the few collectives the loop needs itself."""
+    """The ranks of one generation: group, mesh, and the few collectives that the loop needs."""
 
     def __init__(
         self,
@@ -114,7 +121,7 @@ class GenerationWorld(Peers):
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device of this rank."""
         kind = self.mesh.device_type
         return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
 
@@ -125,27 +132,30 @@ class GenerationWorld(Peers):
 
     @property
     def dp(self) -> Peers:
-        """The ranks that do what this one does with other microbatches; the world if all do."""
+        """The ranks that do the same work on other microbatches; the world if all ranks do."""
         return self if self.record.mesh.cell == 1 else self._dp
 
     @property
     def edp(self) -> Peers:
-        """Those of `dp` that have the same experts as this one."""
+        """The ranks of `dp` that have the same experts as this rank."""
         return self.dp if self.record.mesh.ep == 1 else self._edp
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank answers for its data-parallel group, where all would say the same."""
+        """Whether this rank reports for its data-parallel group, whose ranks hold equal values."""
         return self._place.tp == 0 and self._place.pp == self.record.mesh.pp - 1
 
     def unite(self, names: list[str]) -> list[str]:
-        """Return the names that ranks of any stage have; collective where there are several."""
+        """Return the union of the names over all stages; collective if there are several stages."""
         if self.record.mesh.pp == 1:
             return names
         return sorted({str(name) for found in self.gather(list(names)) for name in found})
 
     def over_stages(self, count: int) -> int:
-        """Add up a count that all ranks of a stage have in common; collective as `unite`."""
+        """Add up over the stages a count that is equal on all ranks of a stage.
+
+        Collective like `unite`.
+        """
         if self.record.mesh.pp == 1:
             return count
         first = self._first_of_stage == self.rank
@@ -158,16 +168,20 @@ class GenerationWorld(Peers):
         return rank_of(Coordinates(0, self._place.pp, 0), self.record.mesh)
 
     def counts(self, tensor: torch.Tensor) -> bool:
-        """Say whether this rank counts what it holds of a tensor: of those with the same, one."""
+        """Return whether this rank counts its part of a tensor.
+
+        Of ranks with the same part one does.
+        """
         return counts_here(tensor, rank=self.rank, first=self._first_of_stage)
 
     def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Start to add up all ranks' tensors, in place; return what waits for it.
+        """Start to add up all ranks' tensors, in place; return a function that waits for the sum.
 
-        Apart from other collectives: their order on the ranks need not fit in with these.
+        It uses a group of its own, so its order relative to other collectives may differ between
+        ranks.
         """
         if self.size > 1 and self._aside is None:
-            group = dist.new_group()  # leaves by itself when the generation ends
+            group = dist.new_group()  # released when the generation ends
             self._aside = Peers(group, index=self.rank, size=self.size)
         return self._aside.start_sum(tensor) if self._aside else lambda: None
 
@@ -191,14 +205,14 @@ class GenerationWorld(Peers):
         ]
 
     def gather_groups(self, value: Json) -> list[Json]:
-        """Return the value of one rank of every data-parallel group, in their order."""
+        """Return the value of one rank of every data-parallel group, in group order."""
         return self.gather(value)[:: self.record.mesh.cell]
 
     def gather_plans(self, value: Json) -> list[Json]:
-        """Gather as `gather` does, but apart from all collectives: a rank may come alone.
+        """Gather like `gather`, but without collectives: a rank may come alone.
 
-        Raises ``StateError`` where the others do not come, ``GenerationOverError`` when the
-        generation is over.
+        Raises ``StateError`` if the others do not come, ``GenerationOverError`` if the generation
+        is over.
         """
         found: list[Json] | StateError = self.guard.call(lambda: self._planned(value), name="plan")
         if isinstance(found, StateError):
@@ -209,14 +223,14 @@ class GenerationWorld(Peers):
         try:
             return self.plans(value)
         except StateError as error:
-            return error  # no fence explains it, so none is waited for
+            return error  # no fence explains it, so do not wait for one
 
     def settle(self) -> None:
-        """Wait until this rank's device has done what it was told, so that it can be kept.
+        """Wait until this rank's device has finished its work, so that the results can be kept.
 
-        What comes from an aborted collective looks like any other number. Raises
-        ``GenerationOverError`` when the generation is over, ``TimeoutError`` when it takes longer
-        than a collective may.
+        The result of an aborted collective looks like any other number. Raises
+        ``GenerationOverError`` if the generation is over, ``TimeoutError`` after the time limit of
+        a collective.
         """
         if self.mesh.device_type == "cuda":
             from holdfast.elastic.groups import nccl
@@ -246,11 +260,11 @@ def form(
     axes: tuple[str, ...] = AXES,
     device: Literal["cpu", "cuda"] = "cpu",
 ) -> GenerationWorld:
-    """Meet the other members of ``record`` and return the world they make.
+    """Meet the other members of ``record`` and return the world that they form.
 
-    ``axes`` names those of its mesh, ``device`` the kind it spans. Raises ``ConfigError`` where the
+    ``axes`` names the axes of its mesh, ``device`` its device type. Raises ``ConfigError`` if the
     node has more ranks than such devices, ``GenerationOverError`` as soon as the generation is
-    over, whatever the others do.
+    over, whatever the other ranks do.
     """
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
@@ -297,7 +311,7 @@ def form(
 
 
 def init_group(backend: str, *, store: Store, rank: int, size: int, timeout_s: float) -> None:
-    """Make the default group; ``sys.excepthook`` stays, which torch wraps anew at every call."""
+    """Make the default group; keep ``sys.excepthook``, which torch wraps again at every call."""
     hook = sys.excepthook
     try:
         dist.init_process_group(
@@ -312,7 +326,7 @@ def init_group(backend: str, *, store: Store, rank: int, size: int, timeout_s: f
 
 
 def _take_device(record: GenerationRecord, rank: int) -> Connect:
-    """Compute on the rank's CUDA device from now on; return what connects it with the others'."""
+    """Select the rank's CUDA device; return the function that connects it with the others'."""
     from holdfast.elastic.groups import nccl
 
     index = devices.index_of(rank, record.members, count=torch.cuda.device_count())
@@ -324,7 +338,7 @@ def _take_device(record: GenerationRecord, rank: int) -> Connect:
 def meshes_of(
     size: MeshSize, axes: tuple[str, ...], *, device: Literal["cpu", "cuda"] = "cpu"
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return a mesh with the named axes, and one of its data-parallel axes alone; collective."""
+    """Return a mesh with the named axes, and one with only its data-parallel axes; collective."""
     mesh = init_device_mesh(device, size.along(axes), mesh_dim_names=axes)
     replicates = "replicate" in axes
     if "ep" not in axes:
@@ -356,10 +370,10 @@ def _every(step: int, size: MeshSize) -> dist.ProcessGroup:
 
 
 def leave() -> int:
-    """Give up the present group, if any; return how many old groups are still busy inside gloo."""
+    """Abandon the present group, if any; return the number of old groups still busy in gloo."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    # After a formation that was interrupted, names would differ between ranks.
+    # After an interrupted formation, group names would differ between ranks.
     torch_private.restart_group_names()
     # Cached sharding results hold the mesh, and with it the group, of the old generation.
     torch_private.drop_sharding_cache()

@@ -1,9 +1,9 @@
-"""Parameters and gradients that are cut over the ranks of a mesh: who reduces, who counts them.
+"""Parameters and gradients sharded over the ranks of a mesh: which code reduces and counts them.
 
-FSDP2 reduces the gradients of what it shards. Everything else is summed over the data-parallel
-axis by us: plain tensors, and DTensors that only tensor parallelism cuts. Experts that are cut over
-``ep`` are summed over those ranks alone that hold the same ones: what the others gave them to do
-they have seen.
+FSDP2 reduces the gradients of the parameters that it shards. Holdfast sums all others over the
+data-parallel axis: plain tensors, and DTensors that only tensor parallelism shards. Experts that
+are sharded over ``ep`` are summed only over the ranks that hold the same ones, because these have
+already processed the tokens of the other ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ EXPERTS = "ep"
 """The axis along which ranks have different experts."""
 
 MODEL_AXES = frozenset({"tp", EXPERTS})
-"""Axes along which ranks hold parts of the model, not of what FSDP2 shards."""
+"""Axes along which ranks hold parts of the model, as opposed to FSDP2's shards."""
 
 
 def is_reduced_by_fsdp(parameter: torch.Tensor) -> bool:
-    """Say whether this is a shard of FSDP2's, whose gradient it reduces over the data axes."""
+    """Return whether this is a shard of FSDP2's, which reduces its gradient over the data axes."""
     if not isinstance(parameter, DTensor):
         return False
     axes = parameter.device_mesh.mesh_dim_names
@@ -30,7 +30,7 @@ def is_reduced_by_fsdp(parameter: torch.Tensor) -> bool:
 
 
 def experts_of(parameter: torch.Tensor) -> Placement | None:
-    """Return how a parameter lies along the axis of the experts, None where it does not."""
+    """Return a parameter's placement along the axis of the experts, None if it has none."""
     if not isinstance(parameter, DTensor):
         return None
     axes = parameter.device_mesh.mesh_dim_names or ()
@@ -38,12 +38,12 @@ def experts_of(parameter: torch.Tensor) -> Placement | None:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what of a tensor lies at this rank, in the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def settled(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a gradient that lies as its parameter does: what is partial is added up.
+    """Return a gradient with its parameter's placements; partial values are added up.
 
     Collective over the parameter's mesh. Sequence parallelism leaves the gradients of replicated
     parameters as terms of a sum.
@@ -56,7 +56,7 @@ def settled(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def with_local(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that lies as ``tensor`` does and is ``local`` at this rank."""
+    """Return a tensor with the placements of ``tensor`` and the local part ``local``."""
     if not isinstance(tensor, DTensor):
         return local
     return DTensor.from_local(
@@ -70,17 +70,17 @@ def with_local(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def settle(parameter: nn.Parameter) -> None:
-    """Have the gradient of a parameter lie as it does; see `settled`."""
+    """Give a parameter's gradient the parameter's placements; see `settled`."""
     if parameter.grad is not None:
         parameter.grad = settled(parameter.grad, parameter)
 
 
 def counts_here(tensor: torch.Tensor, *, rank: int, first: int) -> bool:
-    """Say whether ``rank`` is the one that counts what it holds of a tensor.
+    """Return whether ``rank`` counts its part of a tensor.
 
-    Of the ranks that hold the same, one does. ``first`` is the first of those among which the
-    tensor exists: whoever holds a plain tensor holds all of it, and so does every copy of the
-    mesh of a DTensor that does not span them all.
+    Of the ranks that hold the same part, one does. ``first`` is the first of the ranks that have
+    the tensor: each of them holds the whole of a plain tensor. If a DTensor's mesh does not span
+    them all, every copy of that mesh holds the whole of it.
     """
     if not isinstance(tensor, DTensor):
         return rank == first

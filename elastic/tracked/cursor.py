@@ -1,4 +1,4 @@
-"""The run's own state: where it stands and under which settings its numbers were made."""
+"""The cursor: the run's own progress, and the settings that its numbers depend on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError
 
 KEY = "holdfast"
-"""The name under which the cursor is tracked beside the user's state."""
+"""The name under which the cursor is tracked, next to the user's state."""
 
 _ONLY_EXACT = ("exact", "threads", "torch", "tp", "ep")
 
 _RENAMED: dict[Json, Json] = {True: "float32", False: None}
-"""Values of ``exact`` in cursors of older checkpoints, and what they are called now."""
+"""Values of ``exact`` in cursors of older checkpoints, and their present names."""
 
 _UNSAID: dict[str, Json] = {"tp": 1, "ep": 1}
-"""What held in runs whose cursor does not say so."""
+"""Settings of runs whose cursor does not store them."""
 
 
 class _SavedCursor(msgspec.Struct, kw_only=True):
@@ -32,10 +32,10 @@ class _SavedCursor(msgspec.Struct, kw_only=True):
 
 
 class Cursor:
-    """Completed steps, last metrics, gradient bounds and the places of the data loaders.
+    """Completed steps, last metrics, gradient bounds and the positions of the data loaders.
 
-    A Stateful, tracked with the user's. ``tp`` is how many ranks add up a microbatch's work, ``ep``
-    how many microbatches an expert adds up at once.
+    It is a Stateful, tracked with the user's state. ``tp`` is the number of ranks that add up a
+    microbatch's work, ``ep`` the number of microbatches that an expert adds up at once.
     """
 
     def __init__(self, settings: Settings, *, tp: int = 1, ep: int = 1) -> None:
@@ -55,7 +55,7 @@ class Cursor:
         }
 
     def places(self) -> dict[str, Json]:
-        """Return the places of the loaders, by name; what is put there is part of the state."""
+        """Return the positions of the loaders, by name; entries put there are part of the state."""
         return self.loaders
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Standing at the end of a step, for a change of the world that was announced: it undoes nothing.
+"""Hand-over: all ranks halt at the end of a step for an announced change, so no step is repeated.
 
-The steps are synchronous, so where one rank stops at the end of a step nobody completes the next.
-All ranks learn from the gradients' own reduction that some node wishes it, snapshot the step, and
-stand still. Where a node is to leave, its ranks see the step protected and say so to their agent,
-which ends them and withdraws: from there on it is a lost node like any other, at the best of
-moments. Where others want to join, the ranks say that they stand, and their agents fence.
+The steps are synchronous: if one rank stops at the end of a step, no rank completes the next. All
+ranks learn from the gradients' own reduction that a node wishes the halt. They snapshot the step
+and halt. If a node is to leave, its ranks wait until the step is protected and report this to their
+agent, which ends them and withdraws. From then on it is a lost node like any other, lost at a
+moment that costs no work. If others want to join, the ranks report that they halt, and their agents
+fence.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from holdfast.elastic.groups.reform import GenerationWorld
 _log = logging.getLogger(__name__)
 
 HOLD_S = 60.0
-"""How long all stand still for a change that does not come after all."""
+"""Time limit of the halt, for a change that does not come after all."""
 
 _ASK_S = 0.2
 
 
 class Wish(IntEnum):
-    """What a rank has all ranks do at the end of the step; where several wish, the largest."""
+    """A rank's request to all ranks for the end of the step; of several, the largest counts."""
 
     NONE = 0
     HALT = 1
@@ -36,7 +37,7 @@ class Wish(IntEnum):
 
 
 def wish_of(channel: Channel, world: GenerationWorld) -> Wish:
-    """Return what this rank's agent asks for."""
+    """Return the request of this rank's agent."""
     if channel.leaving():
         return Wish.LEAVE
     return Wish.HALT if channel.halts(world.generation) else Wish.NONE
@@ -45,10 +46,10 @@ def wish_of(channel: Channel, world: GenerationWorld) -> Wish:
 def hand_over(
     channel: Channel, world: GenerationWorld, client: SidecarClient, *, step: int, stored: bool
 ) -> None:
-    """Stand at the end of ``step`` until the generation is over, at most `HOLD_S`.
+    """Halt at the end of ``step`` until the generation is over, at most `HOLD_S`.
 
-    Every rank has a snapshot of it. ``stored``: it was given to the store, and is safe when it is
-    there. Raises ``GenerationOverError``.
+    Every rank has a snapshot of the step. ``stored``: the step is being written to the store, and
+    is safe once it is there. Raises ``GenerationOverError``.
     """
     deadline_s, halted, handed = time.monotonic() + HOLD_S, False, False
     with world.guard.wait():
@@ -66,9 +67,9 @@ def hand_over(
 
 
 def _is_safe(world: GenerationWorld, client: SidecarClient, *, step: int, stored: bool) -> bool:
-    """Ask for a moment whether ``step`` can be restored without this node.
+    """Return whether ``step`` can be restored without this node; wait a moment for the answer.
 
-    Without parity it can when the store has it; where there is none, waiting would not help.
+    Without parity it can once the store has it; without a store waiting would not help.
     """
     parity = world.record.snapshots.parity
     try:

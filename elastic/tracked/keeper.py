@@ -1,4 +1,4 @@
-"""Keeps the tracked state of a generation: restores it, snapshots it, makes it durable."""
+"""The keeper of a generation's tracked state: restores it, snapshots it, makes it durable."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class StateKeeper:
-    """One generation's hold on the state; ``cursor`` says where the run stands.
+    """One generation's keeper of the state; ``cursor`` holds the run's progress.
 
-    ``anew`` says why nothing is to be restored, if that is so; ``ahead`` is what was prefetched.
+    A nonempty ``anew`` is the reason why nothing is restored; ``ahead`` holds the prefetched
+    chunks.
     """
 
     def __init__(
@@ -74,15 +75,15 @@ class StateKeeper:
         self._protection: ProtectionWatch | None = None
         self._stall_before_s = self._last_stall_s = 0.0
         self._left_out = 0
-        self._stored = self._asked = 0  # steps in the store before, and asked to be written
+        self._stored = self._asked = 0  # newest step in the store before; newest requested
 
     def open_ahead(self) -> None:
-        """Begin to open what there is to restore, while the state is being built."""
+        """Begin to open the restore point while the state is being built."""
         if not self._anew:
             self._restorer.open_ahead()
 
     def track(self, state: Mapping[str, Any]) -> None:
-        """Take charge of ``state`` and restore it where there is something to restore."""
+        """Take charge of ``state`` and restore it if there is a restore point."""
         if KEY in state:
             raise ConfigError(f"run.track: the name {KEY!r} is taken by the run's own cursor")
         self._state = {**state, KEY: self.cursor}
@@ -113,13 +114,13 @@ class StateKeeper:
         )
 
     def _tell_protected(self, step: int, seconds: float) -> None:
-        """Record how long a step took to become protected; on the watch's thread."""
+        """Record the time until a step was protected; runs on the watch's thread."""
         if self._world.rank == 0:
             generation = self._world.generation
             self._channel.emit(StepProtected(generation=generation, step=step, seconds=seconds))
 
     def _tell_unprotected(self, step: int, reason: str) -> None:
-        """Record why a step is not protected, once for each node; on the watch's thread."""
+        """Record why a step is not protected, once for each node; runs on the watch's thread."""
         homes, rank = self._world.record.snapshots.rank_nodes, self._world.rank
         if homes.index(homes[rank]) == rank:
             self._channel.emit(
@@ -127,7 +128,7 @@ class StateKeeper:
             )
 
     def _restore(self) -> Restored:
-        """Bring the state back, or leave it as it was built where it was built ``anew``."""
+        """Restore the state, or leave it as it was built if ``anew`` says so."""
         start = time.perf_counter()
         if self._anew:
             restored = Restored(tier="none", how=self._anew, step=0)
@@ -135,7 +136,7 @@ class StateKeeper:
             checkpoint = self._settings.checkpoint
             root = None if checkpoint is None else checkpoint.root
             restored = self._restorer.restore(self._state, root=root)
-        self._restorer.close()  # what was prefetched is as much memory as the state
+        self._restorer.close()  # prefetched chunks take as much memory as the state
         if restored.tier == "checkpoint":
             self._stored = restored.step
         self._channel.emit(
@@ -154,7 +155,7 @@ class StateKeeper:
         return restored
 
     def begin(self, count: int) -> None:
-        """Snapshot where the generation starts from, so that it can be returned to."""
+        """Snapshot the state from which the generation starts, so that it can be restored."""
         snapshots = self._tracked()
         if (disk := self._settings.disk_target()) is not None:
             self.client.spill(disk)
@@ -174,9 +175,9 @@ class StateKeeper:
         return self._snapshots
 
     def keep(self, *, last: bool, wished: Wish = Wish.NONE) -> None:
-        """Snapshot the step just completed where it is due, or ``wished`` for by any rank.
+        """Snapshot the step just completed if it is due or a rank ``wished`` for it.
 
-        Where a node is about to leave, without parity only the store outlives it.
+        If a node is about to leave and there is no parity, the step is also written to the store.
         """
         settings, step = self._settings, self.cursor.step
         if self._watch is not None:
@@ -191,7 +192,7 @@ class StateKeeper:
             self._snapshot(self._tracked(), persist=persist)
 
     def _tell_left_out(self, snapshots: Snapshotter) -> None:
-        """Say that there was no room for snapshots: at first, and then ever more rarely."""
+        """Report that there was no room for snapshots: the first time, then ever more rarely."""
         count, before = snapshots.stats.left_out, self._left_out
         if count.bit_length() > before.bit_length():
             self._left_out = count
@@ -215,10 +216,10 @@ class StateKeeper:
             self._asked = self.cursor.step
 
     def hand_over(self) -> None:
-        """Wait at the end of the step, of which there is a snapshot, until the world changes."""
+        """Wait at the end of the step, which has a snapshot, until the world changes."""
         with self._pulse.phase(WorkerPhase.WAIT):
             self._tracked().fence()
-            self._world.barrier()  # by now every rank has its own
+            self._world.barrier()  # then every rank has its snapshot
             hand_over(
                 self._channel,
                 self._world,
@@ -228,15 +229,15 @@ class StateKeeper:
             )
 
     def fence(self) -> None:
-        """Wait until the copy under way is made: the tensors are about to change."""
+        """Wait until the running copy is complete, because the tensors are about to change."""
         if self._snapshots is not None:
             with self._pulse.phase(WorkerPhase.WAIT):
                 self._snapshots.copied()
 
     def fence_steps_of(self, optimizer: Optimizer) -> None:
-        """Have every step of ``optimizer`` wait as `fence` does, until `close`.
+        """Make every step of ``optimizer`` wait as `fence` does, until `close`.
 
-        What is no optimizer of torch's but steps some cannot be hooked: it waits now.
+        An object that is not a torch optimizer but steps some cannot be hooked: wait now.
         """
         if not isinstance(optimizer, Optimizer):
             self.fence()
@@ -244,7 +245,7 @@ class StateKeeper:
             self._snapshots.fence_steps_of(optimizer)
 
     def stall_s(self) -> float:
-        """Return the seconds training stood still for snapshots since the last call."""
+        """Return the seconds for which training waited for snapshots since the last call."""
         if self._snapshots is None:
             return 0.0
         total = float(self._snapshots.stats.stall_s)
@@ -253,7 +254,7 @@ class StateKeeper:
         return stall
 
     def protection(self) -> Protection:
-        """Return what could be returned to now, and what the last snapshot cost."""
+        """Return the present restore point and the cost of the last snapshot."""
         if self._snapshots is None or self._protection is None:
             raise ConfigError("call run.track(model=..., optimizer=...) first")
         stats = self._snapshots.stats
@@ -267,7 +268,7 @@ class StateKeeper:
         )
 
     def finish(self) -> None:
-        """Wait until the last snapshot is taken, and durable where checkpoints are asked for."""
+        """Wait until the last snapshot is taken and, with checkpoints, durable."""
         checkpoint, step = self._settings.checkpoint, self._asked
         if self._snapshots is None:
             return
@@ -297,9 +298,9 @@ class StateKeeper:
 
     @property
     def replicated_bytes(self) -> int:
-        """How much of the state this rank has in common with its replicas; 0: none, or not known.
+        """Bytes of the state that this rank shares with its replicas; 0: none, or not known.
 
-        Each of them writes as much of it as the others.
+        Each replica writes an equal part of them.
         """
         mesh = self._world.record.mesh
         replicas = mesh.dp // mesh.shard
@@ -308,7 +309,7 @@ class StateKeeper:
         return self._snapshots.stats.replica_bytes * replicas // (replicas - 1)
 
     def close(self) -> None:
-        """Let go of the state and the sidecar."""
+        """Release the state and the sidecar's client."""
         snapshots, self._snapshots = self._snapshots, None
         if self._watch is not None:
             self._watch.close()

@@ -1,7 +1,7 @@
-"""Open the blocks of a restore point while the model to restore into is still being built.
+"""Opening of a restore point's blocks on a thread, while the model is still being built.
 
-Every block is asked for at a sidecar that all ranks of the node ask at once, and lost ones have
-their indexes decoded: time that would be waited for otherwise, once the model is there.
+All ranks of a node request every block from its sidecar at once, and the indexes of lost blocks
+have to be decoded. Without this thread the ranks would wait for that after the model is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Opening(Closing):
-    """A `MemorySource` whose blocks a thread opens, for one who will `take` it, or nobody."""
+    """A `MemorySource` whose blocks a thread opens; `take` returns it."""
 
     def __init__(self, source: MemorySource) -> None:
         self._source: MemorySource | None = source
@@ -30,15 +30,15 @@ class Opening(Closing):
     def _open(self, source: MemorySource) -> None:
         try:
             source.indexes()
-        except Exception as error:  # noqa: BLE001 - whoever restores opens again, and tells
+        except Exception as error:  # noqa: BLE001 - the restore opens again, and reports
             _log.info("opening ahead: %s", error)
         else:
             self._opened = True
 
     def take(self) -> MemorySource | None:
-        """Wait until the blocks are open and hand them over; None where they could not be had.
+        """Wait until the blocks are open and return their source; None if opening failed.
 
-        The wait ends with the generation, as the source's ``poll`` is called in it.
+        The wait ends with the generation, because it calls the source's ``poll``.
         """
         self._thread.join()
         if not self._opened:
@@ -47,7 +47,7 @@ class Opening(Closing):
         return source
 
     def close(self) -> None:
-        """Close a source that nobody took."""
+        """Close a source that was not taken."""
         self._thread.join()
         source, self._source = self._source, None
         if source is not None:

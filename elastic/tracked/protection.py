@@ -1,4 +1,4 @@
-"""How well the run is protected right now: watched beside training, never in a step's way."""
+"""The present protection of the run, watched by a thread that never delays a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.sidecar.client import SidecarClient
 
 EVERY_S = 1.0
-"""How often the sidecar is asked at most."""
+"""Shortest time between two requests to the sidecar."""
 
 _WAIT_S = 1.0
 _STEPS_KEPT = 256
@@ -20,14 +20,14 @@ _FRESH_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What could be returned to now, and what the snapshots cost.
+    """The present restore point and the cost of the snapshots.
 
-    ``step`` is the newest protected step known (what was restored, until this generation has one;
-    -1 for none) and ``age_s`` how long ago it was complete: so much work a failure would cost.
-    ``protected_after_s`` is how long a step took to become protected when last looked at.
-    ``copy_s`` and ``stall_s`` are those of the last snapshot, ``copied_bytes`` are of all of this
-    rank in this generation; ``discarded`` counts the snapshots
-    given up because ``torn`` was written to while it was copied.
+    ``step`` is the newest step known to be protected (the restored step until this generation has
+    one; -1 for none). ``age_s`` is the time since it was complete, which is the work that a failure
+    would cost. ``protected_after_s`` is the time that a step last took to become protected.
+    ``copy_s`` and ``stall_s`` are those of the last snapshot; ``copied_bytes`` is the sum over this
+    rank's snapshots in this generation. ``discarded`` counts the snapshots that were discarded
+    because the tensor ``torn`` was written to during the copy.
     """
 
     step: int
@@ -41,11 +41,11 @@ class Protection:
 
 
 class ProtectionWatch:
-    """Learns from the sidecar which steps are protected; safe to share between threads.
+    """Polls the sidecar for protected steps; safe to share between threads.
 
-    ``tell(step, seconds)`` is called on the watch's thread whenever a step was seen to become
-    protected, ``seconds`` after it was complete; ``tell_why(step, reason)`` once for each reason
-    why a step is not. It holds nothing of the training state.
+    The watch's thread calls ``tell(step, seconds)`` whenever it sees a step become protected,
+    ``seconds`` after the step was complete, and ``tell_why(step, reason)`` once for each reason why
+    a step is not. It holds no reference to the training state.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class ProtectionWatch:
             self._changed.notify_all()
 
     def now(self) -> Protection:
-        """Return what is known; costs no message."""
+        """Return the known protection; sends no message."""
         with self._changed:
             age_s = max(0.0, time.monotonic() - self._complete_s)
             return Protection(step=self._step, age_s=age_s, protected_after_s=self._after_s)
 
     def close(self) -> None:
-        """Stop watching; an answer under way is not waited for."""
+        """Stop watching; does not wait for a pending answer."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -97,14 +97,14 @@ class ProtectionWatch:
                 if reached < step:
                     self._ask_why()
             except CkptError:
-                reached = -1  # another look later; its agent knows by itself of a dead sidecar
+                reached = -1  # try again later; the agent itself notices a dead sidecar
             waited = time.monotonic() - began_s > _FRESH_S
             self._note(reached, asked=step, asked_s=None if waited else began_s)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, EVERY_S)
 
     def _ask_why(self) -> None:
-        """Tell why steps are not protected that by now should be, where the sidecar knows."""
+        """Report why overdue steps are not protected, if the sidecar knows."""
         found: dict[str, str] = self._client.status()["unprotected"]
         for at, why in found.items():
             generation, step = map(int, at.split("/"))
@@ -113,10 +113,10 @@ class ProtectionWatch:
         self._why = found
 
     def _next(self) -> int | None:
-        """Wait for a snapshot that is not known to be protected; return the newest's step.
+        """Wait for a snapshot not known to be protected; return the newest's step.
 
-        One taken a while ago may have been protected since, so that how long it took could not be
-        seen: the next one is waited for instead, for a time.
+        One taken some time ago may be protected already, so that its time cannot be measured. Then
+        wait for the next one instead, for a limited time.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._newest() > self._seen)
@@ -129,7 +129,7 @@ class ProtectionWatch:
         return max(self._taken_s, default=-1)
 
     def _note(self, reached: int, *, asked: int, asked_s: float | None) -> None:
-        """Take an answer; without ``asked_s`` it came in the moment the step was protected."""
+        """Record an answer; without ``asked_s`` it came at the moment the step was protected."""
         with self._changed:
             if self._closed or reached not in self._taken_s or reached <= self._seen:
                 return

@@ -1,8 +1,8 @@
-"""Bring the state back at the start of a generation: from memory, else a checkpoint, else anew.
+"""Restore of the state at a generation's start: from memory, disk, a checkpoint, or not at all.
 
-All ranks take the same way. A rank that finds a block at fault tells the others; each then computes
-the same next attempt (`holdfast.ckpt.recovery.fallback`), inside the same generation, and every
-attempt overwrites all that the one before may have written.
+All ranks use the same source. A rank that finds a faulty block tells the others. Each rank then
+computes the same next attempt (`holdfast.ckpt.recovery.fallback`) inside the same generation. Every
+attempt overwrites everything that the previous one may have written.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _ADOPT_POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """Where the state came from: ``step`` of the source, and the farthest ``tier`` of its bytes.
+    """The source of the restored state: its ``step``, and the farthest ``tier`` of its bytes.
 
     ``tier`` is ``arena``, ``prefetched``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or
-    ``none``; ``tiers`` gives for each the bytes and the seconds that threads spent on them.
-    ``sent_bytes`` were sent by sidecars while the others waited.
+    ``none``; ``tiers`` gives the bytes of each tier and the seconds that threads spent on them.
+    ``sent_bytes`` were sent by sidecars while the other ranks waited.
     """
 
     tier: str
@@ -72,7 +72,7 @@ class Restored:
 
 
 class Restorer(Closing):
-    """One rank's way back to the state, together with all others."""
+    """Restores one rank's part of the state, in step with all other ranks."""
 
     def __init__(
         self,
@@ -92,21 +92,21 @@ class Restorer(Closing):
         self._opening: Opening | None = None
 
     def open_ahead(self) -> None:
-        """Begin to open the blocks of the first attempt; `restore` takes them."""
+        """Begin to open the blocks of the first attempt; `restore` uses them."""
         if (point := self._first().point) is not None and self._opening is None:
             self._opening = Opening(self._source(point))
 
     def close(self) -> None:
-        """Let go of what was opened ahead and not restored from, and of what was prefetched."""
+        """Release the blocks that were opened but not used, and the prefetched chunks."""
         opening, self._opening, self._ahead = self._opening, None, None
         if opening is not None:
             opening.close()
 
     def restore(self, state: Mapping[str, Any], *, root: str | None) -> Restored:
-        """Overwrite ``state`` with the newest that can be read; collective.
+        """Overwrite ``state`` with the newest readable restore point; collective.
 
-        Raises ``StateLostError`` where an attempt may have changed the state and nothing is left to
-        restore from, ``JobFailedError`` where there are checkpoints and none of them can be read.
+        Raises ``StateLostError`` if an attempt may have changed the state and no restore point is
+        left, ``JobFailedError`` if there are checkpoints and none of them can be read.
         """
         if self._world.record.mesh.pp > 1:
             self._elsewhere = self._world.unite(sorted(live_keys(flatten(state))))
@@ -142,7 +142,7 @@ class Restorer(Closing):
         )
 
     def _open(self, point: RestorePoint) -> MemorySource:
-        """Return a source, with its blocks open where that was begun ahead."""
+        """Return a source; its blocks are open already if that began ahead."""
         opening, self._opening = self._opening, None
         if opening is not None and (source := opening.take()) is not None:
             if source.point == point:
@@ -153,7 +153,7 @@ class Restorer(Closing):
     def _attempt(
         self, state: Mapping[str, Any], point: RestorePoint
     ) -> tuple[Restored | None, list[ReadFault]]:
-        """Restore from ``point``; return what came of it, and what was found at fault."""
+        """Restore from ``point``; return the result, and the faults found."""
         with self._open(point) as memory:
             try:
                 report = self._fill(state, memory)
@@ -178,16 +178,16 @@ class Restorer(Closing):
             return restored, []
 
     def _cores(self) -> int:
-        """Return how many of the node's cores are there for this rank: all restore at once."""
+        """Return this rank's share of the node's cores; all its ranks restore at once."""
         ranks = self._world.record.snapshots.rank_nodes.count(self._channel.node)
         return max(1, len(os.sched_getaffinity(0)) // max(ranks, 1))
 
     def _fill(self, state: Mapping[str, Any], source: ShardSource) -> RestoreReport:
-        """Restore this rank's part; what the state has at other stages is none of it."""
+        """Restore this rank's part; it excludes state that belongs to other pipeline stages."""
         return restore(state, source, rank=self._world.rank, elsewhere=self._elsewhere)
 
     def _agree(self, faults: list[ReadFault]) -> list[ReadFault]:
-        """Return what any rank found at fault; note whether any rank's state was touched."""
+        """Return the faults found by any rank; note whether any rank's state was touched."""
         said = self._world.gather([msgspec.to_builtins(faults), self._touched])
         self._touched = any(touched for _, touched in said)
         return [msgspec.convert(fault, ReadFault) for theirs, _ in said for fault in theirs]
@@ -208,9 +208,9 @@ class Restorer(Closing):
             )
 
     def _settle(self, point: RestorePoint | None) -> None:
-        """Have the sidecars forget what lies beyond the point that was restored after all.
+        """Make the sidecars drop snapshots newer than the point that was actually restored.
 
-        It is the future of another past now, which no later generation may return to.
+        Those belong to an abandoned timeline; no later generation may restore them.
         """
         planned, world = self._world.record.restore, self._world.record.snapshots
         if self._world.rank or planned is None or _key(point) == _key(planned):
@@ -218,7 +218,7 @@ class Restorer(Closing):
         for peer in world.peers:
             client = SidecarClient(peer.address, self._channel.key)
             try:
-                with contextlib.suppress(CkptError):  # who cannot be told is out of the group soon
+                with contextlib.suppress(CkptError):  # an unreachable sidecar leaves the group soon
                     self._roll_back(client, point)
             finally:
                 client.close()
@@ -228,7 +228,7 @@ class Restorer(Closing):
         while True:
             try:
                 return client.roll_back(self._world.generation, restore=point)
-            except NotFoundError:  # its agent is still about to tell it of this generation
+            except NotFoundError:  # its agent has not yet told it of this generation
                 if time.monotonic() > deadline_s:
                     raise
             self._world.guard.check()
@@ -262,7 +262,7 @@ class Restorer(Closing):
         return Restored(tier="none", how=f"{why}nothing to restore", step=0)
 
     def _from_disk(self, state: Mapping[str, Any], root: str | None) -> Restored | None:
-        """Restore what the nodes spilled to their disks, unless a checkpoint is newer."""
+        """Restore the snapshots that nodes spilled to their disks, unless a checkpoint is newer."""
         if self._disk is None:
             return None
         for point in spilled_points(self._channel, self._world, self._disk, root=root):
@@ -276,7 +276,7 @@ class Restorer(Closing):
     ) -> tuple[int, int] | None:
         """Restore the newest checkpoint that all ranks can read; return its step and bytes.
 
-        None where there is none.
+        None if there is none.
         """
         candidates: Iterator[int] = iter(())
         if self._world.rank == 0:
@@ -306,7 +306,7 @@ class Restorer(Closing):
             _log.warning("step %d is damaged, trying an older one: %s", step, failed)
 
     def _agree_on(self, candidates: Iterator[int], root: str) -> int | None:
-        """Return rank 0's next candidate, at all ranks."""
+        """Return rank 0's next candidate on all ranks; collective."""
         step, damage = None, ""
         if self._world.rank == 0:
             try:
@@ -326,9 +326,9 @@ def _key(point: RestorePoint | None) -> tuple[int, int] | None:
 
 
 def probe(root: str) -> None:
-    """Write to the checkpoint root and clean up: better refused now than at the first checkpoint.
+    """Write to the checkpoint root and clean up, to fail now and not at the first checkpoint.
 
-    Raises ``StoreError``, whatever it is that no retry could help.
+    Raises ``StoreError`` for every failure that a retry cannot fix.
     """
     try:
         store = open_store(root)

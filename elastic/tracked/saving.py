@@ -1,4 +1,4 @@
-"""The worker's side of checkpoints: tells people how they go, and waits for the last one."""
+"""The worker's side of checkpoints: reports their progress, and waits for the last one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEWS_S: Final = 2.0
 
 
 class CheckpointWatch:
-    """Follows what the sidecar tells of checkpoints, on a thread, and emits it as events."""
+    """Reads the sidecar's news of checkpoints on a thread, and emits them as events."""
 
     def __init__(self, address: str, key: RunKey, emit: Callable[[Event], None]) -> None:
         self._client, self._emit = SidecarClient(address, key), emit
@@ -37,12 +37,12 @@ class CheckpointWatch:
         threading.Thread(target=self._follow, name="checkpoint-news", daemon=True).start()
 
     def check(self) -> None:
-        """Raise ``JobFailedError`` once more checkpoints failed than the job is to bear."""
+        """Raise ``JobFailedError`` once more checkpoints have failed than the job allows."""
         if self._fatal:
             raise JobFailedError(self._fatal)
 
     def settle(self) -> None:
-        """Tell what there is still to tell; nothing follows."""
+        """Emit the remaining news; no more follow."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(CkptError):
@@ -60,12 +60,12 @@ class CheckpointWatch:
             time.sleep(pause_s)
             try:
                 items = self._client.news(after=self._known, timeout_s=_NEWS_S)
-            except CkptError:  # the sidecar is gone: so is the generation, soon
+            except CkptError:  # the sidecar is gone; the generation ends soon
                 pause_s = _POLL_S
                 continue
             pause_s = 0.0
             with self._lock:
-                if not self._closed:  # else they are told by who comes next
+                if not self._closed:  # else the next reader emits them
                     self._tell(items)
 
     def _tell(self, items: Iterable[NewsItem]) -> None:
@@ -79,7 +79,7 @@ class CheckpointWatch:
 
 
 class LastSave:
-    """Waits until the last checkpoint of a job is durable, and shows how far it is."""
+    """Waits until the last checkpoint of a job is durable, and reports its progress."""
 
     def __init__(self, channel: Channel, client: SidecarClient, *, root: str) -> None:
         self._channel, self._client, self._root = channel, client, root
@@ -88,7 +88,7 @@ class LastSave:
     def wait(self, step: int, *, limit_s: float, check: Callable[[], None]) -> None:
         """Return when ``step`` is durable; ``check`` is called often and may raise.
 
-        Raises ``JobFailedError`` that names what was not saved, and what is.
+        Raises ``JobFailedError`` that names the step that was not saved, and the newest saved one.
         """
         began_s = said_s = time.monotonic()
         while not self._is_durable(step):
@@ -121,7 +121,7 @@ class LastSave:
         self._channel.emit(CheckpointWaiting(step=step, done=round(done, 4)))
 
     def _progress(self, step: int) -> float:
-        """Return the share of the checkpoint that is written, as far as this node knows."""
+        """Return the written fraction of the checkpoint, as far as this node knows."""
         pending: Any = self._client.status().get("persist_pending")
         for each in pending or ():
             if each["step"] == step and each["total_bytes"]:
@@ -130,7 +130,7 @@ class LastSave:
 
 
 def newest(step: int) -> str:
-    """Return in words what this run has saved."""
+    """Return a phrase that names the newest checkpoint of this run."""
     if step < 0:
         return "this run saved none"
     return f"the newest checkpoint is step {step}"

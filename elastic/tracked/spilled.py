@@ -1,4 +1,4 @@
-"""Finds what the nodes spilled to their own disks, when memory has nothing to restore from."""
+"""Finds the snapshots that nodes spilled to their own disks, when memory has no restore point."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def spilled_points(
 ) -> list[RestorePoint]:
     """Return the snapshots on the nodes' disks that can be restored, the newest step first.
 
-    Those that are older than the newest checkpoint in ``root`` are left out. Collective: rank 0
-    asks all sidecars, which verify what they have. What is on too few disks is told, as the event
-    ``disk_refused``, with what is missing and the newest checkpoint.
+    Snapshots older than the newest checkpoint in ``root`` are left out. Collective: rank 0 asks all
+    sidecars, which verify their files. The event ``disk_refused`` reports a snapshot that is on too
+    few disks, with the missing parts and the newest checkpoint.
     """
     found: list[RestorePoint] = []
     if world.rank == 0:
@@ -51,7 +51,7 @@ def _ask(
         try:
             return client.spilled(disk)
         except CkptError:
-            return []  # who does not answer has nothing to offer
+            return []  # a sidecar that does not answer offers nothing
         finally:
             client.close()
 
@@ -71,9 +71,9 @@ def _ask(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What can be restored, the newest step first.
+    """The restorable snapshots, the newest step first.
 
-    ``refused`` is the newest step that is on some disks and newer than these, None where there is
+    ``refused`` is the newest step that is on some disks and newer than these, None if there is
     none; ``reason`` says what it lacks.
     """
 
@@ -89,9 +89,9 @@ def choose(
     timeline: Sequence[Origin],
     least: int,
 ) -> Choice:
-    """Return what can be restored of the nodes' ``offers``.
+    """Return the restorable snapshots among the nodes' ``offers``.
 
-    Left out are steps before ``least``, and futures of ``run`` that were rolled back.
+    Leaves out steps before ``least``, and steps of ``run`` that a roll-back abandoned.
     """
     inventories = []
     for node, there in sorted(offers.items()):
@@ -121,7 +121,7 @@ def choose(
 
 
 def _why_not(inventories: Sequence[Inventory], step: int) -> str:
-    """Return why a step cannot be restored, in words for people."""
+    """Return why a step cannot be restored, as a readable phrase."""
     alone = [
         msgspec.structs.replace(
             each,

@@ -1,8 +1,8 @@
-"""Where an etcd is and how to speak to it, as one line of text.
+"""The address of an etcd and its connection options, as one line of text.
 
-``etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?OPTION=FILE&...]``; with ``etcds://`` by TLS. The
-options are files on every node: ``password`` (of USER), ``ca`` (whom to trust; the system's
-authorities by default), ``cert`` and ``key`` (this side's own certificate).
+``etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?OPTION=FILE&...]``; ``etcds://`` uses TLS. The
+options are files on every node: ``password`` (of USER), ``ca`` (trusted authorities; the system's
+by default), ``cert`` and ``key`` (the client's own certificate).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EtcdAddress:
 
     @classmethod
     def parse(cls, url: str) -> EtcdAddress:
-        """Return the address that ``url`` says. Raises ``ConfigError`` naming what is wrong."""
+        """Return the address in ``url``. Raises ``ConfigError`` that names the fault."""
         scheme, _, rest = url.partition("://")
         if scheme not in (PLAIN, SECURE) or not rest:
             raise ConfigError(f"{url}: not an address of etcd; write etcd://HOST:PORT")
@@ -75,7 +75,7 @@ class EtcdAddress:
         )
 
     def __str__(self) -> str:
-        """Return what messages call it."""
+        """Return its name in messages."""
         return f"etcd at {','.join(self.endpoints)}"
 
 

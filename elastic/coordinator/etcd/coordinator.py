@@ -1,8 +1,8 @@
 """The coordinator on etcd v3.
 
-Nothing that etcd acknowledged is lost by the death of a minority of its members. Leases are whole
-seconds and no shorter than etcd allows (1.5 times its election timeout), so one may last longer
-than was asked for, never shorter.
+The death of a minority of etcd's members loses nothing that etcd acknowledged. Leases are whole
+seconds and no shorter than etcd allows (1.5 times its election timeout), so a lease may last longer
+than requested, never shorter.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MOST_IDLE_STREAMS = 4
 _TOKEN_TRIES = 2
 
 Pick: TypeAlias = Callable[[Line], Any]
-"""Choose the method of a member to call."""
+"""Selects the member's method to call."""
 
 
 class EtcdCoordinator:
-    """A `Coordinator` on etcd; safe to share between threads, whose calls do not wait in line.
+    """A `Coordinator` on etcd; safe to share between threads, whose calls run concurrently.
 
-    Every call ends within ``timeout_s``, watches within that beyond their own. Raises
-    ``ConfigError`` when a file that ``address`` names cannot be read.
+    Every call ends within ``timeout_s``; a watch within its own timeout plus ``timeout_s``. Raises
+    ``ConfigError`` if a file named by ``address`` cannot be read.
     """
 
     def __init__(self, address: EtcdAddress, *, timeout_s: float = 5.0) -> None:
@@ -57,12 +57,12 @@ class EtcdCoordinator:
             raise CoordinatorError(f"lease of {ttl_s} s: the time to live must be positive")
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         answer = self._ask(lambda line: line.lease.LeaseGrant, request, repeatable=True)
-        return int(answer.ID)  # one whose answer was lost ends by itself
+        return int(answer.ID)  # a lease whose answer was lost ends by itself
 
     def keep_alive(self, lease: int) -> None:
         """See `Coordinator.keep_alive`."""
         if not self._renewed(lease):
-            self._revision()  # returns when the member has seen every grant there was
+            self._revision()  # returns once the member has seen every earlier grant
             if not self._renewed(lease):
                 raise LeaseExpiredError(
                     f"lease {lease} has ended: stop acting, then ask for a new one"
@@ -149,7 +149,7 @@ class EtcdCoordinator:
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
-        """See `Coordinator.close`; a watch under way in another thread ends at once."""
+        """See `Coordinator.close`; a pending watch in another thread ends at once."""
         with self._lock:
             self._closed = True
             streams, self._streams = [*self._streams, *self._busy], []
@@ -166,7 +166,7 @@ class EtcdCoordinator:
         try:
             taken_at = stream.await_start(start_by_s)
             if not stream.proven and taken_at < after and self._revision() < after:
-                raise CompactedError  # the store was replaced by one that knows less
+                raise CompactedError  # the store was replaced by an older one
             stream.proven = True
             events = [self._event(event) for event in stream.take(until_s)]
         except StreamBrokenError as broken:
@@ -180,7 +180,7 @@ class EtcdCoordinator:
         return events, stream.after
 
     def _borrow(self, prefix: bytes, after: int) -> WatchStream:
-        """Return the stream that stands just there, or a new one."""
+        """Return an idle stream at exactly this position, or a new one."""
         with self._lock:
             for stream in self._streams:
                 if (stream.prefix, stream.after) == (prefix, after):
@@ -243,7 +243,7 @@ class EtcdCoordinator:
         return self._ask(lambda line: line.kv.Range, request, repeatable=True)
 
     def _write(self, pick: Pick, request: Any, lease: int | None) -> Any:
-        """Write once: whether a write whose answer was lost took effect, only a read can tell."""
+        """Write once; if the answer is lost, only a read tells whether the write took effect."""
         try:
             return self._ask(pick, request, repeatable=False)
         except RequestFailedError as error:

@@ -1,4 +1,4 @@
-"""What a failed request to etcd means: a table from what came back to what may be done. Pure."""
+"""The meaning of failed requests to etcd: a table from the error to the allowed responses. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import Enum
 
 
 class Meaning(Enum):
-    """What is known of a request that failed.
+    """The known state of a failed request.
 
-    REFUSED: it was not done, and asking again changes nothing. NOT_DONE: it was not done; another
-    member or a moment later may do it. TOKEN: it was not done, because the token is no longer
-    known. LOST: nobody knows whether it was done.
+    REFUSED: it was not done, and a retry changes nothing. NOT_DONE: it was not done; another member
+    or a later retry may do it. TOKEN: it was not done, because the token is no longer known. LOST:
+    it is unknown whether it was done.
     """
 
     REFUSED = "refused"
@@ -30,17 +30,17 @@ class RequestFailure:
 
     @property
     def lease_gone(self) -> bool:
-        """Whether the lease it named has ended."""
+        """Whether the request's lease has ended."""
         return "requested lease not found" in self.text
 
     @property
     def member_fails(self) -> bool:
-        """Whether another member should be asked next."""
+        """Whether the next request should go to another member."""
         return self.meaning in (Meaning.NOT_DONE, Meaning.LOST)
 
     @property
     def connection_fails(self) -> bool:
-        """Whether the connection may be dead without anybody having said so."""
+        """Whether the connection may be dead without an error."""
         return self.code == "DEADLINE_EXCEEDED"
 
 
@@ -73,12 +73,12 @@ _OTHERWISE = "check the address and that a majority of its members runs"
 
 
 def judge(code: str, text: str) -> RequestFailure:
-    """Return what gRPC's status ``code`` (its name) with ``text`` means."""
+    """Return the meaning of gRPC's status ``code`` (its name) with ``text``."""
     return RequestFailure(code=code, text=text, meaning=_meaning(code, text))
 
 
 def advice(text: str) -> str:
-    """Return what to do about a failure that says ``text``."""
+    """Return the remedy for a failure with the text ``text``."""
     return next((said for mark, said in _ADVICE if mark in text), _OTHERWISE)
 
 

@@ -1,8 +1,8 @@
-"""Requests to etcd: one member at a time, another when it fails, each with a deadline.
+"""Requests to etcd, each with a deadline: to one member at a time, to another if it fails.
 
-A gRPC channel of its own per member instead of one over all addresses, because TLS checks the name
-of the member that is spoken to. A request that certainly was not done goes to the next member; one
-of which nobody knows is repeated only where that changes nothing.
+Each member has its own gRPC channel, instead of one over all addresses, because TLS checks the name
+of the contacted member. A request that was certainly not done goes to the next member. If that is
+unknown, the request is repeated only if a repetition changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.elastic.errors import ConfigError, CoordinatorError
 _PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 _TOKEN_TRIES = 3
 _OPTIONS = (
-    # etcd takes more than one ping in 5 s for an attack, and any while there is no call
+    # etcd treats more than one ping in 5 s as an attack, and any ping without a call
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -31,13 +31,13 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # a channel made anew is a connection made anew
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection
     ("grpc.enable_http_proxy", 0),
 )
 
 Metadata = tuple[tuple[str, str], ...]
 _WITH_LEADER: Metadata = (("hasleader", "true"),)
-"""Has a member that lost its majority say so, instead of answering from what it last knew."""
+"""Makes a member that lost its majority report that, instead of answering from old state."""
 
 
 class RequestFailedError(CoordinatorError):
@@ -49,7 +49,7 @@ class RequestFailedError(CoordinatorError):
 
 
 class Line:
-    """A connection to one member; closed when it is retired and nobody waits on it."""
+    """A connection to one member; it is closed once retired and unused."""
 
     def __init__(self, endpoint: str, credentials: Any) -> None:
         self.endpoint = endpoint
@@ -64,13 +64,13 @@ class Line:
         self._users, self._retired = 0, False
 
     def enter(self) -> bool:
-        """Begin to use it; False when it is retired."""
+        """Begin to use it; return False if it is retired."""
         with self._lock:
             self._users += not self._retired
             return not self._retired
 
     def leave(self) -> None:
-        """End to use it."""
+        """Stop using it."""
         with self._lock:
             self._users -= 1
             last = self._retired and not self._users
@@ -78,7 +78,7 @@ class Line:
             self._channel.close()
 
     def retire(self) -> None:
-        """Let nobody use it any more; its streams end."""
+        """Allow no new use; its streams end."""
         with self._lock:
             last = not self._retired and not self._users
             self._retired = True
@@ -87,11 +87,11 @@ class Line:
 
 
 Ask = Callable[[Line, float, Metadata], Any]
-"""Make a request by a line, within so many seconds, with that metadata, and return the answer."""
+"""Makes a request on a line, with a time limit in seconds and metadata, and returns the answer."""
 
 
 class EtcdLink:
-    """The way to an etcd for all threads of a process. Raises ``ConfigError`` for bad files."""
+    """The connections to an etcd, shared by all threads. Raises ``ConfigError`` for bad files."""
 
     def __init__(self, address: EtcdAddress, *, timeout_s: float) -> None:
         self.address, self.timeout_s = address, timeout_s
@@ -105,9 +105,9 @@ class EtcdLink:
         self._token_lock = threading.RLock()
 
     def call(self, ask: Ask, *, repeatable: bool) -> Any:
-        """Return the answer, from whichever member gives one in time.
+        """Return the answer of any member that answers in time.
 
-        ``repeatable``: doing it twice is as good as once. Raises ``RequestFailedError``.
+        ``repeatable``: the request may be done twice without harm. Raises ``RequestFailedError``.
         """
         return self._call(ask, repeatable=repeatable, metadata=self.metadata)
 
@@ -137,7 +137,10 @@ class EtcdLink:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _attempt_s(self, deadline_s: float, *, repeatable: bool) -> float:
-        """Leave time for a second member where it may be asked."""
+        """Return the time limit of one attempt.
+
+        Leaves time for a second member if that is allowed.
+        """
         left_s = max(deadline_s - time.monotonic(), _PAUSE_S)
         several = repeatable and len(self._lines) > 1
         return min(left_s, self.timeout_s / 2) if several else left_s
@@ -156,14 +159,14 @@ class EtcdLink:
                 return line
 
     def note(self, line: Line, failure: RequestFailure, said: Metadata) -> None:
-        """Draw the consequences of a request's failure for whoever asks next."""
+        """Update token and connections after a failed request, for the next requests."""
         if failure.meaning is Meaning.TOKEN:
             self.forget_token(said)
         if not failure.member_fails:
             return
         with self._lock:
             if self._lines[self._at] is not line:
-                return  # another thread has drawn them
+                return  # another thread has done so
             if failure.connection_fails:
                 self._lines[self._at] = None
             self._at = (self._at + 1) % len(self._lines)
@@ -181,7 +184,7 @@ class EtcdLink:
     # -- who we are -----------------------------------------------------------------------------
 
     def metadata(self) -> Metadata:
-        """Return what every request says beside itself; asks for a token where one is missing."""
+        """Return the metadata of every request; request a token if one is missing."""
         if not self.address.user:
             return _WITH_LEADER
         with self._token_lock:
@@ -190,7 +193,7 @@ class EtcdLink:
             return (*_WITH_LEADER, ("token", self._token)) if self._token else _WITH_LEADER
 
     def forget_token(self, said: Metadata) -> None:
-        """Ask for a token before the next request, unless there is one newer than ``said``."""
+        """Request a token before the next request, unless there is one newer than in ``said``."""
         with self._token_lock:
             if not self._token or ("token", self._token) in said:
                 self._token = None
@@ -210,7 +213,7 @@ class EtcdLink:
         return str(answer.token)
 
     def close(self) -> None:
-        """Close every connection; requests under way fail."""
+        """Close every connection; pending requests fail."""
         with self._lock:
             self._closed = True
             lines = [line for line in self._lines if line]

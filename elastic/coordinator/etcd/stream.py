@@ -1,4 +1,4 @@
-"""One watch of etcd: a stream of changes that is known to be alive, or known to be broken."""
+"""One watch of etcd: a stream of changes that detects when it is broken."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class CompactedError(InternalError):
 class WatchStream:
     """The changes of the keys that start with ``prefix``, newer than revision ``after``.
 
-    ``after`` moves on with what `take` returned. A thread reads ahead, a bounded number of
-    messages. A silent stream is asked whether it is alive; one that does not answer within
-    ``patience_s`` is broken.
+    ``after`` advances with the changes that `take` returns. A thread reads ahead, up to a bounded
+    number of messages. A silent stream gets a probe; if it does not answer within ``patience_s``,
+    it is broken.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WatchStream:
         threading.Thread(target=self._read, name="etcd-watch", daemon=True).start()
 
     def await_start(self, deadline_s: float) -> int:
-        """Wait for the member to take the watch; return its store's revision when it did.
+        """Wait for the member to accept the watch; return its store's revision at that time.
 
         Raises ``StreamBrokenError``.
         """
@@ -75,7 +75,7 @@ class WatchStream:
             return self._taken_at
 
     def take(self, deadline_s: float) -> list[Any]:
-        """Return the next changes, in order; none when the time is up.
+        """Return the next changes, in order; none if the time is up.
 
         Raises ``CompactedError`` and ``StreamBrokenError``.
         """
@@ -104,7 +104,7 @@ class WatchStream:
             return response
 
     def _probe(self, now_s: float) -> None:
-        """Ask for a sign of life; its revision is not used (it can run ahead of changes)."""
+        """Request a sign of life; its revision is not used (it can run ahead of changes)."""
         if self._asked_s is not None and self._asked_s > self._heard_s:
             if now_s - self._asked_s > self._patience_s:
                 raise StreamBrokenError(_silent(f"a watch is silent for {self._patience_s:g} s"))
@@ -127,7 +127,7 @@ class WatchStream:
         self._fail(failure)
 
     def _receive(self, response: Any) -> bool:
-        """Take one message; whether more may come."""
+        """Receive one message; return whether more may come."""
         with self._changed:
             self._heard_s = time.monotonic()
             if response.created and not response.canceled:
@@ -147,7 +147,7 @@ class WatchStream:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End it; a `take` under way in another thread raises ``StreamBrokenError``."""
+        """End it; a pending `take` in another thread raises ``StreamBrokenError``."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -158,7 +158,7 @@ class WatchStream:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """Return the first key behind all that start with ``prefix``, as etcd's ranges want it."""
+    """Return the first key after all that start with ``prefix``; the end of an etcd range."""
     for index in reversed(range(len(prefix))):
         if prefix[index] < 0xFF:
             return prefix[:index] + bytes([prefix[index] + 1])
@@ -170,7 +170,7 @@ def _silent(text: str) -> RequestFailure:
 
 
 def _refusal(reason: str) -> RequestFailure:
-    """Return what a refused watch means; older members call a stale token a denied permission."""
+    """Return a refused watch's failure; older members report a stale token as denied permission."""
     if "no leader" in reason:
         return judge("UNAVAILABLE", "etcdserver: no leader")
     meaning = Meaning.TOKEN if "permission denied" in reason or "token" in reason else None

@@ -1,7 +1,7 @@
 """gRPC and etcd's messages; importing this module needs the extra ``holdfast[etcd]``.
 
-Of aetcd only the generated stubs are used (see docs/explanation/decisions/0011). Both packages are
-without types, and neither may be imported where a trainer runs: this module is for agents and
+Only the generated stubs of aetcd are used (see docs/explanation/decisions/0011). Both packages have
+no types, and neither may be imported in a trainer's process: this module is for agents and
 launchers.
 """
 
@@ -26,9 +26,9 @@ def _load(name: str) -> Any:
 
 
 def _load_grpc() -> Any:
-    """Load gRPC without its handlers of fork: they abort children of a process with connections.
+    """Load gRPC without its fork handlers, which abort children of a process with connections.
 
-    It reads the variable once, at its first channel; programs we start must not see it.
+    gRPC reads the variable once, at its first channel; programs started later must not see it.
     """
     before = os.environ.get(_FORK)
     os.environ[_FORK] = "0"

@@ -1,10 +1,10 @@
-"""Batches out of a DataLoader, so that a wait for them can be left and a dead worker replaced.
+"""Feed of batches from a DataLoader, with interruptible waits and replaceable workers.
 
-A DataLoader with worker processes is started and read by a thread: the caller looks at the fence
-while it waits. Worker processes die with the rank, are killed when the feed is closed, and torch's
-own watch over them, which raises in the middle of whatever the main thread does, is taken off: a
-death is noticed here, when a batch is waited for. So is a worker that stands still before its first
-batch, as one does that was forked with a lock that nobody releases.
+A thread starts and reads a DataLoader with worker processes, so the caller can check the fence
+while it waits. Worker processes die with the rank and are killed when the feed is closed. torch's
+own watch over them, which raises at any point of the main thread, is removed: the feed detects a
+death when a batch is waited for. It also detects a worker that hangs before its first batch, for
+example because it was forked with a lock that no thread releases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.elastic.data.workers.starter import STARTER, StarterContext, is_ti
 from holdfast.elastic.processes.children import describe_exit
 
 FIRST_BATCH_S = 60.0
-"""A worker process that gives nothing for so long after its start is taken for stuck."""
+"""A worker process that gives no batch for this long after its start counts as stuck."""
 
 _POLL_S = 0.004
 _PUT_S = 0.1
@@ -47,14 +47,14 @@ class DataWorkerStuckError(DataWorkerDiedError):
 
 
 class WorkerStart:
-    """What a worker process does first: tie itself to the rank, then what the user asked for."""
+    """First work of a worker process: tie itself to the rank, then call the user's function."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._rank, self._then = os.getpid(), then
 
     def __call__(self, worker: int) -> None:
-        """Do so in the worker of that number."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the rank's own handler was inherited
+        """Do so in worker number ``worker``."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the rank's own handler is inherited
         if os.getppid() == self._rank:
             tie(self._rank)
         elif not is_tied():  # the child of multiprocessing's fork server, which outlives the rank
@@ -72,7 +72,7 @@ def _follow() -> None:
 class Feed:
     """The batches of one pass over a DataLoader, in order.
 
-    ``first_batch_s`` is how long its worker processes may take to give their first batches.
+    ``first_batch_s`` is the time limit of its worker processes for their first batches.
     """
 
     def __init__(self, loader: DataLoader[Any], *, first_batch_s: float = FIRST_BATCH_S) -> None:
@@ -87,12 +87,12 @@ class Feed:
             return
         self._context = loader.multiprocessing_context
         if isinstance(self._context, StarterContext):
-            self._context.run()  # by this thread, with which the starter ends
+            self._context.run()  # by this thread: the starter ends with it
         loader.multiprocessing_context = self._recording(self._context or get_context())
         threading.Thread(target=self._read, name="data", daemon=True).start()
 
     def _recording(self, context: BaseContext) -> BaseContext:
-        """Return a context like the given one that notes the processes it makes."""
+        """Return a copy of the context that records the processes it makes."""
         noting: Any = copy.copy(context)
         make = noting.Process
 
@@ -106,9 +106,10 @@ class Feed:
         return found
 
     def _read(self) -> None:
-        """Start the workers and hand over what they give.
+        """Start the workers and hand over their batches.
 
-        It stays until the feed is closed: a forked worker ends with the thread that forked it.
+        The thread stays until the feed is closed, because a forked worker ends with the thread that
+        forked it.
         """
         try:
             iterator = iter(self._loader)
@@ -125,7 +126,7 @@ class Feed:
         self._kill()  # one may have been started while the feed was closed
 
     def _hand_over(self, item: tuple[bool, Any]) -> bool:
-        """Return whether there is more to come."""
+        """Hand over an item; return whether more follow."""
         while not self._closed.is_set():
             try:
                 self._ready.put(item, timeout=_PUT_S)
@@ -137,9 +138,8 @@ class Feed:
     def get(self, check: Callable[[], None], *, beat: Callable[[], None] = lambda: None) -> Any:
         """Return the next batch; ``check`` is called while waiting and may raise to leave.
 
-        ``beat`` is called as well, as long as the wait is bounded here. Raises
-        ``DataWorkerDiedError`` when a worker process is gone or stuck, and what the data set
-        raised.
+        ``beat`` is called as well while the wait is bounded here. Raises ``DataWorkerDiedError`` if
+        a worker process is gone or stuck, and the errors of the data set.
         """
         if not self._workers:
             return next(self._iterator)
@@ -159,7 +159,7 @@ class Feed:
             raise item
 
     def _look(self, beat: Callable[[], None]) -> None:
-        """Raise when a worker has died, or gives nothing although it is its turn for the first."""
+        """Raise if a worker has died, or its first batch is overdue."""
         if died := self._died():
             raise DataWorkerDiedError(died)
         if self._got >= self._workers:
@@ -169,13 +169,13 @@ class Feed:
             return
         late = f"it gave nothing for {self._first_batch_s:g} s after its start"
         if not self._running.is_set() and isinstance(self._context, StarterContext):
-            STARTER.end()  # it may be what is stuck
+            STARTER.end()  # it may be stuck itself
         pids = self.pids()
         who = pids[self._got] if self._got < len(pids) else "not started"
         raise DataWorkerStuckError(f"{late} (process {who})")
 
     def _died(self, wait_s: float = 0.0) -> str:
-        """Return which worker process ended and how, "" for none; an error may precede its end."""
+        """Describe a worker process that ended, "" for none; an error may precede its end."""
         deadline = time.monotonic() + wait_s
         while True:
             for process in tuple(self._started):
@@ -187,15 +187,15 @@ class Feed:
 
     @property
     def gave(self) -> int:
-        """How many batches have come."""
+        """The number of batches received."""
         return self._got
 
     def pids(self) -> tuple[int, ...]:
-        """Return the worker processes; none where the rank reads by itself."""
+        """Return the ids of the worker processes; none if the rank reads by itself."""
         return tuple(process.pid for process in tuple(self._started) if process.pid)
 
     def close(self) -> None:
-        """End the worker processes at once; what they had prepared is dropped."""
+        """End the worker processes at once; drop the batches that they prepared."""
         self._closed.set()
         self._kill()
         for process in tuple(self._started):
@@ -222,7 +222,7 @@ def _next(iterator: Any) -> tuple[bool, Any]:
 
 
 def _why(error: OSError | EOFError) -> str:
-    """Return what the system said, with what to do where it does not tell."""
+    """Return the system's message, with a remedy if it names none."""
     if "AF_UNIX path too long" not in str(error):
         return str(error)
     return (

@@ -1,9 +1,9 @@
-"""Queues into and out of worker processes that a killed process leaves as they were.
+"""Queues to and from worker processes that stay usable when a process is killed.
 
-multiprocessing's queues have semaphores: one that a killed process held is never given back, and
-their names stay in ``/dev/shm`` when the rank is killed; its tensors are asked for through sockets
-in temporary directories that stay too. Here the lock is the kernel's (a record lock ends with its
-process), nothing has a name, and the memory of a tensor travels with the message it is in.
+multiprocessing's queues have semaphores. A semaphore that a killed process held is never released,
+and its name stays in ``/dev/shm`` if the rank is killed. Its tensors are requested through sockets
+in temporary directories, which stay too. Here the lock is the kernel's (a record lock ends with its
+process), nothing has a name, and a tensor's memory travels with its message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiprocessing import context, reduction
 from multiprocessing.connection import wait
 from typing import Any
 
-_HEAD = struct.Struct("=QI")  # bytes of the message, descriptors that come before it
+_HEAD = struct.Struct("=QI")  # bytes of the message, number of descriptors before it
 _FDS_AT_ONCE = 200  # the kernel takes 253
 _SHUT_POLL_S = 0.05
 
@@ -30,7 +30,7 @@ _arriving = threading.local()
 
 
 class Sender:
-    """What a `DupFd` is made for while a message is pickled: it notes the descriptors."""
+    """Target of `DupFd` while a message is pickled; records the descriptors."""
 
     def __init__(self) -> None:
         self.fds: list[int] = []
@@ -42,7 +42,7 @@ class Sender:
 
     @staticmethod
     def DupFd(number: int) -> Arrived:
-        """Return what stands for a descriptor in the message."""
+        """Return the object that represents a descriptor in the message."""
         return Arrived(number)
 
 
@@ -53,7 +53,7 @@ class Arrived:
         self._number = number
 
     def detach(self) -> int:
-        """Return the descriptor, which is the caller's from now on."""
+        """Return the descriptor; the caller owns it from now on."""
         fds: dict[int, int] = _arriving.fds
         return fds.pop(self._number)
 
@@ -61,8 +61,8 @@ class Arrived:
 class PipeQueue:
     """A queue of pickled objects between a rank and its workers; one process reads it.
 
-    What is put is pickled at once and sent by a thread, so `put` never waits. It is as long as
-    the requests that are under way, which a DataLoader bounds.
+    `put` pickles an object at once and a thread sends it, so `put` never waits. A DataLoader bounds
+    the number of pending requests, and so the length of the queue.
     """
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class PipeQueue:
         self._begin()
 
     def put(self, item: Any) -> None:
-        """Send ``item``. Raises what pickling it raises."""
+        """Send ``item``. Raises the errors of pickling it."""
         self._outbox.put(_packed(item))
         if not self._sending:
             self._sending = True
             threading.Thread(target=self._send_all, name="data-queue", daemon=True).start()
 
     def _send_all(self) -> None:
-        with contextlib.suppress(OSError):  # closed: nobody reads it any more
+        with contextlib.suppress(OSError):  # closed: it has no reader any more
             while message := self._outbox.get():
                 self._send(*message)
 
@@ -111,7 +111,7 @@ class PipeQueue:
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the next object. Raises ``queue.Empty`` after ``timeout`` seconds without one.
 
-        A queue that was shut is empty. Raises ``EOFError`` where another process shut it.
+        A queue that was shut is empty. Raises ``EOFError`` if another process shut it.
         """
         if not wait([self._reader], timeout if block else 0):
             raise queue.Empty
@@ -120,7 +120,7 @@ class PipeQueue:
         except EOFError:
             if not self._is_shut:
                 raise
-        time.sleep(_SHUT_POLL_S)  # torch's thread for pinned memory asks again and again
+        time.sleep(_SHUT_POLL_S)  # torch's thread for pinned memory polls in a loop
         raise queue.Empty
 
     def _next(self) -> Any:
@@ -144,7 +144,7 @@ class PipeQueue:
         return data
 
     def shut(self) -> None:
-        """Have whoever sends or waits here stop, in whatever thread or process."""
+        """Stop every thread and process that sends or waits here."""
         self._is_shut = True
         self._outbox.put(None)
         for end in (self._reader, self._writer):
@@ -156,14 +156,14 @@ class PipeQueue:
             os.close(self._turn)
 
     def cancel_join_thread(self) -> None:
-        """Nothing: a process never waits at its end for what is not sent yet."""
+        """Do nothing: a process never waits at its end for unsent objects."""
 
     def close(self) -> None:
-        """Nothing: the ends are closed with the object."""
+        """Do nothing: the ends are closed with the object."""
 
 
 class Flag:
-    """A bit that all processes see, once it is set; what DataLoader uses an Event for."""
+    """A bit that all processes see once it is set; DataLoader uses it as an Event."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("holdfast-flag", os.MFD_CLOEXEC)
@@ -187,15 +187,15 @@ class Flag:
         self._page[0] = 1
 
     def is_set(self) -> bool:
-        """Say whether it was set."""
+        """Return whether it was set."""
         return bool(self._page[0])
 
 
 def _packed(item: Any) -> tuple[bytes, list[int]]:
     sender, message = Sender(), io.BytesIO()
-    # A finalizer may put something while this very thread pickles something else.
+    # A finalizer may put an object while this same thread pickles another.
     before = context.get_spawning_popen()
-    context.set_spawning_popen(sender)  # type: ignore[arg-type]  # it has what is asked for
+    context.set_spawning_popen(sender)  # type: ignore[arg-type]  # it has the methods that are used
     try:
         reduction.dump(item, message)
     except BaseException:
@@ -212,5 +212,5 @@ def _unpacked(message: bytearray, fds: list[int]) -> Any:
     try:
         return reduction.ForkingPickler.loads(message)
     finally:
-        for fd in _arriving.fds.values():  # of what could not be unpickled
+        for fd in _arriving.fds.values():  # of objects that could not be unpickled
             os.close(fd)

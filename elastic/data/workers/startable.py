@@ -1,7 +1,7 @@
-"""Whether a process that is not forked from the rank can be given what it is to do.
+"""Check whether a worker process that is not forked from the rank can receive its work.
 
-It has to be pickled, and what is defined in the script has to be imported from it, which runs the
-script once more unless it is guarded by ``if __name__ == "__main__":``.
+The work has to be pickled. Classes and functions that the script defines have to be imported from
+it, which runs the script once more unless it is guarded by ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.data.workers.starter import MAX_FDS
 
 MOST_BYTES = 64 << 20
-"""What is larger is not copied to every worker; forked ones share it with the rank."""
+"""Larger objects are not copied to every worker; forked workers share them with the rank."""
 
 _MOST_TENSORS = MAX_FDS // 2
 _SCRIPT = "__main__"
@@ -29,7 +29,7 @@ _SCRIPT = "__main__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startable:
-    """Whether it can be given; ``why`` not, and whether the script has to be imported for it."""
+    """The result of the check: ``why`` not, or "", and whether the script must be imported."""
 
     why: str = ""
     imports_main: bool = False
@@ -40,7 +40,7 @@ class _TooMuchError(InternalError):
 
 
 class _PickleMeter(pickle.Pickler):
-    """Pickles to nowhere: counts, and notes what is defined in the script."""
+    """Pickles without output: counts bytes and tensors, and detects objects of the script."""
 
     def __init__(self) -> None:
         super().__init__(self, protocol=pickle.HIGHEST_PROTOCOL)
@@ -48,7 +48,7 @@ class _PickleMeter(pickle.Pickler):
         self.of_script = False
 
     def write(self, data: Any) -> int:
-        """Count the bytes; what the pickler takes for its file."""
+        """Count the bytes; the pickler uses this object as its file."""
         return self._count(memoryview(data).nbytes)
 
     def _count(self, size: int) -> int:
@@ -58,7 +58,7 @@ class _PickleMeter(pickle.Pickler):
         return size
 
     def reducer_override(self, value: Any) -> Any:
-        """Pass tensors over, which travel as shared memory."""
+        """Skip tensors, which travel as shared memory."""
         if isinstance(value, torch.Tensor):
             self.tensors += 1
             self._count(value.nbytes)
@@ -71,7 +71,7 @@ class _PickleMeter(pickle.Pickler):
 
 
 def startable(parts: Iterable[object]) -> Startable:
-    """Say whether ``parts`` can be given to a process that is not forked from this one."""
+    """Check whether ``parts`` can be given to a process that is not forked from this one."""
     meter = _PickleMeter()
     try:
         meter.dump(tuple(parts))
@@ -88,7 +88,7 @@ def startable(parts: Iterable[object]) -> Startable:
 
 
 def is_guarded() -> bool:
-    """Say whether the script can be imported without being run: some of it is for ``__main__``."""
+    """Return whether the script has a ``__main__`` guard, so that importing it does not run it."""
     path = getattr(sys.modules[_SCRIPT], "__file__", None)
     if path is None:
         return False

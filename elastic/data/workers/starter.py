@@ -1,10 +1,10 @@
-"""Worker processes that load data, forked by a process that has one thread.
+"""The starter: a process with one thread that forks the worker processes that load data.
 
-A rank has many: its agent's channel, copies of snapshots, collectives. What is forked from it has
-every lock they happened to hold, and nobody who would release it. So each rank has a *starter*,
-which has torch loaded, and the script where that can be imported, and forks on request. It is what
-multiprocessing's fork server is, with other life lines: the kernel kills it with its rank, and the
-workers with it from their first instruction on; and nothing of it has a name.
+A rank has many threads: its agent's channel, copies of snapshots, collectives. A process forked
+from it inherits every lock that they hold at that moment, and no thread to release it. So each rank
+has a *starter*, which has loaded torch, and the script if that can be imported, and forks on
+request. It is like multiprocessing's fork server, with other lifelines: the kernel kills it with
+its rank, and the workers with it from their first instruction on. It uses no named resources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.elastic.data.workers.pipes import Flag, PipeQueue
 from holdfast.elastic.processes.children import Child
 
 MAX_FDS = 200
-"""How many descriptors a worker may be started with; the kernel sends 253 at once."""
+"""Largest number of descriptors at a worker's start; the kernel sends 253 at once."""
 
 _PR_SET_PDEATHSIG = 1
 _MAIN = ("init_main_from_name", "init_main_from_path")
@@ -45,12 +45,12 @@ _tied = False
 
 
 def is_tied() -> bool:
-    """Say whether this is a worker that a starter forked: it ends with its rank, by the kernel."""
+    """Return whether this is a worker forked by a starter; the kernel ends it with its rank."""
     return _tied
 
 
 def tie(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; now, if it has."""
+    """Make the kernel kill this process when the thread that started it ends; exit if it has."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -65,7 +65,10 @@ class Starter:
         self._socket: socket.socket | None = None
 
     def run(self, *, imports_main: bool) -> None:
-        """Have it running, without waiting until it is ready; it lives as long as this thread."""
+        """Start it if needed, without waiting until it is ready.
+
+        It lives as long as this thread.
+        """
         with self._lock:
             if self._child is None or self._child.poll() is not None:
                 self._close()
@@ -79,7 +82,7 @@ class Starter:
         code = _CODE.format(path=told["sys_path"], fd=theirs.fileno(), told=json.dumps(told))
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs:
-            # BLAS threads would be forked too: harmless, but they are started in vain.
+            # The starter would start BLAS threads too: harmless, but useless.
             env = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
             argv = [sys.executable, *flags, "-c", code]
             self._child = Child.start(argv, env=env, tied=True, pass_fds=(theirs.fileno(),))
@@ -87,10 +90,10 @@ class Starter:
         atexit.register(self.end)
 
     def start(self, fds: list[int]) -> tuple[int, int]:
-        """Ask for a worker with copies of ``fds``; it comes once the starter is ready.
+        """Request a worker with copies of ``fds``; it starts once the starter is ready.
 
-        Returns a descriptor to read its process id and its exit status from, and one to write to
-        what it is to run. Raises ``OSError`` when the starter has ended.
+        Returns a descriptor from which to read its process id and its exit status, and one to which
+        to write its work. Raises ``OSError`` if the starter has ended.
         """
         status, its_status = os.pipe()
         its_orders, orders = os.pipe()
@@ -114,7 +117,7 @@ class Starter:
         return self._child.pid if self._child is not None and self._child.alive else 0
 
     def end(self) -> None:
-        """Kill it, and with it every worker that it forked."""
+        """Kill it and every worker that it forked."""
         with self._lock:
             self._close()
 
@@ -149,7 +152,7 @@ class _Popen(popen_forkserver.Popen):
             context.set_spawning_popen(None)
         fds: list[int] = self._fds  # type: ignore[attr-defined]
         self.sentinel, pipe = STARTER.start(fds)
-        kept = os.dup(pipe)  # its end tells the worker, by parent_process(), that the rank is gone
+        kept = os.dup(pipe)  # its end tells parent_process() in the worker that the rank is gone
         self.finalizer = util.Finalize(self, _close_all, (kept, self.sentinel))
         with open(pipe, "wb") as file:  # noqa: PTH123 - a descriptor
             file.write(orders.getbuffer())
@@ -172,9 +175,9 @@ class WorkerProcess(context.ForkServerProcess):
 
 
 class StarterContext(context.ForkServerContext):
-    """What a DataLoader takes as ``multiprocessing_context`` to have its workers from the starter.
+    """A DataLoader's ``multiprocessing_context`` that gets its workers from the starter.
 
-    With ``imports_main`` they import the script, for classes and functions that are defined there.
+    With ``imports_main`` the workers import the script, for classes and functions defined there.
     """
 
     def __init__(self, *, imports_main: bool) -> None:
@@ -183,7 +186,7 @@ class StarterContext(context.ForkServerContext):
         self._queues: list[PipeQueue] = []
 
     def run(self) -> None:
-        """Have the starter running; see `Starter.run`."""
+        """Start the starter if needed; see `Starter.run`."""
         STARTER.run(imports_main=self._imports_main)
 
     def Process(self, *args: Any, **options: Any) -> WorkerProcess:  # type: ignore[override]
@@ -193,7 +196,7 @@ class StarterContext(context.ForkServerContext):
         return made
 
     def Queue(self, maxsize: int = 0) -> Any:
-        """Return a queue; ``maxsize`` is not heeded."""
+        """Return a queue; ``maxsize`` is ignored."""
         made = PipeQueue()
         self._queues.append(made)
         return made
@@ -203,7 +206,7 @@ class StarterContext(context.ForkServerContext):
         return Flag()
 
     def shut(self) -> None:
-        """Have every thread leave that waits at a queue."""
+        """Release every thread that waits at a queue."""
         for each in self._queues:
             each.shut()
 
@@ -231,7 +234,7 @@ def serve(fd: int, told: str) -> None:
 
 
 def _load(told: dict[str, Any]) -> None:
-    """Import the script, once for all workers; `_CODE` has imported what Holdfast has for them."""
+    """Import the script, once for all workers; `_CODE` has imported Holdfast's modules for them."""
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
         spawn.prepare(told)
@@ -240,11 +243,11 @@ def _load(told: dict[str, Any]) -> None:
     finally:
         del process.current_process()._inheriting  # type: ignore[attr-defined]
     gc.collect()
-    gc.freeze()  # so that looking for garbage does not copy these pages in every worker
+    gc.freeze()  # so that garbage collection does not copy these pages in every worker
 
 
 class _Server:
-    """The starter's side: forks on request, and tells how each worker ended."""
+    """The starter's side: forks on request, and reports each worker's exit status."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
@@ -279,7 +282,7 @@ class _Server:
             os.close(each)
 
     def _work(self, parent: int, orders: int, status: int, *, fds: Sequence[int]) -> NoReturn:
-        global _tied  # noqa: PLW0603 - said of the process
+        global _tied  # noqa: PLW0603 - a property of the process
         code = 1
         try:
             tie(parent)
@@ -313,5 +316,5 @@ class _Server:
 
 
 def _tell(fd: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the rank has let go of this worker
+    with contextlib.suppress(BrokenPipeError):  # the rank has dropped this worker
         forkserver.write_signed(fd, number)

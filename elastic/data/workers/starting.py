@@ -1,4 +1,4 @@
-"""How a loader's worker processes are started, and what is done when that goes wrong."""
+"""Choice of the way a loader's worker processes start, and the response to their failures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAX_FAILURES = 3
 class Starting:
     """The starts of one loader's workers; ``tell`` records an event.
 
-    Where the user does not say how, they come from the starter, or are forked from the rank: where
-    they cannot be given what they need, and where nothing came of the starter's. A starter that is
-    needed begins at once, so that it is ready when samples are.
+    Unless the user chooses a method, they come from the starter. They are forked from the rank if
+    their work cannot be sent to them, or if workers of the starter gave no batch. A starter that is
+    needed begins at once, so that it is ready when samples are needed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Starting:
             StarterContext(imports_main=found.imports_main).run()
 
     def context(self) -> BaseContext | str:
-        """Return how they are started now."""
+        """Return the present method of starting them."""
         if self._asked:
             return self._asked
         if not self._why_forked:
@@ -54,7 +54,7 @@ class Starting:
 
     @property
     def patience(self) -> int:
-        """By what the time for a first batch is multiplied: twice as much after each failure."""
+        """Factor of the time limit for a first batch; it doubles after each failure."""
         return 1 << self._failures
 
     def worked(self) -> None:
@@ -62,9 +62,9 @@ class Starting:
         self._failures = 0
 
     def failed(self, died: DataWorkerDiedError, *, gave: int) -> None:
-        """Note that they died after they ``gave`` so many batches; next time they may be forked.
+        """Note that they died after ``gave`` batches; next time they may be forked.
 
-        Raises ``JobFailedError`` when that has happened too often.
+        Raises ``JobFailedError`` after too many failures.
         """
         self._failures += 1
         stuck = isinstance(died, DataWorkerStuckError)
@@ -85,6 +85,6 @@ class Starting:
 
 
 def _asked_of_all() -> str | None:
-    """Return how the script has all processes started, None where it leaves that to Python."""
+    """Return the script's start method for all processes, None if it leaves that to Python."""
     asked = multiprocessing.get_start_method(allow_none=True)
     return None if asked in (None, "fork") else asked
