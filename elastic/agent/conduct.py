@@ -256,7 +256,7 @@ class Conductor:
             self._reporter.emit(Detected(what="unreachable", victim=name, why=why))
         for name in sorted(self._unreachable.keys() - found.keys()):
             node = self.view.nodes.get(name)
-            if node is not None and identity(node) == self._unreachable[name]:  # else it is gone
+            if node is not None and identity(node) == self._unreachable[name]:  # else it left
                 self._reporter.emit(NodeReachable(victim=name))
         self._unreachable = found
 

@@ -330,7 +330,7 @@ class Crew:
         worker.close()
 
     def _never_trained(self, worker: SeatProcess) -> None:
-        """End a job whose script does nothing for it; a later start may differ, so not then."""
+        """End a job whose script never trains, unless a generation exists already."""
         if self._roster.generation is None:
             command = " ".join(self._config.command)
             self._fail_job(

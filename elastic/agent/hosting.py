@@ -29,7 +29,7 @@ class Hosting:
         self._server = EmbeddedServer(key, bind=config.coordinator_bind, journal=self._journal)
 
     def end_with(self, coordinator: Coordinator) -> None:
-        """The job is over: let the other agents see it and leave, then forget the table."""
+        """Wait until the other agents have seen the job's end and left, then delete the journal."""
         deadline_s = time.monotonic() + _FAREWELL_S
         try:
             while coordinator.range(node_key(self._run, ""))[0] and time.monotonic() < deadline_s:

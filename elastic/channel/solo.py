@@ -35,9 +35,6 @@ from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore, extend_timeline
 from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 
-"""Environment variable: the file of events (JSON lines) of a script started by hand; unset: none.
-"""
-
 _NODE = "local"
 
 

@@ -12,6 +12,7 @@ from holdfast.elastic.events.log import EventWriter
 from holdfast.elastic.membership.phases import WorkerPhase
 
 EVENTS_ENV = "HOLDFAST_EVENTS"
+"""Environment variable that names the file of events (JSON lines) of a process without an agent."""
 
 
 class Unwatched:

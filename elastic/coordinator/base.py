@@ -60,7 +60,7 @@ class Coordinator(Protocol):
         """Return the entry, or None if the key is absent."""
 
     def range(self, prefix: str) -> tuple[list[Entry], int]:
-        """Return the entries whose keys start so, in key order, and the store's revision."""
+        """Return the entries of keys with this prefix, in key order, and the store's revision."""
 
     def put(self, key: str, value: str, *, lease: int | None = None) -> int:
         """Write and return the revision. Raises ``LeaseExpiredError`` if the lease has ended."""

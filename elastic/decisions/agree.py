@@ -1,16 +1,16 @@
-"""When a generation ends and the next begins: what one agent is to do now. Pure.
+"""The decision of one agent on the end of a generation and the begin of the next. Pure.
 
-Every agent asks `decide` after every change of its view, and again when the moment comes that
-the answer names. The path is *fence → agree*: as soon as one agent finds the newest generation
-stale it fences its node and says so in its record, which makes the generation stale for all
-others too. When every node of the group has fenced (or is gone) and enough trainers are READY,
-each agent could propose the same next record; they do so one after the other, and the first
-compare-and-set wins. A loser, like anyone after a second failure, just decides again.
+Every agent calls `decide` after every change of its view, and again at the time that the answer
+names. The path is *fence → agree*: as soon as one agent finds the newest generation stale, it
+fences its node and publishes that in its record, which makes the generation stale for all others
+too. When every node of the group has fenced (or is gone) and enough trainers are READY, each agent
+could propose the same next record; they do so one after the other, and the first compare-and-set
+wins. A loser decides again, as every agent does after a further failure.
 
-Why it is safe: a record is only proposed from a view in which every node of the old group is
-gone or has fenced. A node that is gone lost its lease, and its agent had killed its workers
-before that. ``fenced`` never falls, and comes in one record with the workers' states. So no
-worker of an older generation acts any more when the next one is born.
+Why it is safe: a record is only proposed from a view in which every node of the old group is gone
+or has fenced. A node that is gone lost its lease, and its agent killed its workers before that.
+``fenced`` never falls, and comes in one record with the workers' states. So no worker of an older
+generation acts any more when the next one begins.
 """
 
 from __future__ import annotations
@@ -62,26 +62,30 @@ from holdfast.elastic.planning.plan import (
 from holdfast.elastic.planning.reach import all_asked, left_out, parted, told, why_left_out
 
 MANY_NODES = 1000
-"""From so many nodes on a plan takes two looks, so that none of them takes long."""
+"""From this number of nodes on, planning takes two calls, so that neither takes long."""
 
 _Members = Mapping[str, Sequence[Member]]
 
 STEP_S = 60.0
-"""So long a node that has no trainers of its own leaves to those of others to end their step."""
+"""Time that a node without trainers gives the trainers of others to end their step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """The generation stands; ask again at ``until_s`` at the latest (None: at the next change)."""
+    """The generation is valid.
+
+    Ask again at ``until_s`` at the latest (None: at the next change).
+    """
 
     until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """Have the local trainers of ``generation`` stand at the end of their step: others join.
+    """Make the local trainers of ``generation`` halt at the end of their step: others join.
 
-    So the change undoes nothing. Ask again when they do, and at ``until_s`` at the latest."""
+    So the change costs no work. Ask again when they halt, and at ``until_s`` at the latest.
+    """
 
     generation: int
     until_s: float
@@ -98,7 +102,7 @@ class FenceWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitForFences:
-    """This node has fenced, others have yet to; ask again at ``until_s`` at the latest."""
+    """This node has fenced, others have not; ask again at ``until_s`` at the latest."""
 
     until_s: float | None = None
 
@@ -123,17 +127,17 @@ Decision = Idle | Halt | FenceWorkers | WaitForFences | Propose | Finish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreePatience:
-    """How patient agents are, in seconds.
+    """The waiting times of agents, in seconds.
 
-    ``join_settle_s``: how long no further trainer became ready before joiners are let in;
-    ``join_settle_max_s`` bounds it. ``holdoff_s``: the least life of a generation that only a
-    join would end. ``node_settle_s``: as ``join_settle_s``, for nodes without a trainer to come.
-    ``start_wait_s``: how long the first generation waits for trainers still starting once one
-    is ready. ``newcomer_wait_s``: how long a re-form waits for nodes outside the old group.
-    ``stagger_s``: by how much each next node proposes later. ``patience``: how long nodes that
-    come and go are held off. ``reach_settle_s``: how long, from the first word that two nodes of
-    the group do not reach each other, all of them have to say whom they reach: one whom nobody
-    reaches is known from its neighbours only by what all say.
+    ``join_settle_s``: joiners are admitted once no further trainer became ready for this time;
+    ``join_settle_max_s`` bounds the wait. ``holdoff_s``: the shortest life of a generation that
+    only a join would end. ``node_settle_s``: as ``join_settle_s``, for nodes without a starting
+    trainer. ``start_wait_s``: the time that the first generation waits for starting trainers once
+    one is ready. ``newcomer_wait_s``: the time that a re-form waits for nodes outside the old
+    group. ``stagger_s``: the delay of each next node's proposal. ``patience``: the hold-off of
+    nodes that come and go. ``reach_settle_s``: the time that all nodes have to report which nodes
+    they reach, from the first report that two nodes of the group do not reach each other. Only all
+    reports together tell an unreachable node from its neighbours.
     """
 
     join_settle_s: float = 0.1
@@ -149,12 +153,12 @@ class AgreePatience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSeen:
-    """When this agent first saw what debounces count from (its own monotonic seconds).
+    """The times at which this agent first saw changes, for debouncing (its own monotonic seconds).
 
-    ``looks`` counts how often this node has looked since all of the group had fenced.
-    ``since`` maps the incarnation of a READY trainer outside the generation, or the mark of a node
-    that its group does not know (`holdoff.strangers`), to the time; ``leavers`` are the nodes of
-    the group that said they would leave (`holdoff.announced`). It is threaded through `observe`.
+    ``looks`` counts this node's calls since all of the group had fenced. ``since`` maps the
+    incarnation of a READY trainer outside the generation, or the mark of a node that its group does
+    not know (`holdoff.strangers`), to the time; ``leavers`` are the nodes of the group that
+    announced that they leave (`holdoff.announced`). `observe` makes each value from the one before.
     """
 
     number: int = -1
@@ -167,8 +171,8 @@ class FirstSeen:
 
 
 def observe(view: JobView, seen: FirstSeen, *, now_s: float) -> FirstSeen:
-    """Return what was seen up to now; call it with every new view before `decide`."""
-    out = left_out(view)  # who is back in reach counts as new
+    """Return the updated first-seen times; call it with every new view before `decide`."""
+    out = left_out(view)  # a node that is reachable again counts as new
     names = [worker.incarnation for node, worker in outside_trainers(view) if node.node not in out]
     names += [mark for name, mark in strangers(view).items() if name not in out]
     same = seen.number == view.number
@@ -200,10 +204,10 @@ def decide(
     stand: bool = False,
     step_s: float = STEP_S,
 ) -> tuple[Decision, str]:
-    """Return what the agent of ``node`` is to do now, and why.
+    """Return the next action of the agent of ``node``, and the reason.
 
-    ``stand``: the node's trainers stand at the end of a step, as `Halt` asked them to; ``step_s``
-    is how long that may take before who joins waits no longer.
+    ``stand``: the node's trainers have halted at the end of a step, as `Halt` requested; ``step_s``
+    is the time limit of the halt, after which joiners wait no longer.
     """
     policy = policy or AgreePatience()
     me = view.nodes.get(node)
@@ -238,12 +242,12 @@ def decide(
 
 
 def is_stale(view: JobView) -> bool:
-    """Say whether the newest generation cannot go on, as `faults` would tell."""
+    """Return whether the newest generation cannot continue; `faults` gives the reasons."""
     return _is_broken(view) or bool(parted(view))
 
 
 def _is_broken(view: JobView) -> bool:
-    """Say so whatever the nodes say of each other."""
+    """Return the same without the nodes' reports about each other."""
     if view.generation is None:
         return False
     fenced = len(late_nodes(view)) < len(view.nodes)
@@ -251,10 +255,10 @@ def _is_broken(view: JobView) -> bool:
 
 
 def faults(view: JobView) -> list[str]:
-    """Return why the newest generation cannot go on, as clauses; nothing while it can.
+    """Return why the newest generation cannot continue, as clauses; none while it can.
 
-    It cannot when a node of its group is gone or was started again, when two of them do not reach
-    each other, when a member's worker is dead or has left it, and when some node has fenced it.
+    It cannot if a node of its group is gone or was restarted, if two of them do not reach each
+    other, if a member's worker is dead or has left it, or if a node has fenced it.
     """
     if view.generation is None:
         return []
@@ -273,7 +277,7 @@ def _first_fenced(view: JobView) -> str:
 
 @while_same(lambda view: (view.generation,))
 def _members_at(generation: GenerationRecord | None) -> _Members:
-    """Return by node the members of the newest generation."""
+    """Return the members of the newest generation, by node."""
     found: dict[str, list[Member]] = defaultdict(list)
     for member in generation.members if generation else ():
         found[member.node].append(member)
@@ -291,9 +295,9 @@ def _worker(node: NodeRecord, member: Member) -> WorkerRecord | None:
 def _lost_members(
     node: NodeRecord, generation: GenerationRecord | None, members: _Members
 ) -> tuple[Member, ...] | None:
-    """Return by node the members who are lost to the newest generation.
+    """Return the members that the newest generation has lost, by node.
 
-    Those of lost nodes are passed over: the node says it.
+    Members on lost nodes are skipped: the lost node is reported instead.
     """
     found: tuple[Member, ...] = ()
     for member in members.get(node.node, ()):
@@ -317,7 +321,7 @@ def _with_done(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
 
 
 def _how_lost(view: JobView, member: Member) -> str:
-    """Say how a member is lost to the newest generation."""
+    """Return how the newest generation lost a member, as a clause."""
     worker = _worker(view.nodes[member.node], member)
     if worker is None:
         return f"{member.seat} on {member.node} is gone"
@@ -328,10 +332,10 @@ def _how_lost(view: JobView, member: Member) -> str:
 
 
 def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
-    """Return how far the job's end is, None while no member of the generation is DONE.
+    """Return the decision on the job's end, None while no member of the generation is DONE.
 
-    A worker is DONE only behind a barrier of all ranks that follows the last step, so the DONE
-    of one means that the work of all is complete. The job ends when no member works any more.
+    A worker is DONE only after a barrier of all ranks that follows the last step, so one DONE
+    worker means that the work of all is complete. The job ends when no member works any more.
     """
     if view.generation is None or not _with_done(view):
         return None
@@ -359,7 +363,7 @@ def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
 
 
 def _unfenced(view: JobView, *, group: bool) -> list[str]:
-    """Return who has not fenced the newest generation, in its group or outside it."""
+    """Return the nodes that have not fenced the newest generation, in its group or outside it."""
     inside = view.generation.nodes if view.generation else view.nodes
     return [name for name in late_nodes(view) if (name in inside) is group]
 
@@ -376,7 +380,7 @@ def _held_off(
     view: JobView, seen: FirstSeen, *, now_s: float, policy: AgreePatience
 ) -> dict[str, float]:
     held = held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
-    if out := left_out(view):  # their time begins when they are back in reach
+    if out := left_out(view):  # their time begins when they are reachable again
         held = {name: until_s for name, until_s in held.items() if name not in out}
     return held
 
@@ -384,7 +388,10 @@ def _held_off(
 def _joins(
     view: JobView, seen: FirstSeen, *, now_s: float, policy: AgreePatience
 ) -> tuple[list[str], float | None]:
-    """Return who may join now, as clauses, and since when; or until when to wait for that."""
+    """Return the joins possible now, as clauses, and since when.
+
+    Or the time until which to wait.
+    """
     held, out = _held_off(view, seen, now_s=now_s, policy=policy), left_out(view)
     absent = {*held, *out}
     trainers = [pair for pair in outside_trainers(view) if pair[0].node not in absent]
@@ -428,7 +435,7 @@ def _spec_of_generation(view: JobView) -> JobSpec:
 @ahead()
 @by_nodes(lambda view: (some_spec(view),))
 def _asking_else(nodes: Iterable[NodeRecord], spec: JobSpec) -> dict[str, bool]:
-    """Return the nodes of which a worker asks for anything else than one of the first does."""
+    """Return the nodes with a worker whose spec differs from that of the first node."""
     return {
         node.node: True
         for node in nodes
@@ -438,7 +445,7 @@ def _asking_else(nodes: Iterable[NodeRecord], spec: JobSpec) -> dict[str, bool]:
 
 
 def _discord(view: JobView) -> str:
-    """Return how the READY trainers disagree about the job, empty when they do not."""
+    """Return how the READY trainers disagree about the job, empty if they agree."""
     if not _asking_else(view):
         return ""
     ready = [(node, worker) for node, worker in ready_trainers(view) if worker.spec]
@@ -461,7 +468,7 @@ def _first(
     policy: AgreePatience,
     points: RestorePoints | None,
 ) -> tuple[Decision, str]:
-    """Decide before the first generation: wait for the trainers that are still starting."""
+    """Decide before the first generation; wait for trainers that are still starting."""
     seated = [order for order in view.seating if role_of(order.seat) == TRAINER]
     workers = (view.worker_of(order) for order in seated)
     if seated and all(worker and worker.state is WorkerState.DONE for worker in workers):
@@ -485,7 +492,7 @@ def _gather(
     policy: AgreePatience,
     points: RestorePoints | None,
 ) -> tuple[Decision, str]:
-    """Decide once this node has fenced: wait for the others and for trainers, then propose."""
+    """Decide once this node has fenced; wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
         return WaitForFences(), f"waiting for {_names(lagging)} to fence generation {view.number}"
     held = _held_off(view, seen, now_s=now_s, policy=policy)
@@ -529,7 +536,7 @@ def _gather(
 
 
 def _turn(view: JobView, node: str) -> int:
-    """Return how many nodes propose before ``node``."""
+    """Return the number of nodes that propose before ``node``."""
     late = sum(name < node for name in late_nodes(view))
     return bisect_left(_names_in_order(view), node) - late
 
@@ -540,7 +547,7 @@ def _names_in_order(view: JobView) -> list[str]:
 
 
 def _shortage(view: JobView, *, ready: int, least: int) -> str:
-    """Say how many trainers are missing, where they are, and what would help."""
+    """Return how many trainers are missing, where they are, and a remedy, as a clause."""
     text = f"{ready} of {least} trainers are ready, waiting for {least - ready} more"
     seats = [order for order in view.seating if role_of(order.seat) == TRAINER]
     where = []
@@ -556,9 +563,9 @@ def _shortage(view: JobView, *, ready: int, least: int) -> str:
 def _starting_together(
     view: JobView, ready: Sequence[tuple[NodeRecord, WorkerRecord]]
 ) -> list[str]:
-    """Return who is still starting when nobody survived: all started anew at the same time.
+    """Return the starting trainers if none survived: then all restarted at the same time.
 
-    A world of the first of them would end at once, when the next one joins.
+    A world of only the first of them would end at once, when the next one joins.
     """
     old = member_incarnations(view)
     survived = any(worker.incarnation in old for _, worker in ready)

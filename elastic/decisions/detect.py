@@ -1,4 +1,7 @@
-"""When silence counts as a hang, and for how long a rank may take to leave. Pure."""
+"""Limits of silence before it counts as a hang, and of the time that a rank may take to park.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ _PARKS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilenceLimits:
-    """How long a rank may be silent, in seconds.
+    """The limits of a rank's silence, in seconds.
 
-    What is learned from its steps stays between ``min_s`` and ``max_s``. ``first_s`` is for the
-    first step of every generation, which may compile; ``pause_s`` for what is not training: a
-    pause that the loop announced without saying how long, building the model, restoring.
+    The limit learned from its steps stays between ``min_s`` and ``max_s``. ``first_s`` is for the
+    first step of every generation, which may compile. ``pause_s`` is for work other than training:
+    a pause that the loop announced without a limit, building the model, restoring.
     """
 
     min_s: float
@@ -38,10 +41,10 @@ class SilenceLimits:
 
 
 def learned_s(step_seconds: Sequence[float], *, limits: SilenceLimits) -> float:
-    """Return the silence that is too long for a rank that took so long for its last steps.
+    """Return the longest allowed silence of a rank whose last steps took ``step_seconds``.
 
-    Ten medians, or three times the longest, whichever is more: one slow step (a checkpoint, a
-    collection of garbage) must not make the next one a hang.
+    It is ten medians, or three times the longest step if that is more: one slow step (a checkpoint,
+    a garbage collection) must not make the next one a hang.
     """
     if not step_seconds:
         return limits.first_s
@@ -52,9 +55,10 @@ def learned_s(step_seconds: Sequence[float], *, limits: SilenceLimits) -> float:
 def silence_limit_s(
     beat: Beat, step_seconds: Sequence[float], *, first: bool, limits: SilenceLimits
 ) -> float | None:
-    """Return how long a rank may be silent after ``beat``, None where silence says nothing.
+    """Return the limit of a rank's silence after ``beat``, None if silence means nothing.
 
-    Who waits for others is never at fault. ``first``: it has completed no step of its generation.
+    A rank that waits for others is never at fault. ``first``: it has completed no step of its
+    generation.
     """
     match beat.phase:
         case WorkerPhase.WAIT | WorkerPhase.MEET:
@@ -68,26 +72,26 @@ def silence_limit_s(
 
 
 def stall_limit_s(step_seconds: Sequence[float], *, first: bool, limits: SilenceLimits) -> float:
-    """Return after what wait for the others a rank says so: they may all be waiting."""
+    """Return the wait for others after which a rank reports it; all ranks may be waiting."""
     learned = learned_s(step_seconds, limits=limits)
     return max(learned, limits.first_s) if first else learned
 
 
 def probe_limit_s(step_seconds: Sequence[float], *, first: bool, limits: SilenceLimits) -> float:
-    """Return after what wait for the others an agent asks whom its node reaches.
+    """Return the wait for others after which an agent probes the other nodes.
 
-    That hurts nobody, so a generation that forms, or compiles, is not given the time it may take.
+    A probe is harmless, so a generation that forms or compiles gets no extra time here.
     """
     soon = learned_s(step_seconds, limits=limits) if step_seconds else limits.min_s
     return min(soon, stall_limit_s(step_seconds, first=first, limits=limits))
 
 
 def stalled(view: JobView) -> bool:
-    """Whether every rank of the newest generation waits for others, for too long.
+    """Return whether every rank of the newest generation has waited too long for others.
 
-    Then nobody is at fault that could be ended: a connection broke that nobody sees broken, or the
-    ranks wait in different collectives. All nodes have asked each other by then, and reach each
-    other: where some do not it is `planning.reach` that says who is left out.
+    Then no single rank is at fault that could be ended: a connection broke without an error, or the
+    ranks wait in different collectives. By then all nodes have probed each other, and reach each
+    other; otherwise `planning.reach` decides which nodes are left out.
     """
     members = view.generation.members if view.generation else ()
     homes = (view.nodes.get(member.node) for member in members)
@@ -96,10 +100,10 @@ def stalled(view: JobView) -> bool:
 
 
 def park_limit_s(quiet_seconds: Sequence[float], *, least_s: float, limits: SilenceLimits) -> float:
-    """Return how long a fenced rank may take to notice, from the longest silences of its steps.
+    """Return the time a fenced rank may take to park, from the longest silences of its steps.
 
-    It looks at the fence between microbatches, so a survivor in a long one needs that long. A
-    rank that has no step behind it yet may be compiling, which should not have to be done again.
+    A rank checks the fence between microbatches, so a survivor in a long one needs that long. A
+    rank without a completed step may be compiling, and should not have to repeat that.
     """
     if not quiet_seconds:
         return max(least_s, min(limits.first_s, limits.max_s))

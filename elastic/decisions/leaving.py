@@ -1,4 +1,4 @@
-"""When a node that was told to end may do so. Pure."""
+"""The decision when a node with a notice to end may leave. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from holdfast.elastic.membership.view import JobView
 
 RUSH_S = 3.0
-"""So long before its end a node no longer waits for its turn."""
+"""Time before its end from which a node no longer waits for its turn."""
 
 SETTLE_S = 0.3
-"""So long a node waits to hear of others that were told at the same time."""
+"""Time that a node waits to see others that got a notice at the same time."""
 
 
 LINGER_S = 2.0
-"""So long a node waits, after it was told, for workers of other roles than trainers.
+"""Time that a node waits, after its notice, for workers of roles other than trainers.
 
-They hear of it at once; those that do not answer have nothing to hand over.
+They see the notice at once; workers that do not answer have nothing to hand over.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """Go on as before: it is another's turn."""
+    """Continue as before: it is another node's turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """Have the local trainers hand over at the end of their step."""
+    """Make the local trainers hand over at the end of their step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Leave:
 
 
 def place(view: JobView) -> int:
-    """Return the place of a node that was just told to end: behind all that are known."""
+    """Return the place of a node with a new notice: after all known ones."""
     return 1 + max((each.leaving for each in view.nodes.values()), default=0)
 
 
@@ -50,7 +50,7 @@ def depart(
     due_s: float,
     others: int = 0,
 ) -> tuple[Stay | HandOver | Leave, str]:
-    """Return what a node does now, and why, that was told so ``since_s`` seconds ago.
+    """Return the next action, and the reason, of a node with a notice ``since_s`` seconds old.
 
     It is to end in ``due_s``.
 

@@ -1,8 +1,9 @@
-"""Whom a node asks whether it reaches them, and when. Pure: somebody else asks and has the clock.
+"""Choice of the nodes that a node probes, and when. Pure: the caller probes and has the clock.
 
-Nobody is asked while all goes well. When a node's trainers wait for others for too long, or another
-node says that its do, the node asks all others of the group, again and again until that is over.
-Who did not answer is asked on, whatever becomes of the generation, until it does or is gone.
+Without trouble, no node is probed. If a node's trainers wait for others for too long, or another
+node reports that its trainers do, the node probes all others of the group repeatedly until that is
+over. A node that did not answer is probed further, in whatever generation, until it answers or is
+gone.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ from holdfast.elastic.planning.reach import is_wondering
 _PAUSES_S = (2.0, 10.0)
 _GROWTH = 1.5
 _EACH_S = 0.01
-"""A round of all nodes is begun no sooner than this for each: so no sidecar has to answer more than
-a hundred times a second, however many nodes wait for one that compiles."""
+"""Least time between rounds, per node: so no sidecar has to answer more than a hundred times a
+second, however many nodes wait for one that compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedNode:
-    """A node as it is asked: where its sidecar serves, and its `membership.identity`."""
+    """A node to probe: the address of its sidecar, and its `membership.identity`."""
 
     address: str
     mark: str
 
 
 class Probing:
-    """What one node knows of whom it reaches; ``unreachable`` and ``probed`` as in its record."""
+    """One node's knowledge of the nodes it reaches.
+
+    ``unreachable`` and ``probed`` as in its record.
+    """
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -42,12 +46,12 @@ class Probing:
         self._wonders = False
 
     def probed(self, view: JobView) -> int:
-        """Return what the record is to say: nothing while nobody wants to know it."""
+        """Return ``probed`` for the node's record; 0 while no node needs it."""
         wanted = is_wondering(view) or self.unreachable
         return self._all_in if wanted and self._all_in == view.number else 0
 
     def due(self, view: JobView, *, waits: bool, now_s: float) -> Mapping[str, ProbedNode]:
-        """Return whom to ask now, nobody when there is nothing to ask; then `answered` follows.
+        """Return the nodes to probe now, possibly none; call `answered` afterwards.
 
         In this order: every node begins behind itself, so that not all ask the same one first.
 
@@ -81,7 +85,7 @@ class Probing:
         return view.generation is not None and self._node in view.generation.nodes
 
     def _forget(self, view: JobView) -> None:
-        """Drop who is gone, or another than was asked."""
+        """Drop nodes that are gone or were restarted since the probe."""
         if self.unreachable:
             self.unreachable = {
                 name: mark
@@ -90,10 +94,10 @@ class Probing:
             }
 
     def answered(self, names: Collection[str], *, now_s: float) -> None:
-        """Take it that of those asked last ``names`` have answered, and no others.
+        """Record that of the nodes probed last only ``names`` have answered.
 
-        Silence is held against nobody when all is well by now: it then says more of this node's
-        processors than of the network.
+        If the trouble is over by now, silence is ignored: it then tells more about this node's
+        processors than about the network.
         """
         asked, self._under_way = self._under_way or {}, None
         before = self.unreachable

@@ -1,4 +1,4 @@
-"""Who runs which seat: placement of workers on nodes, and what a dead one is worth. Pure."""
+"""The seating: placement of workers on nodes, and the response to dead workers. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from holdfast.elastic.membership.records import (
 from holdfast.elastic.membership.view import JobView, newest_worker, role_of, seat_order
 
 NOWHERE = ""
-"""Node of a seat that waits for a free slot; its attempts stay counted."""
+"""Node of a seat that waits for a free slot; the seat keeps its count of attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSeats:
-    """The seating is to change: compare-and-set ``seats`` against ``expected``."""
+    """Change the seating: compare-and-set ``seats`` against ``expected``."""
 
     seats: tuple[Seating, ...]
     expected: int
@@ -34,12 +34,12 @@ class ChangeSeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """The seating stands."""
+    """Keep the seating."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatExhausted:
-    """A seat failed too often without progress: the job is to end, not ok, with the reason."""
+    """A seat failed too often without progress: end the job, not ok, with the reason."""
 
     seat: str
 
@@ -50,15 +50,15 @@ SeatingDecision = ChangeSeats | Keep | SeatExhausted
 def seat(
     view: JobView, *, progress: int = -1, max_attempts: int = 5, expect_nodes: int = 0
 ) -> tuple[SeatingDecision, str]:
-    """Say who is to run which seat from now on, and why.
+    """Return the decision on which node runs which seat, and the reason.
 
-    Seats stay where they are. A seat whose worker died goes to the same node with the next
-    attempt; one whose node is gone goes to a live node with a free slot of its role (that with
-    the fewest seats, then by name); where there is none it waits at `NOWHERE`. Seats of DONE
-    workers are not filled again. ``progress`` is the newest protected step the caller knows of (-1:
-    none); a seat that failed ``max_attempts`` times in a row without it growing is exhausted.
-    Before the first seating, ``expect_nodes`` live nodes are waited for, so that seats spread
-    over all of them; the caller lowers it to 0 when it has waited long enough.
+    Seats stay where they are. A seat whose worker died goes to the same node with the next attempt;
+    a seat whose node is gone goes to a live node with a free slot of its role (that with the fewest
+    seats, then by name); if there is none it waits at `NOWHERE`. Seats of DONE workers are not
+    filled again. ``progress`` is the newest protected step known to the caller (-1: none); a seat
+    that failed ``max_attempts`` times in a row without a newer protected step is exhausted. Before
+    the first seating, ``expect_nodes`` live nodes are waited for, so that seats spread over all of
+    them; the caller lowers it to 0 when it has waited long enough.
     """
     if view.outcome:
         return Keep(), "the job has ended"
@@ -92,15 +92,15 @@ def seat(
 
 
 def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:
-    """Return the seats that ``node`` is to run."""
+    """Return the seats assigned to ``node``."""
     return tuple(order for order in seating if order.node == node)
 
 
 def _unchanged(view: JobView) -> str | None:
-    """Return why the seating stands, None where that takes a closer look: so it mostly is.
+    """Return why the seating stays, None if that needs a closer check; mostly it stays.
 
-    It does when every wanted seat is on a live node, or waits while there is no free slot for it,
-    and nobody has died.
+    It stays if every wanted seat is on a live node, or waits while there is no free slot for it,
+    and no worker has died.
     """
     if _with_dead(view) or not _complete(view):
         return None
@@ -124,13 +124,13 @@ def _with_dead(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
 
 @while_same(lambda view: (view.seating, view.wanted))
 def _complete(seats: tuple[Seating, ...], wanted: Mapping[str, int]) -> bool:
-    """Whether the wanted seats are there, and no others, in the order in which they are stored."""
+    """Return whether exactly the wanted seats exist, in the order in which they are stored."""
     return [order.seat for order in seats] == _in_order(tuple(sorted(wanted.items())))
 
 
 @while_same(lambda view: (view.seating,))
 def seated_at(seats: tuple[Seating, ...]) -> dict[str, tuple[Seating, ...]]:
-    """Return the seats of every node, and those of none at `NOWHERE`."""
+    """Return the seats of every node; seats without a node are at `NOWHERE`."""
     found: dict[str, list[Seating]] = defaultdict(list)
     for order in seats:
         found[order.node].append(order)
@@ -139,13 +139,13 @@ def seated_at(seats: tuple[Seating, ...]) -> dict[str, tuple[Seating, ...]]:
 
 @once
 def _away(view: JobView) -> set[str]:
-    """Return the nodes with a seat that live no more, or are none."""
+    """Return the nodes with a seat that are not live, including `NOWHERE`."""
     return seated_at(view).keys() - view.nodes.keys()
 
 
 @while_same(lambda view: (view.seating,))
 def _slots_taken(seats: tuple[Seating, ...]) -> dict[str, dict[str, int]]:
-    """Return by node how many seats of each role it has."""
+    """Return each node's number of seats of each role."""
     taken: dict[str, dict[str, int]] = {}
     for order in seats:
         at, role = taken.setdefault(order.node, {}), role_of(order.seat)
@@ -157,11 +157,11 @@ def _slots_taken(seats: tuple[Seating, ...]) -> dict[str, dict[str, int]]:
 def _with_room(
     nodes: Iterable[NodeRecord], taken: Mapping[str, Mapping[str, int]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return by node the roles for which it has a free slot."""
+    """Return each node's roles with a free slot."""
     found = {}
     for node in nodes:
         used = taken.get(node.node, {})
-        if used != node.slots:  # mostly it is full
+        if used != node.slots:  # mostly a node is full
             roles = tuple([role for role, slots in node.slots.items() if used.get(role, 0) < slots])
             if roles:
                 found[node.node] = roles
@@ -181,7 +181,7 @@ def _seat_numbers(seating: tuple[Seating, ...]) -> dict[str, int]:
 
 @by_node(lambda view: (seated_at(view),))
 def _pending_seats(node: NodeRecord, seated: Mapping[str, Sequence[Seating]]) -> list[str] | None:
-    """Return by node the trainers' seats there of which no worker has become READY."""
+    """Return each node's trainer seats without a worker that has become READY."""
     found = []
     for order in seated.get(node.node, ()):
         if role_of(order.seat) == TRAINER:
@@ -193,7 +193,7 @@ def _pending_seats(node: NodeRecord, seated: Mapping[str, Sequence[Seating]]) ->
 
 @once
 def pending_trainers(view: JobView) -> dict[str, str]:
-    """Return the seated trainers that have yet to become READY, each with its node."""
+    """Return the seated trainers that are not READY yet, each with its node."""
     pending = {seat: node for node, seats in _pending_seats(view).items() for seat in seats}
     numbers = _seat_numbers(view)
     return {seat: pending[seat] for seat in sorted(pending, key=numbers.__getitem__)}
@@ -204,7 +204,7 @@ def _is_wanted(view: JobView, name: str) -> bool:
 
 
 def _dead(view: JobView, order: Seating) -> WorkerRecord | None:
-    """Return the dead worker of this very attempt, None while it lives or is yet to start."""
+    """Return the dead worker of exactly this attempt, None while it lives or has not started."""
     worker = view.worker_of(order)
     if worker and worker.attempt == order.attempt and worker.state is WorkerState.DEAD:
         return worker
@@ -232,7 +232,7 @@ def _exhausted(order: Seating, worker: WorkerRecord) -> str:
 
 @lru_cache(8)
 def _seats_wanted(wanted: tuple[tuple[str, int], ...]) -> list[str]:
-    """Return the wanted seats, trainers first: they are what must spread over the nodes."""
+    """Return the wanted seats, trainers first, because trainers must spread over the nodes."""
     roles = sorted(wanted, key=lambda each: (each[0] != TRAINER, each[0]))
     return [f"{role}/{i}" for role, count in roles for i in range(count)]
 
@@ -240,7 +240,7 @@ def _seats_wanted(wanted: tuple[tuple[str, int], ...]) -> list[str]:
 def _place(
     view: JobView, kept: dict[str, Seating], *, progress: int
 ) -> tuple[tuple[Seating, ...], list[str]]:
-    """Give every empty wanted seat a node with a free slot of its role, where there is one."""
+    """Give every empty wanted seat a node with a free slot of its role, if there is one."""
     seats = dict(kept)
     wanted = tuple(sorted(view.wanted.items()))
     empty = [
@@ -284,7 +284,7 @@ class _Room:
         ]
 
     def take(self, role: str) -> str | None:
-        """Return the node that the next seat of the role goes to, None where no slot is free."""
+        """Return the node for the next seat of the role, None if no slot is free."""
         queue = self._queues.get(role)
         if queue is None:
             queue = self._queues[role] = self.offers(role)

@@ -1,4 +1,4 @@
-"""Who holds the others up: robust outliers among the ranks' times for a microbatch. Pure."""
+"""Detection of stragglers: robust outliers among the ranks' times for a microbatch. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _MUCH = 0.5
 _SHARED_FROM = 32  # among more, one rank does not move the median
 
 STEPS = 16
-"""Over so many steps a rank's pace is taken; one slow step is nothing to speak of."""
+"""Number of steps over which a rank's pace is measured, so that one slow step does not count."""
 
 _LEAST_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPace:
-    """What a rank's last steps were spent on.
+    """The use of time in a rank's last steps.
 
-    ``speed`` is in microbatches per second of computing; ``waits`` is the share of a step that it
-    waited for others; ``data`` the share of its own part that it waited for its data; ``busy`` the
-    processor time per second of its own part: near 0 it waits for something else, as a device.
+    ``speed`` is in microbatches per second of computing; ``waits`` is the fraction of a step in
+    which it waited for others. ``data`` is the fraction of its own part in which it waited for its
+    data. ``busy`` is the processor time per second of its own part: near 0 it waits for something
+    else, such as a device.
     """
 
     speed: float
@@ -38,7 +39,7 @@ class RankPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """One step of a rank, in seconds: of these it waited for others, for a snapshot, for data."""
+    """One step of a rank, in seconds, with its waits for others, for a snapshot and for data."""
 
     seconds: float
     waited_s: float
@@ -49,7 +50,7 @@ class StepTimes:
 
     @property
     def computes_s(self) -> float:
-        """What neither others nor a snapshot kept it waiting for."""
+        """The time in which it waited neither for others nor for a snapshot."""
         return max(0.0, self.seconds - self.waited_s - self.stalled_s)
 
 
@@ -68,7 +69,7 @@ class Straggler:
 
     @property
     def computes(self) -> bool:
-        """Whether it computes all that time, rather than waiting for something of its own."""
+        """Whether it computes all that time, instead of waiting for its data or device."""
         return self.data < _MUCH and self.busy >= _MUCH
 
     def __str__(self) -> str:
@@ -97,11 +98,11 @@ def pace(steps: Iterable[StepTimes]) -> RankPace | None:
 
 
 def outliers(seconds: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Return who takes too long, with the factor and the median of the others.
+    """Return the names that take too long, with the factor and the median of the others.
 
-    A rank is compared with all others without itself, so two ranks are enough and a slow one does
-    not hide in the spread it makes: it must be `_DEVIATIONS` robust deviations (1.4826 × the
-    median absolute deviation, at least 5 % of the median) and `_TIMES` as slow as their median.
+    A rank is compared with all others without itself, so two ranks are enough, and a slow rank is
+    not hidden by the spread that it causes. It must be `_DEVIATIONS` robust deviations (1.4826 ×
+    the median absolute deviation, at least 5 % of the median) and `_TIMES` as slow as their median.
     """
     found: dict[str, tuple[float, float]] = {}
     shared = _usual(list(seconds.values())) if len(seconds) > _SHARED_FROM else None
@@ -123,7 +124,7 @@ def _usual(values: Sequence[float]) -> tuple[float, float]:
 
 
 def stragglers(view: JobView) -> list[Straggler]:
-    """Return the ranks of the newest generation that hold the others up, slowest first."""
+    """Return the stragglers among the ranks of the newest generation, slowest first."""
     if view.generation is None:
         return []
     inside = {member.incarnation for member in view.generation.members}

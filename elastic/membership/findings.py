@@ -1,9 +1,9 @@
-"""The answers found of one view, and what the next view takes over of them. Pure.
+"""Cached answers about one view, and the ones that the next view takes over. Pure.
 
-Views of a large world follow each other by the change of a few nodes. What is asked of every node
-is asked anew only of those that changed, and what follows from parts of a view stays while these
-are the very same objects. A question is a function of what it names and of nothing else, so what
-is taken over is what would be found anew.
+Successive views of a large world differ in a few nodes. A function of every node runs again only
+for nodes that changed, and the result of a function of parts of a view stays while the parts are
+the same objects. Each function depends only on its declared inputs, so a cached result equals a new
+one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 _T = TypeVar("_T")
 
 Parts: TypeAlias = tuple[Any, ...]
-"""What an answer depends on; the same objects, the same answer."""
+"""The inputs of an answer; the same objects give the same answer."""
 
 
 class _Whole(NamedTuple):
@@ -26,22 +26,22 @@ class _ByNode(NamedTuple):
     parts: Parts
     answers: dict[str, Any]
     changed: Set[str]
-    """The nodes of which another record is known since."""
+    """The nodes whose record has changed since."""
 
 
 _ahead: list[tuple[Callable[[Any], bool], Callable[[Any], object]]] = []
 
 
 def ask_ahead(ask: Callable[[Any], object], *, when: Callable[[Any], bool]) -> None:
-    """Have a question answered in every view that is made from now on, where ``when`` is so."""
+    """Register a function to be computed in every new view for which ``when`` is true."""
     _ahead.append((when, ask))
 
 
 def answer_ahead(view: Any) -> None:
-    """Answer the questions of `ask_ahead` in a view that was just made from the one before.
+    """Compute the functions of `ask_ahead` in a view that was just made from the one before.
 
-    Few nodes changed between the two, so it costs little now; all of them at once would cost much
-    when a plan is asked for.
+    Few nodes changed between the two, so this is cheap now; for all nodes at once, at the time of a
+    plan, it would be expensive.
     """
     for when, ask in _ahead:
         if when(view):
@@ -49,7 +49,7 @@ def answer_ahead(view: Any) -> None:
 
 
 class Findings:
-    """The answers found of one view, and those of the views before it."""
+    """The cached answers about one view, and those of the views before it."""
 
     __slots__ = ("_by_node", "_here", "_whole")
 
@@ -59,7 +59,7 @@ class Findings:
         self._by_node: dict[str, _ByNode] = {}
 
     def inherit(self, before: Findings, *, changed: Set[str]) -> None:
-        """Take over what was found of a view of which the nodes ``changed`` are others now."""
+        """Take over the answers of an earlier view; the records of the nodes ``changed`` differ."""
         self._whole = dict(before._whole)
         self._by_node = {
             name: found._replace(changed=found.changed | changed) if changed else found
@@ -67,13 +67,13 @@ class Findings:
         }
 
     def here(self, name: str, find: Callable[[], _T]) -> _T:
-        """Return what ``find`` found of this view."""
+        """Return the result of ``find`` for this view; compute it once."""
         if name not in self._here:
             self._here[name] = find()
         return cast("_T", self._here[name])
 
     def whole(self, name: str, parts: Parts, find: Callable[..., _T]) -> _T:
-        """Return what ``find`` says of the parts."""
+        """Return the result of ``find`` for the parts."""
         known = self._whole.get(name)
         if known is None or not _same(known.parts, parts):
             known = self._whole[name] = _Whole(parts, find(*parts))
@@ -82,7 +82,7 @@ class Findings:
     def by_node(
         self, name: str, parts: Parts, find: Callable[..., _T | None], nodes: Mapping[str, Any]
     ) -> dict[str, _T]:
-        """Return what ``find`` says of each node and the parts, where it says anything."""
+        """Return the results of ``find`` for each node and the parts, without None."""
 
         def of_each(records: Iterable[Any], *parts: Any) -> dict[str, _T]:
             return {
@@ -96,7 +96,7 @@ class Findings:
     def by_nodes(
         self, name: str, parts: Parts, find: Callable[..., dict[str, _T]], nodes: Mapping[str, Any]
     ) -> dict[str, _T]:
-        """Return what ``find`` says of many nodes at once, and the parts, by node."""
+        """Return the results by node of ``find``, which takes many nodes at once and the parts."""
         known = self._by_node.get(name)
         if known is None or not _same(known.parts, parts) or len(known.changed) > len(nodes):
             answers = find(nodes.values(), *parts)
@@ -111,7 +111,7 @@ class Findings:
 def _renewed(
     known: _ByNode, find: Callable[..., dict[str, Any]], nodes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the answers with those of the changed nodes; the very same where they are the same."""
+    """Return the answers, updated for the changed nodes; the same object if none differs."""
     before, changed = known.answers, known.changed
     said = find([nodes[node] for node in changed if node in nodes], *known.parts)
     removed = [node for node in before.keys() & changed if node not in said] if before else ()
@@ -125,8 +125,10 @@ def _renewed(
 
 
 def _as_said(said: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Say whether all answers are those of before; only words are compared, and other things told
-    by being the very same."""
+    """Return whether all answers are as before.
+
+    Strings are compared by value, other objects by identity.
+    """
     return all(
         now is before[node] or (isinstance(now, str) and now == before[node])
         for node, now in said.items()

@@ -1,4 +1,4 @@
-"""Decorators that make a pure function of a view look again only at what changed. Pure.
+"""Decorators that recompute a pure function of a view only for changed parts. Pure.
 
 `holdfast.elastic.membership.findings` keeps the answers.
 """
@@ -18,9 +18,9 @@ _T = TypeVar("_T")
 def ahead(
     when: Callable[[JobView], bool] = lambda _: True,
 ) -> Callable[[Callable[[JobView], _T]], Callable[[JobView], _T]]:
-    """Have a question answered in each view as it is made, where ``when`` is so of it.
+    """Compute a function in each new view for which ``when`` is true.
 
-    The answer is the same as later; it is at hand when a plan asks for it.
+    The result is the same as later, but it is ready when a plan needs it.
     """
 
     def of(ask: Callable[[JobView], _T]) -> Callable[[JobView], _T]:
@@ -31,7 +31,7 @@ def ahead(
 
 
 def once(find: Callable[[JobView], _T]) -> Callable[[JobView], _T]:
-    """Have a pure function of a view look at each view once; what it returns is not changed."""
+    """Compute a pure function once for each view; callers must not change its result."""
     name = _name(find)
 
     @wraps(find)
@@ -44,7 +44,7 @@ def once(find: Callable[[JobView], _T]) -> Callable[[JobView], _T]:
 def while_same(
     parts: Callable[[JobView], Parts],
 ) -> Callable[[Callable[..., _T]], Callable[[JobView], _T]]:
-    """Have a pure function of a view's ``parts`` look again only where one is another object."""
+    """Recompute a pure function of a view's ``parts`` only if one is another object."""
 
     def of(find: Callable[..., _T]) -> Callable[[JobView], _T]:
         name = _name(find)
@@ -61,10 +61,10 @@ def while_same(
 def by_node(
     parts: Callable[[JobView], Parts] = lambda _: (),
 ) -> Callable[[Callable[..., _T | None]], Callable[[JobView], dict[str, _T]]]:
-    """Have a pure function of a node's record, and of ``parts``, look at all nodes of a view.
+    """Apply a pure function of a node's record and of ``parts`` to all nodes of a view.
 
-    The result maps nodes, in their order, to what it says of them; None is left out. Only nodes
-    whose record changed are looked at again, and all where a part is another object.
+    The result maps nodes, in their order, to the function's results; None is left out. The function
+    runs again only for nodes whose record changed, and for all nodes if a part is another object.
     """
 
     def of(find: Callable[..., _T | None]) -> Callable[[JobView], dict[str, _T]]:
@@ -82,9 +82,9 @@ def by_node(
 def by_nodes(
     parts: Callable[[JobView], Parts] = lambda _: (),
 ) -> Callable[[Callable[..., dict[str, _T]]], Callable[[JobView], dict[str, _T]]]:
-    """As `by_node`, for a function of many records at once: it returns what it says, by node.
+    """Like `by_node`, for a function that takes many records at once and returns results by node.
 
-    For a question so simple that to call it for each node would cost more than the answer.
+    For functions so simple that a call for each node would cost more than the computation.
     """
 
     def of(find: Callable[..., dict[str, _T]]) -> Callable[[JobView], dict[str, _T]]:

@@ -1,4 +1,4 @@
-"""What a worker and its agent say to each other: one JSON object per line over a socket pair."""
+"""The messages between a worker and its agent: one JSON object per line over a socket pair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 64 << 20
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Worker: parked, will take part in a generation newer than ``after``."""
+    """Worker: it is parked, and can take part in a generation newer than ``after``."""
 
     after: int
     spec: JobSpec | None
@@ -35,21 +35,21 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
-    """Worker: it cannot go on; ``user_error`` means that no retry would help."""
+    """Worker: it cannot continue; ``user_error`` means that a retry would not help."""
 
     message: str
     user_error: bool
 
 
 class Halted(msgspec.Struct, frozen=True, kw_only=True, tag="halted"):
-    """Worker: it stands at the end of ``step``, of which its node has a snapshot."""
+    """Worker: it has halted at the end of ``step``, of which its node has a snapshot."""
 
     generation: int
     step: int
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True, tag="handed_over"):
-    """Worker: it stands at the end of ``step``, which is safe without its node."""
+    """Worker: it has halted at the end of ``step``, which is safe without its node."""
 
     generation: int
     step: int
@@ -68,13 +68,13 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True, tag="fence"):
 
 
 class RosterChanged(msgspec.Struct, frozen=True, kw_only=True, tag="roster"):
-    """Agent: the whole job as it is now."""
+    """Agent: the present state of the whole job."""
 
     roster: Roster
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """Agent: the job is over; end on your own within the grace period."""
+    """Agent: the job is over; end by yourself within the grace period."""
 
     reason: str
 
@@ -96,7 +96,7 @@ def encode(message: FromWorker | FromAgent) -> bytes:
 
 
 class LineReader:
-    """Cuts a byte stream into lines; refuses one that grows beyond ``limit_bytes``."""
+    """Splits a byte stream into lines; refuses a line that grows beyond ``limit_bytes``."""
 
     def __init__(self, *, limit_bytes: int = MAX_LINE_BYTES) -> None:
         self._limit = limit_bytes

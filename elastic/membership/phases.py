@@ -1,4 +1,4 @@
-"""What a worker is doing, as its heartbeat says. Pure."""
+"""The phases of a worker, as its heartbeat shows them. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 
 class WorkerPhase(IntEnum):
-    """What a worker is doing: only COMPUTE promises a next heartbeat soon.
+    """The phase of a worker; only COMPUTE promises a next heartbeat soon.
 
-    PAUSE is work beside training that the loop announced, as an evaluation; MEET is waiting for
-    the other ranks in the middle of a step, or before the first one, which cannot be all that any
-    rank does.
+    PAUSE is work besides training that the loop announced, such as an evaluation. MEET is waiting
+    for other ranks in the middle of a step or before the first one; it is impossible for all ranks
+    at once unless something is wrong.
     """
 
     IDLE = 0
@@ -25,7 +25,7 @@ class WorkerPhase(IntEnum):
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """The last heartbeat of a worker; ``at_ns`` is on its machine's monotonic clock.
 
-    ``limit_s`` is how long it says that it may be silent now, 0 where it says nothing.
+    ``limit_s`` is the silence that it announces now, 0 if it announces none.
     """
 
     count: int

@@ -17,7 +17,7 @@ from holdfast.elastic.membership.records import (
 from holdfast.elastic.membership.view import JobView, identity, role_of, seat_order
 
 Trainer: TypeAlias = tuple[NodeRecord, WorkerRecord]
-"""A worker that can be a rank, and the node it lives on."""
+"""A worker that can be a rank, and its node."""
 
 _Orders: TypeAlias = Mapping[str, tuple[str, int]]
 
@@ -26,9 +26,9 @@ _Orders: TypeAlias = Mapping[str, tuple[str, int]]
 def unmatched_nodes(
     nodes: Iterable[NodeRecord], generation: GenerationRecord | None
 ) -> dict[str, NodeRecord]:
-    """Return the live nodes that the newest generation does not know as they are.
+    """Return the live nodes whose present identity the newest generation does not have.
 
-    They joined since, were started again, or have no sidecar now.
+    They joined since, were restarted, or have no sidecar now.
     """
     known = generation.nodes if generation else {}
     return {
@@ -40,7 +40,7 @@ def unmatched_nodes(
 
 @once
 def lost_nodes(view: JobView) -> Set[str]:
-    """Return the nodes of the newest generation's group that live no more."""
+    """Return the nodes of the newest generation's group that are gone."""
     return view.generation.nodes.keys() - view.nodes.keys() if view.generation else set()
 
 
@@ -48,14 +48,14 @@ def lost_nodes(view: JobView) -> Set[str]:
 def late_nodes(
     nodes: Iterable[NodeRecord], generation: GenerationRecord | None
 ) -> dict[str, NodeRecord]:
-    """Return the live nodes of which a worker may still act in the newest generation."""
+    """Return the live nodes with a worker that may still act in the newest generation."""
     number = generation.number if generation else 0
     return {node.node: node for node in nodes if node.fenced < number}
 
 
 @once
 def fenced_nodes(view: JobView) -> Mapping[str, NodeRecord]:
-    """Return the live nodes of which no worker acts in the newest generation any more."""
+    """Return the live nodes without a worker that acts in the newest generation."""
     late = late_nodes(view)
     if not late:
         return view.nodes
@@ -64,7 +64,7 @@ def fenced_nodes(view: JobView) -> Mapping[str, NodeRecord]:
 
 @while_same(lambda view: (view.generation,))
 def member_incarnations(generation: GenerationRecord | None) -> Set[str]:
-    """Return who the members of the newest generation are."""
+    """Return the incarnations of the newest generation's members."""
     return {member.incarnation for member in generation.members} if generation else set()
 
 
@@ -75,15 +75,15 @@ def _orders(seating: tuple[Seating, ...]) -> _Orders:
 
 @while_same(lambda view: (view.seating,))
 def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
-    """Return the places of the seats among each other."""
+    """Return the index of each seat in seat order."""
     seats = sorted((order.seat for order in seating), key=seat_order)
     return {seat: place for place, seat in enumerate(seats)}
 
 
 def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
-    """Return the READY trainers of a node whose sidecar serves; None where there are none.
+    """Return the READY trainers of a node whose sidecar serves; None if there are none.
 
-    Left out is a worker whose seat was given to another: its agent is about to end it.
+    A worker whose seat was given to another is left out: its agent is about to end it.
     """
     found: tuple[WorkerRecord, ...] = ()
     for worker in node.workers if node.sidecar else ():
@@ -97,7 +97,7 @@ def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | Non
 @ahead()
 @by_node(lambda view: (_orders(view),))
 def parked_trainers(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
-    """Return by node the trainers that could enter a generation once their node has fenced."""
+    """Return, by node, the trainers that could enter a generation once their node has fenced."""
     return _parked(node, orders)
 
 
@@ -109,7 +109,7 @@ def _parked_outside(
         if worker.incarnation not in inside:
             break
     else:
-        return None  # so it is with most
+        return None  # the case of most nodes
     found = _parked(node, orders) or ()
     return tuple([worker for worker in found if worker.incarnation not in inside]) or None
 
@@ -127,7 +127,7 @@ def _with_nodes(view: JobView, found: Mapping[str, Sequence[WorkerRecord]]) -> l
 
 @once
 def ready_trainers(view: JobView) -> list[Trainer]:
-    """Return who can enter the next generation, in seat order.
+    """Return the trainers that can enter the next generation, in seat order.
 
     These are the READY trainers of the nodes that have fenced the newest generation.
     """

@@ -1,7 +1,7 @@
-"""The records of the control plane: what nodes, seats and generations look like. Pure values.
+"""The records of the control plane: nodes, seats and generations. Pure values.
 
-None of them can be part of a cycle, and there are tens of thousands in a large job: the garbage
-collector need not look at those of which there is one for every node (``gc=False``).
+No record can be part of a reference cycle, and a large job has tens of thousands. So the garbage
+collector skips the kinds with one record or more per node (``gc=False``).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from holdfast.ckpt.parity.groups import GROUP_SIZE
 from holdfast.ckpt.types import Json, learn
 
 TRAINER = "trainer"
-"""The role whose workers form the ranks of a generation; all other roles live beside it."""
+"""The role whose workers form the ranks of a generation; workers of other roles run alongside."""
 
 RESTORE_AT_MOST = "restore_at_most"
-"""In the ``info`` of trainers that left a generation to go back: the newest step to restore."""
+"""In the ``info`` of trainers that left a generation to roll back: the newest step to restore."""
 
 REPLICATED_BYTES = "replicated_bytes"
-"""In the ``info`` of trainers that left a generation: what of their state all replicas have."""
+"""In the ``info`` of trainers that left a generation: the bytes of state that replicas share."""
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life; it enters a generation only from READY."""
+    """The state of a worker; it enters a generation only from READY."""
 
     STARTING = "starting"
     READY = "ready"
@@ -38,9 +38,9 @@ class WorkerState(StrEnum):
 class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a mesh's axes: ``dp`` data-parallel groups of ``tp`` × ``pp`` ranks each.
 
-    The experts are spread over ``ep`` groups that follow each other (1: every group has all).
-    ``shard`` groups that follow each other share the state, and the next ones have it again
-    (1: the state is not replicated in that way); ``ep`` divides it then.
+    The experts are spread over ``ep`` consecutive groups (1: every group has all). ``shard``
+    consecutive groups share the state, and the next ones hold it again (1: the state is not
+    replicated in that way); then ``ep`` divides ``shard``.
     """
 
     dp: int = 1
@@ -60,22 +60,22 @@ class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cell(self) -> int:
-        """How many ranks a data-parallel group has."""
+        """The number of ranks in a data-parallel group."""
         return self.tp * self.pp
 
     @property
     def near(self) -> int:
-        """How many ranks that follow each other have most to tell each other."""
+        """The number of consecutive ranks that communicate most with each other."""
         return max(self.shard, self.ep) * self.cell
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.dp * self.cell
 
     @property
     def text(self) -> str:
-        """The sizes in words, without the axes that are 1."""
+        """The sizes as text, without axes of size 1."""
         axes = {"tp": self.tp, "pp": self.pp, "ep": self.ep}
         words = [f"{name} {size}" for name, size in axes.items() if size > 1]
         shards = f" (replicate {self.dp // self.shard} × shard {self.shard})"
@@ -97,15 +97,14 @@ class MeshSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the decorated function asks of the world; every trainer announces the same.
+    """The decorated function's request to the control plane; every trainer announces the same.
 
-    ``dp`` is the number of data-parallel groups to wait for, None to take whoever is ready, from
-    ``min_dp`` up to ``max_dp`` (None: all); who is ready beyond that is a spare. ``tp``, ``pp``,
-    ``ep`` and ``shard`` are the sizes accepted of each, preferred ones first; of ``ep`` and
-    ``shard``, where it is asked for, only such as divide each other. ``microbatches`` is
-    the work of a step, 0 when it is not to be shared by speed. ``device`` is what all ranks compute
-    on, ``"cpu"`` or ``"cuda"``. ``parity_group`` is the preferred size of a parity group;
-    ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
+    ``dp`` is the number of data-parallel groups to wait for, None to take all that are ready, from
+    ``min_dp`` up to ``max_dp`` (None: no limit); further ready trainers are spares. ``tp``, ``pp``,
+    ``ep`` and ``shard`` are the accepted sizes, preferred ones first; if ``shard`` is requested,
+    ``ep`` must divide it. ``microbatches`` is the work of a step, 0 if it is not shared by speed.
+    ``device`` is the device type of all ranks, ``"cpu"`` or ``"cuda"``. ``parity_group`` is the
+    preferred size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
     """
 
     dp: int | None = None
@@ -156,17 +155,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise ValueError(f"no accepted ep {self.ep} divides an accepted shard {self.shard}")
 
     def goes(self, *, ep: int, shard: int) -> bool:
-        """Say whether experts can be spread so: over the shards of one replica, where there are."""
+        """Return whether experts can be spread this way: over the shards of one replica, if any."""
         return self.shard == (1,) or shard % ep == 0
 
     @property
     def least_dp(self) -> int:
-        """How many data-parallel groups a generation needs."""
+        """The number of data-parallel groups that a generation needs."""
         return self.min_dp if self.dp is None else self.dp
 
     @property
     def least(self) -> int:
-        """How many trainers a generation needs: those of the smallest accepted mesh."""
+        """The number of trainers that a generation needs: that of the smallest accepted mesh."""
         return self._least_groups * min(self.tp) * min(self.pp)
 
     @property
@@ -177,7 +176,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def most(self) -> int | None:
-        """How many trainers a generation has use for, None where there is no limit."""
+        """The number of trainers that a generation can use, None if there is no limit."""
         groups = self.max_dp if self.dp is None else self.dp
         return None if groups is None else groups * max(self.tp) * max(self.pp)
 
@@ -185,13 +184,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker process: its seat (``"trainer/0"``), a fresh incarnation id, its state.
 
-    ``attempt`` is that of the seating by which it was started. ``info`` is what the worker
-    announced when it became ready (``store``: the ``host:port`` of its TCPStore; whatever else
-    its role publishes). ``ready_after`` is the last generation it took part in (0: none): it is
-    ready for any later one. ``result`` is what a DONE worker returned, ``ending`` says how a
-    DEAD one ended (``"killed by SIGKILL"``). A record stays until its seat has a newer attempt.
-    ``speed`` is how many microbatches per second it computes, 0 while none was measured; ``waits``,
-    ``data`` and ``busy`` as in `stragglers.Pace`.
+    ``attempt`` is that of the seating that started it. ``info`` holds the values that the worker
+    announced when it became ready (``store``: the ``host:port`` of its TCPStore; and values of its
+    role). ``ready_after`` is the last generation it took part in (0: none): it is ready for any
+    later one. ``result`` is the result of a DONE worker, ``ending`` describes how a DEAD one ended
+    (``"killed by SIGKILL"``). A record stays until its seat has a newer attempt. ``speed`` is in
+    microbatches per second of computing, 0 while not measured; ``waits``, ``data`` and ``busy`` are
+    as in `stragglers.RankPace`.
     """
 
     seat: str
@@ -211,17 +210,16 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an agent publishes under its lease.
+    """The record that an agent publishes under its lease.
 
-    ``slots`` maps a role to how many of its workers fit. ``sidecar`` is its address, empty while
-    it is down; ``sidecar_starts`` counts how often this agent started one, so that a sidecar is
-    known from its predecessor. ``fenced`` is the newest generation of
-    which no local worker is active any more, nor ever will be, and for which ``inventory`` was
-    taken after that. ``leaving``: its place among the nodes
-    that were told to end and leave one after the other, 0 where it was not. ``stalled`` is the
-    generation in which all its trainers have waited for others for too long. ``unreachable`` are
-    the nodes that its agent does not reach, each with the identity (`membership.identity`) it had
-    when it was asked; ``probed`` is the generation in which it has asked all nodes of the group.
+    ``slots`` maps a role to the number of its workers that fit. ``sidecar`` is the sidecar's
+    address, empty while it is down; ``sidecar_starts`` counts the starts by this agent, to tell a
+    sidecar from its predecessor. ``fenced`` is the newest generation in which no local worker is
+    active any more, or ever will be; ``inventory`` was taken after that. ``leaving`` is its place
+    among the nodes with a notice, which leave one after the other; 0: no notice. ``stalled`` is the
+    generation in which all its trainers have waited too long for others. ``unreachable`` are the
+    nodes that its agent does not reach, each with its identity (`membership.identity`) at the time
+    of the probe; ``probed`` is the generation in which it has probed all nodes of the group.
     """
 
     node: str
@@ -240,7 +238,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Which node is to run which seat: the only order by which agents start workers.
+    """The assignment of a seat to a node: the only order by which agents start workers.
 
     ``attempt`` numbers the starts of this seat from 1. ``failures`` counts those in a row that
     ended without a newly protected step; ``progress`` is the newest protected step known when
@@ -255,7 +253,7 @@ class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A rank of a generation: the worker that plays it and what it announced."""
+    """A rank of a generation: its worker, and the values that the worker announced."""
 
     rank: int
     seat: str
@@ -265,9 +263,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a generation went on from: snapshots of older ones count only up to ``step``.
+    """The origin of a generation: snapshots of older generations are valid only up to ``step``.
 
-    ``step`` is -1 when it restored nothing from memory: then no older snapshot counts.
+    ``step`` is -1 if it restored nothing from memory: then no older snapshot is valid.
     """
 
     generation: int
@@ -275,23 +273,23 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setback(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a node was lost, and for how many seconds it has behaved since the last time."""
+    """A node's number of losses, and the seconds without trouble since the last one."""
 
     losses: int
     calm_s: float = 0.0
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of the compare-and-set chain: who trains, with what, from where, and why.
+    """One link of the compare-and-set chain: members, mesh, restore point and reason.
 
-    ``restore`` is None when nothing can be restored from memory (first start, or too much was
-    lost): the workers then load the newest checkpoint, or begin at step 0. ``fallbacks`` are the
-    points to try next, newest first, when ``restore`` fails while it is read. ``nodes`` maps every
-    node of the group to its identity (`membership.identity`), by which a changed one is known.
-    ``timeline`` is what `plan.on_timeline` needs to refuse snapshots of rolled-back futures.
-    ``mesh`` is the grid of the ranks, ``shares`` how many of a step's microbatches each of its
-    data-parallel groups runs (empty: even shares), the same for those that share experts.
-    ``setbacks`` are the nodes that were lost before, by which those that come and go are held off.
+    ``restore`` is None if nothing can be restored from memory (first start, or too much was lost):
+    then the workers load the newest checkpoint, or begin at step 0. ``fallbacks`` are the points to
+    try next, newest first, if reading ``restore`` fails. ``nodes`` maps every node of the group to
+    its identity (`membership.identity`), which reveals a changed node. ``timeline`` lets
+    `plan.on_timeline` refuse snapshots that a roll-back abandoned. ``mesh`` is the grid of the
+    ranks. ``shares`` are the numbers of a step's microbatches per data-parallel group (empty: even
+    shares), equal for groups that share experts. ``setbacks`` are the nodes that were lost before,
+    for the hold-off of nodes that come and go.
     """
 
     number: int
@@ -308,7 +306,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended; written once. ``result`` is what rank 0 returned."""
+    """The outcome of the job, written once. ``result`` is the result of rank 0."""
 
     ok: bool
     message: str
@@ -316,7 +314,7 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
-    """What every worker is told of the whole job, whenever it changes."""
+    """The state of the whole job, sent to every worker whenever it changes."""
 
     nodes: tuple[NodeRecord, ...] = ()
     generation: GenerationRecord | None = None

@@ -1,4 +1,4 @@
-"""What all agents know of a job at one moment: the view every decision is made from. Pure."""
+"""The view: the state of a job at one moment, from which agents make every decision. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from holdfast.elastic.membership.records import (
 )
 
 Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | JobOutcome
-"""What the keys of a run hold."""
+"""The record types stored under a run's keys."""
 
 _SEATS_REMEMBERED = 1 << 17
 _GROUPS_REMEMBERED = 1 << 12
 
 
 def run_prefix(run: str) -> str:
-    """Return what every key of the run starts with."""
+    """Return the prefix of every key of the run."""
     return f"{run}/"
 
 
@@ -62,7 +62,7 @@ def encode(record: object) -> str:
 
 
 def identity(record: NodeRecord) -> str:
-    """Return what tells a node from itself with another agent or sidecar."""
+    """Return an identity that changes with the node's agent and sidecar."""
     return f"{record.incarnation}/{record.sidecar_starts}"
 
 
@@ -74,7 +74,7 @@ def role_of(seat: str) -> str:
 
 @lru_cache(_SEATS_REMEMBERED)
 def seat_order(seat: str) -> tuple[str, int, str]:
-    """Return a sort key that puts ``trainer/10`` behind ``trainer/9``."""
+    """Return a sort key that puts ``trainer/10`` after ``trainer/9``."""
     role, _, number = seat.partition("/")
     return role, int(number) if number.isdecimal() else 0, seat
 
@@ -83,8 +83,8 @@ def seat_order(seat: str) -> tuple[str, int, str]:
 class JobView:
     """A job at one store revision: live nodes, newest generation, seating, outcome.
 
-    ``wanted`` is how many seats the job is to have of each role. The revisions are those the
-    next compare-and-set of that record must expect (0: absent).
+    ``wanted`` is the number of seats that the job needs of each role. The revisions are those that
+    the next compare-and-set of each record must expect (0: absent).
     """
 
     run: str
@@ -111,8 +111,8 @@ class JobView:
     ) -> JobView:
         """Build the view from all entries under `run_prefix`.
 
-        What ``before`` has decoded of the same revisions is taken from there, and what was found
-        of it. Raises ``CoordinatorError`` naming the key of a record that is unknown or garbled.
+        Records of the same revisions, and cached answers, are taken over from ``before``. Raises
+        ``CoordinatorError`` naming the key of an unknown or corrupt record.
         """
         known = before.decoded if before else {}
         decoded: dict[str, tuple[int, Record]] = {}
@@ -131,7 +131,7 @@ class JobView:
     def after(self, events: Iterable[KeyEvent], *, revision: int = 0) -> JobView:
         """Return the view after changes of the run's keys, in order.
 
-        One that is older than what is known changes nothing. Raises as `from_entries`.
+        A change older than the known record is ignored. Raises like `from_entries`.
         """
         newest: dict[str, KeyEvent] = {}
         for event in events:
@@ -161,7 +161,10 @@ class JobView:
         wanted: Mapping[str, int],
         revision: int,
     ) -> JobView:
-        """Return the view of what is ``decoded`` now; its keys ``changed`` are other than here."""
+        """Return the view of the ``decoded`` records.
+
+        The keys ``changed`` differ from this view.
+        """
         prefix = node_key(self.run, "")
         names = {key[len(prefix) :] for key in changed if key.startswith(prefix)}
         nodes = dict(self.nodes)
@@ -192,7 +195,7 @@ class JobView:
         return view
 
     def without(self, names: Set[str]) -> JobView:
-        """Return the view as it were without these nodes; what was found of the others stays."""
+        """Return the view without these nodes; cached answers about the others stay."""
         nodes = {name: node for name, node in self.nodes.items() if name not in names}
         view = replace(self, nodes=nodes)
         view.findings.inherit(self.findings, changed=names)
@@ -210,12 +213,12 @@ class JobView:
                 yield record, worker
 
     def worker_of(self, seating: Seating) -> WorkerRecord | None:
-        """Return the newest record of the seat at its node, of the ordered attempt or older."""
+        """Return the newest record of the seat on its node, of the ordered attempt or older."""
         record = self.nodes.get(seating.node)
         return None if record is None else newest_worker(record, seating.seat)
 
     def roster(self) -> Roster:
-        """Return what the workers are told."""
+        """Return the roster for the workers."""
         return Roster(nodes=tuple(self.nodes.values()), generation=self.generation)
 
 
@@ -256,9 +259,9 @@ def _decode(key: str, value: str, *, run: str) -> Record:
 
 
 def _share(record: NodeRecord) -> None:
-    """Have a record that was just decoded name the same objects as others where they are equal.
+    """Make a newly decoded record share equal objects with other records.
 
-    All trainers repeat the job's spec, and the nodes of a parity group what it has sealed.
+    All trainers repeat the job's spec, and the nodes of a parity group repeat its sealed blocks.
     """
     for worker in record.workers:
         if worker.spec is not None:
@@ -271,9 +274,9 @@ def _share(record: NodeRecord) -> None:
 
 
 def _as_before(record: NodeRecord, before: NodeRecord | None) -> NodeRecord:
-    """Have a record name the same inventory as the one before it where they are equal.
+    """Make a record share the inventory of the one before it if they are equal.
 
-    What was found of all inventories then still holds.
+    Then cached answers about all inventories stay valid.
     """
     if before is not None and before is not record and record.inventory == before.inventory:
         force_setattr(record, "inventory", before.inventory)

@@ -1,4 +1,4 @@
-"""Who takes which place so that the sum of what they bring is largest. Pure."""
+"""Assignment of takers to places with the largest sum of gains. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 Gains: TypeAlias = Sequence[Mapping[int, int]]
-"""What each taker brings to a place; places not named are worth nothing."""
+"""The gain of each taker at each place; missing places have gain 0."""
 
 EXACT_MOST = 32
-"""Up to so many places the best assignment is found, beyond it a good one."""
+"""Number of places up to which the best assignment is found; beyond it, a good one."""
 
 _PASSES = 2
 
@@ -21,7 +21,7 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class Edges(NamedTuple):
-    """The same as `Gains`: for every taker and place a number in each array; no pair twice."""
+    """The same as `Gains`, as arrays with one entry per pair of taker and place; no pair twice."""
 
     takers: _Numbers
     places: _Numbers
@@ -29,13 +29,13 @@ class Edges(NamedTuple):
 
 
 def assign(gains: Gains, *, places: int) -> list[int | None]:
-    """Return the place of each taker, None where it brings nothing to any that is left.
+    """Return the place of each taker, None if it has no gain at any place that is left.
 
     No place is taken twice. With `EXACT_MOST` places or fewer the sum of gains is the largest
-    there is (the Hungarian method in Jonker and Volgenant's form, "A Shortest Augmenting Path
+    possible (the Hungarian method in Jonker and Volgenant's form, "A Shortest Augmenting Path
     Algorithm for Dense and Sparse Linear Assignment Problems", Computing 1987); with more, the
-    largest gains are taken first, which is at least half of it, and pairs exchange their places
-    as long as both together win. Raises ``ValueError`` for a place that is not there.
+    largest gains are taken first, which gives at least half of it, and pairs exchange their places
+    as long as their sum grows. Raises ``ValueError`` for a place that does not exist.
     """
     if any(not 0 <= place < places for row in gains for place in row):
         raise ValueError(f"gains name places outside the {places} there are")
@@ -73,7 +73,7 @@ def _exact(gains: Gains, places: int) -> list[int | None]:
 def _least_cost(cost: Sequence[Sequence[int]], width: int) -> list[int | None]:
     """Return the row assigned to each of ``width`` columns, rows being no more than columns.
 
-    Rows enter one by one; each by the cheapest alternating path under the potentials so far.
+    Rows are added one by one, each along the cheapest alternating path under the potentials so far.
     """
     row_price: list[float] = [0] * (len(cost) + 1)
     price: list[float] = [0] * (width + 1)
@@ -123,7 +123,7 @@ def assign_edges(edges: Edges, *, takers: int) -> list[int | None]:
 
 
 class _Worth:
-    """What takers bring to places, looked up by arrays of them; -1 is nobody and nowhere."""
+    """The gains, looked up by arrays of takers and places; -1 stands for none."""
 
     def __init__(self, edges: Edges) -> None:
         self._edges = edges
@@ -142,9 +142,9 @@ class _Worth:
     def first_to_win(
         self, place_of: Sequence[int | None], taker_of: Mapping[int, int]
     ) -> int | None:
-        """Return the first edge that would win by an exchange as things stand; mostly none.
+        """Return the first edge whose exchange would raise the sum now; mostly none.
 
-        All are weighed at once: nothing changes before the first exchange.
+        All edges are evaluated at once, because nothing changes before the first exchange.
         """
         takers, places, gains = self._edges
         owner = np.full(self._width, -1, dtype=np.int64)
@@ -161,7 +161,7 @@ def _or_none(places: Sequence[int | None]) -> _Numbers:
 
 
 def _largest_first(edges: Edges, takers: int) -> tuple[list[int | None], dict[int, int]]:
-    """Return every taker's place and every place's taker, the first edges served first."""
+    """Return every taker's place and every place's taker; earlier edges take precedence."""
     place_of: list[int | None] = [None] * takers
     taker_of: dict[int, int] = {}
     for taker, place in zip(edges.takers.tolist(), edges.places.tolist(), strict=True):
@@ -173,7 +173,7 @@ def _largest_first(edges: Edges, takers: int) -> tuple[list[int | None], dict[in
 def _exchanges(
     edges: Edges, first: int, place_of: list[int | None], taker_of: dict[int, int]
 ) -> int:
-    """Go through the edges from the ``first`` one on; return how many exchanges were made."""
+    """Go through the edges from the ``first`` one on; return the number of exchanges."""
     takers, places, gains = (each.tolist() for each in edges)
     rows: dict[int, dict[int, int]] = {}
     for taker, place, gain in zip(takers, places, gains, strict=True):
@@ -191,7 +191,7 @@ def _exchange(
     place_of: list[int | None],
     taker_of: dict[int, int],
 ) -> bool:
-    """Let a taker have a place instead of its own if both sides together win."""
+    """Exchange a taker's place for another if the sum of both sides grows."""
     gain, taker, place = edge
     have, other = place_of[taker], taker_of.get(place)
     now = (gains[taker].get(have, 0) if have is not None else 0) + (

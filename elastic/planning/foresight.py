@@ -1,8 +1,8 @@
-"""Which rank a trainer will have when it joins, before anybody has planned it. Pure.
+"""Prediction of the rank that a trainer will have when it joins. Pure.
 
-The very code that will place it is asked, with what can be known while the others still train: who
-trains where, and that every node holds the blocks of its ranks. A wrong guess costs what was
-prepared for it, nothing else.
+It calls the same planning code that will place the trainer, with the facts known while the others
+still train: the trainers' nodes, and that every node holds the blocks of its ranks. A wrong
+prediction costs only the preparation for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.elastic.planning.placing import Placer, Trainer, members_of
 
 
 def others_train(roster: Roster) -> bool:
-    """Say whether all members of the newest generation work in it."""
+    """Return whether all members of the newest generation work in it."""
     generation = roster.generation
     if generation is None:
         return False
@@ -54,10 +54,10 @@ def foresee(
 ) -> tuple[GenerationRecord, int] | None:
     """Return the generation that worker ``incarnation`` would join now, and its rank there.
 
-    ``point`` is what would be restored, ``sizes`` the payload bytes of its blocks by rank. Workers
-    that are starting as well are taken to join at the same time. One that would be a spare is given
-    the last rank: it takes anybody's place. None where the worker is not in the roster, or nobody
-    trains.
+    ``point`` is the restore point, ``sizes`` the payload bytes of its blocks by rank. Other
+    starting workers are assumed to join at the same time. A worker that would be a spare gets the
+    last rank, because it can replace any rank. None if the worker is not in the roster, or no
+    worker trains.
     """
     generation = roster.generation
     me = next((pair for pair in _trainers(roster) if pair[1].incarnation == incarnation), None)
@@ -99,7 +99,7 @@ def _lives(worker: WorkerRecord) -> bool:
 
 
 def _holding(node: NodeRecord, point: RestorePoint, sizes: Mapping[int, int]) -> NodeRecord:
-    """Return the node's record with the inventory that it will have, as far as plans look at it."""
+    """Return the node's record with its expected inventory, as far as plans use it."""
     blocks = tuple(
         BlockEntry(
             generation=point.world.generation,

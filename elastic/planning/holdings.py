@@ -1,10 +1,10 @@
-"""What of the state to restore lies on which node, and which rank of a new mesh needs it. Pure.
+"""The bytes of a restore point on each node, and the ranks of a new mesh that need them. Pure.
 
-A mesh cuts the state three ways: pipeline stages, tensor-parallel parts and data-parallel shards.
-So what a rank needs is taken as a box in a cube of that state, and what a node holds as the boxes
-of the saved ranks whose blocks it has; where both overlap, nothing has to come from elsewhere.
-Between equal meshes this is exact, to the byte; between others an estimate, as good as the state
-is evenly cut. Plans that copy cells are made by the ranks, from the real layouts.
+A mesh divides the state in three ways: pipeline stages, tensor-parallel parts and data-parallel
+shards. So a rank's part is modelled as a box in a cube of the state, and a node's holdings as the
+boxes of the saved ranks whose blocks it has. The overlap of both needs no transfer. Between equal
+meshes this is exact to the byte; between others it is an estimate, as good as the state is evenly
+divided. The ranks themselves plan the actual copies, from the real layouts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Range: TypeAlias = list[tuple[int, float]]
 
 
 class BlockHoldings:
-    """The blocks of a restore point in the memory of the nodes, seen from the ranks of ``mesh``."""
+    """The blocks of a restore point in the nodes' memory, relative to the ranks of ``mesh``."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class BlockHoldings:
 
     @property
     def known(self) -> bool:
-        """Whether the inventories say how long the blocks are."""
+        """Whether the inventories give the lengths of the blocks."""
         return bool(self._sizes)
 
     def of(self, node: str) -> Mapping[int, int]:
-        """Return by rank of the new mesh how many of the bytes it needs the node holds."""
+        """Return, by rank of the new mesh, the number of its bytes that the node holds."""
         if (found := self._found.get(node)) is None:
             found = self._found[node] = self._seen(self._held(node))
         return found
 
     def _held(self, node: str) -> Collection[int]:
-        """Return the ranks whose blocks a node has."""
+        """Return the saved ranks whose blocks a node has."""
         if several := self._several.get(node):
             return several
         return (self._first[node],) if node in self._first else ()
@@ -91,9 +91,9 @@ class BlockHoldings:
                     yield rank_of(Coordinates(dp, pp, tp), mesh), of_dp * of_pp * of_tp
 
     def edges(self, nodes: Sequence[str]) -> Edges | None:
-        """Return as one what `of` says of many nodes; None where that is not so simple.
+        """Return the results of `of` for many nodes as arrays; None if the case is not simple.
 
-        It is where the state was cut along one axis, is to be cut along one, and no node holds
+        It is simple if the old and the new mesh divide the state along one axis, and no node holds
         blocks of two ranks.
         """
         if (ranks := self._single(nodes)) is None:
@@ -119,7 +119,7 @@ class BlockHoldings:
     def _overlap(
         self, saved: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Return how many bytes the shards of saved and of new ranks have in common."""
+        """Return the number of bytes that the shards of saved and of new ranks share."""
         before, after = self._saved.dp, self._mesh.dp
         start = np.maximum(saved * after, new * before)
         end = np.minimum((saved + 1) * after, (new + 1) * before)
@@ -128,7 +128,7 @@ class BlockHoldings:
         return found
 
     def moved_in_all(self, places: Iterable[tuple[int, str]]) -> int:
-        """Return how many bytes these ranks on their nodes need and do not have there."""
+        """Return the number of bytes that these ranks need and their nodes do not hold."""
         places = list(places)
         if (held := self._single([node for _, node in places])) is None:
             return sum([self.moved(rank, node=node) for rank, node in places])
@@ -137,10 +137,11 @@ class BlockHoldings:
         return int(np.maximum(self._even_bytes - there, 0).sum())
 
     def filled_in_all(self, places: Iterable[tuple[int, str]]) -> int:
-        """Return how many bytes these ranks need that `moved_in_all` does not count.
+        """Return the number of bytes that these ranks need and `moved_in_all` does not count.
 
-        Replicated state lies in the blocks once, each of the replicas holding a part; there a rank
-        is counted with one part, and here with all the others that are not in its node's memory.
+        Replicated state is stored in the blocks once; each replica holds a part. `moved_in_all`
+        counts one part for a rank; this function counts all other parts that are not in its node's
+        memory.
         """
         if not self._replicated_bytes:
             return 0
@@ -156,14 +157,14 @@ class BlockHoldings:
         return max(self._replicated_bytes * (replicas - 1) // replicas - there, 0)
 
     def moved(self, rank: int, *, node: str) -> int:
-        """Return how many bytes a rank needs and does not have in its own node's memory."""
+        """Return the number of bytes that a rank needs and its own node's memory does not hold."""
         if self._same:
             return 0 if rank in self._held(node) else self._sizes[rank]
         return max(self._even_bytes - self.of(node).get(rank, 0), 0)
 
 
 def saved_mesh(point: RestorePoint, *, known: Mapping[int, MeshSize]) -> MeshSize:
-    """Return the mesh that saved a restore point; data parallel only where it is not known."""
+    """Return the mesh that saved a restore point; a purely data-parallel one if not known."""
     ranks = len(point.world.rank_nodes)
     mesh = known.get(point.world.generation)
     return mesh if mesh is not None and mesh.ranks == ranks else MeshSize(dp=ranks)
@@ -183,9 +184,10 @@ def _overlaps_along(index: int, before: int, after: int) -> _Range:
 def _blocks(
     point: RestorePoint, nodes: Mapping[str, NodeRecord]
 ) -> tuple[dict[int, int], dict[str, int], dict[str, set[int]]]:
-    """Return the size of every rank's block, if all are known, and whose blocks the nodes have.
+    """Return the size of every rank's block, if all are known, and the nodes' ranks.
 
-    That is the first rank's of every node that has any, and all of those that have several.
+    The second value is the first rank of every node with blocks; the third, all ranks of nodes with
+    several.
     """
     generation, step = point.world.generation, point.step
     sizes: dict[int, int] = {}
@@ -211,9 +213,10 @@ def _blocks(
 
 
 def _neighbours(point: RestorePoint, sizes: Mapping[int, int]) -> Iterator[str]:
-    """Yield the nodes that mostly know how long the blocks are that nobody has.
+    """Yield the nodes that probably know the lengths of the lost blocks.
 
-    Those of a parity group tell each other, and only they publish it (`inventories.compact`).
+    The nodes of a parity group exchange the lengths, and only they publish them
+    (`inventories.compact`).
     """
     homes = {node for rank, node in enumerate(point.world.rank_nodes) if rank not in sizes}
     for group in point.world.parity_groups() if homes else ():

@@ -1,9 +1,9 @@
-"""Nodes that come and go: how often one was lost, and how long it is held off for it. Pure.
+"""Hold-off of nodes that come and go: the count of losses, and the wait that follows. Pure.
 
-What is known of a node's losses is part of the generation record, so it outlives whoever wrote it;
-every agent counts the time to wait from when it first saw the node itself. A node that said before
-that it would leave is not lost but moved: that is no setback. To be left out because others do not
-reach it is one: a link that comes and goes is held off as a node that does.
+A node's losses are part of the generation record, so they outlive the agent that wrote them. Every
+agent measures the wait from the time when it first saw the node itself. A node that announced its
+leaving is not lost but moved, which is no setback. A node that is left out because others do not
+reach it has a setback: an unstable link is held off like an unstable node.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NEVER = Setback(losses=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldoffPatience:
-    """How often a node may be lost before it waits, and for how long, in seconds.
+    """The number of losses before a node has to wait, and the waits, in seconds.
 
-    Behind the first ``free_losses`` it waits ``first_s`` and twice as long each time after, up to
-    ``most_s``. For every ``forgive_s`` that it behaves one loss is forgotten.
+    After ``free_losses`` losses it waits ``first_s``, and twice as long each time after, up to
+    ``most_s``. For every ``forgive_s`` without trouble one loss is forgiven.
     """
 
     free_losses: int = 3
@@ -36,7 +36,7 @@ class HoldoffPatience:
     forgive_s: float = 600.0
 
     def wait_s(self, setback: Setback | None) -> float:
-        """Return how long a node that comes back has to wait."""
+        """Return the wait of a node that comes back."""
         times = 0 if setback is None else setback.losses - self.free_losses
         return min(self.first_s * 2.0 ** min(times - 1, 60), self.most_s) if times > 0 else 0.0
 
@@ -47,9 +47,10 @@ def _leaving(nodes: Iterable[NodeRecord]) -> dict[str, str]:
 
 
 def announced(view: JobView, before: Mapping[str, str]) -> dict[str, str]:
-    """Return who of the newest generation's nodes has said that it leaves, with its identity.
+    """Return the newest generation's nodes that announced to leave, with their identities.
 
-    ``before`` is what this returned for the view before: who has left by now is only known there.
+    ``before`` is the result for the previous view: nodes that have left by now are only known
+    there.
     """
     inside = view.generation.nodes if view.generation else {}
     told = {**before, **_leaving(view)}
@@ -59,10 +60,10 @@ def announced(view: JobView, before: Mapping[str, str]) -> dict[str, str]:
 def setbacks_after(
     view: JobView, *, lived_s: float, patience: HoldoffPatience, leavers: Collection[str] = ()
 ) -> dict[str, Setback]:
-    """Return what the next generation is to know of the nodes that were lost.
+    """Return the setbacks of lost nodes for the next generation's record.
 
-    The newest generation lived for ``lived_s``; that its ``leavers`` are gone does not count. Where
-    more than `MAX_SETBACKS` nodes would be remembered, those that were lost most often are.
+    The newest generation lived for ``lived_s``; the loss of its ``leavers`` does not count. At most
+    `MAX_SETBACKS` nodes are kept: those that were lost most often.
     """
     old = view.generation
     if old is None:
@@ -73,7 +74,7 @@ def setbacks_after(
     for name in {*lost, *old.setbacks}:
         before = old.setbacks.get(name, _NEVER)
         if name not in old.nodes or (name in lost and name in leavers):
-            after = before  # held off, away or moved: neither better nor worse
+            after = before  # held off, away or moved: unchanged
         elif name in lost:
             after = Setback(losses=before.losses + 1)
         else:
@@ -93,9 +94,9 @@ def _forgiven(before: Setback, lived_s: float, patience: HoldoffPatience) -> Set
 
 @once
 def strangers(view: JobView) -> dict[str, str]:
-    """Return the live nodes the newest generation does not know as they are, with their marks.
+    """Return the live nodes with an identity unknown to the newest generation, with marks.
 
-    A node that was started again is one as well; its mark changes with every start.
+    A restarted node is one as well; its mark changes with every start.
     """
     known = view.generation.nodes if view.generation else {}
     marks = {name: identity(node) for name, node in unmatched_nodes(view).items()}
@@ -110,10 +111,10 @@ def held_off(
     patience: HoldoffPatience,
     leavers: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return the nodes that are not to be taken in yet, and until when.
+    """Return the nodes that are not admitted yet, and until when.
 
-    ``since`` maps the marks of `strangers` to when they were first seen; ``leavers`` as in
-    `setbacks_after`.
+    ``since`` maps the marks of `strangers` to the times when they were first seen; ``leavers`` is
+    as in `setbacks_after`.
     """
     if view.generation is None or not view.generation.setbacks:
         return {}

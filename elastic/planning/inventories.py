@@ -1,8 +1,8 @@
-"""What of a sidecar's inventory a node publishes, so that all records together stay small. Pure.
+"""Compact form of a sidecar's inventory for a node's record, so that records stay small. Pure.
 
-An inventory repeats the group of every generation it names and the blocks of all ranks. In the
-record of each of ``n`` nodes that would be ``n²`` entries. The groups are in the generation record
-already, and how a lost block looks matters only to those who can rebuild it.
+An inventory contains the group of every generation that it names and the blocks of all ranks. In
+the records of ``n`` nodes that would be ``n²`` entries. The groups are already in the generation
+record, and only the nodes that can rebuild a lost block need its entry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.elastic.membership.records import GenerationRecord
 
 
 def known_worlds(record: GenerationRecord | None) -> dict[int, SnapshotWorld]:
-    """Return the groups that a generation record speaks of, by generation."""
+    """Return the groups that a generation record names, by generation."""
     if record is None:
         return {}
     points = [point for point in (record.restore, *record.fallbacks) if point is not None]
@@ -25,9 +25,10 @@ def known_worlds(record: GenerationRecord | None) -> dict[int, SnapshotWorld]:
 
 
 def compact(inventory: Inventory, record: GenerationRecord | None) -> Inventory:
-    """Leave out the groups that ``record`` has, and blocks of other parity groups than the node's.
+    """Leave out groups that ``record`` has, and blocks of parity groups other than the node's.
 
-    Of those every member that is left says the same; where none is left nothing can be rebuilt.
+    Each surviving member of those groups publishes the same entries; if none survives, nothing can
+    be rebuilt.
     """
     known = known_worlds(record)
     wanted: dict[int, set[int]] = {}
@@ -49,7 +50,7 @@ def compact(inventory: Inventory, record: GenerationRecord | None) -> Inventory:
 
 
 def whole(inventories: Iterable[Inventory], record: GenerationRecord | None) -> list[Inventory]:
-    """Return the inventories with the groups that ``record`` has: what `compact` left out."""
+    """Return the inventories with the groups of ``record``, which `compact` left out."""
     found = list(inventories)
     if found and (worlds := known_worlds(record)):
         mine = {world.generation: world for world in found[0].worlds}

@@ -1,4 +1,4 @@
-"""Which mesh the trainers at hand make: sizes of its axes, from what a job accepts. Pure."""
+"""Choice of the mesh for the available trainers, from the sizes that a job accepts. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import product
 from holdfast.elastic.membership.records import JobSpec, MeshSize
 
 PREFERRED_SHARE = 0.75
-"""The first preference stands unless another mesh would use more than a third more trainers."""
+"""The first preference is taken unless another mesh would use over a third more trainers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where a rank lies on the three axes that place ranks."""
+    """A rank's coordinates on the three axes that place ranks."""
 
     dp: int
     pp: int
@@ -22,7 +22,7 @@ class Coordinates:
 
 
 def coordinates(rank: int, mesh: MeshSize) -> Coordinates:
-    """Return a rank's coordinates; the ranks of a data-parallel group follow each other."""
+    """Return a rank's coordinates; the ranks of a data-parallel group are consecutive."""
     rest, tp = divmod(rank, mesh.tp)
     dp, pp = divmod(rest, mesh.pp)
     return Coordinates(dp, pp, tp)
@@ -44,11 +44,12 @@ def accepted(spec: JobSpec) -> Iterator[MeshSize]:
 
 
 def choose_mesh(spec: JobSpec, *, trainers: int) -> tuple[MeshSize | None, str]:
-    """Return the mesh that so many trainers make, None where they are too few; and why.
+    """Return the mesh for this number of trainers, None if they are too few; and the reason.
 
-    With a fixed ``dp`` the first accepted sizes that fit are taken; else as many data-parallel
-    groups as there are trainers for (``max_dp`` at most, a multiple of ``ep`` and ``shard``), and
-    of the accepted sizes the first that uses `PREFERRED_SHARE` of what the one using most does.
+    With a fixed ``dp`` the first accepted sizes that fit are taken. Otherwise there are as many
+    data-parallel groups as the trainers allow (at most ``max_dp``, a multiple of ``ep`` and
+    ``shard``), and the first accepted sizes that use at least `PREFERRED_SHARE` of the most
+    trainers that any sizes use.
     """
     fitting = [mesh for each in accepted(spec) if (mesh := _fit(spec, each, trainers))]
     if not fitting:
@@ -65,7 +66,7 @@ def choose_mesh(spec: JobSpec, *, trainers: int) -> tuple[MeshSize | None, str]:
 
 
 def shortage(spec: JobSpec, *, trainers: int) -> str:
-    """Say how many trainers are missing for the smallest mesh that the job accepts."""
+    """Return how many trainers the smallest accepted mesh needs and how many there are, as text."""
     return f"{trainers} of the {spec.least} trainers that the smallest accepted mesh needs"
 
 

@@ -1,10 +1,10 @@
-"""Which trainer plays which rank: data-parallel groups kept whole, the fewest bytes moved. Pure.
+"""Assignment of trainers to ranks: whole data-parallel groups, fewest bytes moved. Pure.
 
-The trainers are cut into *cells* of ``tp × pp`` ranks, one for each data-parallel group (or for
-each ``shard`` groups, where replicas of the state are sharded over so many, or each ``ep`` groups,
-which have the experts between them): inside a node where that can be, else inside a failure domain,
-so that what is lost together is whole groups. Then cells take their places, and the trainers of a
-cell its ranks, by what their nodes hold already of the state to restore.
+The trainers are divided into *cells* of ``tp × pp`` ranks, one for each data-parallel group (or for
+each ``shard`` groups if replicas of the state are sharded over that many, or for each ``ep``
+groups, which share the experts). A cell lies inside one node if possible, else inside one failure
+domain, so that a failure loses whole groups. Then cells get their places, and the trainers of a
+cell its ranks, by the bytes of the restore point that their nodes already hold.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Cell: TypeAlias = tuple[Trainer, ...]
 _Label: TypeAlias = Callable[[NodeRecord], str]
 
 _KEPT, _HOME = 2, 1
-"""What keeping one's rank, or being on the node of the one who had it, is worth: less than a byte
-that need not move, and it decides where bytes do not."""
+"""Gains of keeping a rank, and of being on the node of its former worker: less than one byte that
+need not move, so they decide only between equal bytes."""
 
 _WEIGHT = 4
 _NO_SEAT = ("", 0, "")
@@ -40,7 +40,7 @@ _NO_SEAT = ("", 0, "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The trainers by rank, and how many cells lie on one node, or else in one domain."""
+    """The trainers by rank, and the numbers of cells within one node, and within one domain."""
 
     ranks: tuple[Trainer, ...]
     on_nodes: int
@@ -87,7 +87,7 @@ class Placer:
         return Placement(ranks=tuple(ranks), on_nodes=sum(nodes), in_domains=sum(domains))
 
     def _taken(self, cells: Sequence[Cell], free: Sequence[int]) -> list[int | None]:
-        """Return which of the free indices, by their number, each cell takes; None: whichever."""
+        """Return the number of the free index for each cell; None: any."""
         if self._size == 1 and self._holdings and not self._homes and len(free) > EXACT_MOST:
             edges = self._holdings.edges([node.node for ((node, _),) in cells])
             if edges is not None:
@@ -101,9 +101,9 @@ class Placer:
         return assign(gains, places=len(free))
 
     def _settled(self, cells: Sequence[Cell]) -> tuple[list[Cell | None], list[Cell]]:
-        """Let those keep their ranks who have all that these need; return them and the others.
+        """Keep the ranks of cells whose nodes hold everything they need; return them and the rest.
 
-        Nobody could bring more to those ranks, so no assignment is better for it.
+        No other trainer could bring more to those ranks, so no assignment is better.
         """
         by_index: list[Cell | None] = [None] * self._cells
         if not self._kept:
@@ -124,7 +124,7 @@ class Placer:
         return by_index, rest
 
     def _kept_rank(self, trainer: Trainer) -> int:
-        """Return the rank that a trainer has and keeps, all it needs being there, or -1."""
+        """Return the rank that a trainer keeps because its node holds all its bytes, or -1."""
         node, worker = trainer
         rank = self._kept.get(worker.incarnation, -1)
         if rank >= 0 and self._holdings and self._holdings.moved(rank, node=node.node):
@@ -132,7 +132,7 @@ class Placer:
         return rank
 
     def _in_order(self, ready: Sequence[Trainer]) -> list[Trainer]:
-        """Return the trainers by their standing."""
+        """Return the trainers in the order of `_standing`."""
         members = self._members
         inside, others = [], []
         for trainer in ready:
@@ -161,7 +161,7 @@ class Placer:
         return gains
 
     def _cell_gains(self, cell: Cell) -> dict[int, int]:
-        """Return by place of a cell the most that this one's trainers bring to its ranks."""
+        """Return, by a cell's place, the largest gain of this cell's trainers at its ranks."""
         if len(cell) == 1:
             return self._gains(cell[0])
         best: dict[int, int] = {}
@@ -174,7 +174,7 @@ class Placer:
         return dict(total)
 
     def _inside(self, cell: Cell, index: int) -> Iterable[Trainer]:
-        """Return the trainers of the cell at place ``index`` by their ranks."""
+        """Return the trainers of the cell at place ``index``, in rank order."""
         if len(cell) == 1:
             return cell
         first = index * self._size
@@ -195,15 +195,15 @@ class Placer:
 
 
 def domain_of(node: NodeRecord) -> str:
-    """Return what a node fails together with; one without a label, only with itself."""
+    """Return a node's failure domain; without a label, the node is its own domain."""
     return node.domain or f"\0{node.node}"
 
 
 def form_cells(trainers: Sequence[Trainer], *, size: int) -> list[Cell]:
-    """Cut trainers, in order of their standing, into as many cells of ``size`` as there can be.
+    """Divide trainers, in their order, into as many cells of ``size`` as possible.
 
-    First as many inside one node as fit there, then of what is left inside one failure domain,
-    then across. Trainers who come first stay together.
+    First cells inside one node, then, from the rest, inside one failure domain, then across
+    domains. Earlier trainers stay together.
     """
     if size == 1:
         return [(trainer,) for trainer in trainers]
@@ -222,7 +222,7 @@ def _grouped(trainers: Sequence[Trainer], label: _Label) -> Mapping[str, Sequenc
 
 
 def _cut(groups: Mapping[str, Sequence[Trainer]], size: int, cells: list[Cell]) -> list[Trainer]:
-    """Append the whole cells of each group; return who is left over, the largest rests first."""
+    """Append the whole cells of each group; return the remaining trainers, largest rests first."""
     rests = []
     for group in groups.values():
         whole = len(group) - len(group) % size
@@ -232,7 +232,7 @@ def _cut(groups: Mapping[str, Sequence[Trainer]], size: int, cells: list[Cell]) 
 
 
 def members_of(ranks: Sequence[Trainer]) -> tuple[Member, ...]:
-    """Return the members of a generation whose ranks these trainers are."""
+    """Return the members of a generation with these trainers as its ranks."""
     return tuple(
         Member(
             rank=rank,

@@ -37,7 +37,7 @@ from holdfast.elastic.planning.reach import left_out, why_left_out
 from holdfast.elastic.planning.shares import alongside, by_speed, even
 
 RestorePoints = Callable[[Sequence[Inventory]], tuple[list[RestorePoint], str]]
-"""Find every step that the inventories can restore, newest first, and why not others."""
+"""Function that finds the steps that inventories can restore, newest first, and why not others."""
 
 _T = TypeVar("_T")
 
@@ -57,12 +57,12 @@ def plan(
     """Return the record of generation ``view.number + 1`` and its one-paragraph reason.
 
     The READY trainers form the mesh that `choose_mesh` finds for them; they must be enough. The
-    others are spares. Ranks go where the fewest bytes move, and where that does not tell, survivors
-    keep them. All live nodes with a sidecar guard the snapshots, in parity groups over their
-    failure domains. Nodes that others do not reach (`reach.left_out`) are left out; nodes ``held``
-    off are so unless the job cannot go on or would go on from an earlier step without them.
-    ``restore_points`` is ``holdfast.ckpt.parity.stripes.restore_points`` unless a test says
-    otherwise; ``setbacks`` is what the record is to remember of nodes.
+    others are spares. Ranks are placed so that the fewest bytes move; on a tie, survivors keep
+    their ranks. All live nodes with a sidecar guard the snapshots, in parity groups over their
+    failure domains. Nodes that others do not reach (`reach.left_out`) are left out. Nodes ``held``
+    off are left out too, unless the job cannot continue without them or would continue from an
+    earlier step. ``restore_points`` is ``holdfast.ckpt.parity.stripes.restore_points`` except in
+    tests; ``setbacks`` are those for the record.
     """
     everyone, view = view, _in_reach(view) if left_out(view) else view
     held = [name for name in held if name in view.nodes]
@@ -118,14 +118,14 @@ def plan(
 
 @once
 def _in_reach(view: JobView) -> JobView:
-    """Return the view without those who are left out because others do not reach them."""
+    """Return the view without the nodes that are left out because others do not reach them."""
     return view.without(left_out(view).keys())
 
 
 def _restore_without(
     view: JobView, held: Collection[str], *, restore_points: RestorePoints | None
 ) -> tuple[list[RestorePoint], str, Collection[str]]:
-    """Return the restore points, why no others, and whom the plan can do without."""
+    """Return the restore points, why no others, and the nodes that the plan can do without."""
     points, reason = choose_restore(view, restore_points=restore_points)
     if not held:
         return points, reason, ()
@@ -141,7 +141,7 @@ def _restore_without(
 
 
 def _replicated_bytes(ready: Sequence[Trainer]) -> int:
-    """Return how much of a rank's state its replicas have as well, as the trainers say."""
+    """Return the bytes of a rank's state that its replicas share, as the trainers report."""
     said = [worker.info.get(REPLICATED_BYTES, 0) for _, worker in ready if worker.info]
     return max([each for each in said if isinstance(each, int)], default=0)
 
@@ -149,7 +149,7 @@ def _replicated_bytes(ready: Sequence[Trainer]) -> int:
 def _holdings(
     view: JobView, restore: RestorePoint | None, *, mesh: MeshSize, ready: Sequence[Trainer]
 ) -> BlockHoldings | None:
-    """Return which bytes of the restore point lie where, None where that is not known."""
+    """Return the nodes' holdings of the restore point, None if they are not known."""
     if restore is None or view.generation is None:
         return None
     saved = saved_mesh(restore, known={view.number: view.generation.mesh})
@@ -166,10 +166,9 @@ def _holdings(
 def _shares(
     view: JobView, ranks: Sequence[Trainer], *, mesh: MeshSize, spec: JobSpec
 ) -> tuple[tuple[int, ...], str]:
-    """Return the shares of the data-parallel groups by their slowest rank; none: even ones.
+    """Return the groups' shares, by each group's slowest rank; empty: even shares.
 
-    Groups that have the experts between them run their microbatches at the same time: they have
-    the same share.
+    Groups that share experts run their microbatches at the same time, so they have equal shares.
     """
     if not 0 < mesh.dp <= spec.microbatches:
         return (), ""
@@ -190,7 +189,7 @@ def _shares(
 
 
 def _mesh_reason(reason: str, placement: Placement, *, mesh: MeshSize, spares: int) -> str:
-    """Say how the ranks lie, where there is anything to say."""
+    """Return the reason for the placement of ranks, if there is one."""
     clauses = []
     if mesh.near > 1:
         cells = mesh.ranks // mesh.near
@@ -204,9 +203,9 @@ def _mesh_reason(reason: str, placement: Placement, *, mesh: MeshSize, spares: i
 def _world(
     view: JobView, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
 ) -> tuple[SnapshotWorld, str]:
-    """Return who guards the snapshots, and what losses they survive.
+    """Return the group that guards the snapshots, and the losses that they survive.
 
-    Parity that the nodes do not allow is lowered, and the reason says so.
+    If there are too few nodes for the parity, it is lowered, and the reason says so.
     """
     parity, columns = _strength(spec, len(nodes))
     domains = _domains(view)
@@ -244,19 +243,19 @@ def _domains(nodes: Iterable[NodeRecord]) -> dict[str, str]:
 
 @once
 def asked(view: JobView) -> JobSpec:
-    """Return what the READY trainers ask for."""
+    """Return the spec of the READY trainers."""
     return job_spec(ready_trainers(view))
 
 
 @once
 def some_spec(view: JobView) -> JobSpec:
-    """Return what the first node's trainers ask for, ready or not."""
+    """Return the spec of the first node's trainers, ready or not."""
     specs = (worker.spec for _, worker in view.workers() if worker.spec is not None)
     return next(specs, _NO_SPEC)
 
 
 def _are_few_awaited(view: JobView) -> bool:
-    """Say whether most nodes have fenced the newest generation: a plan comes with the others."""
+    """Return whether most nodes have fenced the newest generation; a plan follows soon."""
     late = late_nodes(view)
     return 0 < 2 * len(late) <= len(view.nodes) and bool(_domains(view))
 
@@ -272,7 +271,7 @@ def _groups(
 def _grouped(
     domains: Mapping[str, str], spec: JobSpec, old: GenerationRecord | None
 ) -> tuple[Groups, str]:
-    """Return the parity groups of these nodes, and what losses they survive."""
+    """Return the parity groups of these nodes, and the losses that they survive."""
     parity, columns = _strength(spec, len(domains))
     return form_groups(
         domains,
@@ -284,15 +283,15 @@ def _grouped(
 
 
 def _strength(spec: JobSpec, nodes: int) -> tuple[int, int]:
-    """Return the parity and the columns that so many nodes allow."""
+    """Return the parity and the columns that this number of nodes allows."""
     parity = min(spec.parity, nodes - 1)
     return parity, min(spec.columns, nodes - parity) if parity else 0
 
 
 def weigh(view: JobView) -> int:
-    """Return how many steps can be restored: a first part of a plan, about half of the work.
+    """Return the number of restorable steps; this is about half of the work of a plan.
 
-    It finds as well who is ready, and the parity groups; `plan` takes all of it over.
+    It also computes the ready trainers and the parity groups; `plan` reuses all of it.
     """
     if left_out(view):
         view = _in_reach(view)
@@ -303,14 +302,14 @@ def weigh(view: JobView) -> int:
 
 
 def job_spec(ready: Sequence[tuple[NodeRecord, WorkerRecord]]) -> JobSpec:
-    """Return what the trainers ask for (the first one's word; `agree` refuses a discord)."""
+    """Return the trainers' spec (the first one's; `agree` refuses differing ones)."""
     return next((worker.spec for _, worker in ready if worker.spec), _NO_SPEC)
 
 
 def choose_restore(
     view: JobView, *, restore_points: RestorePoints | None = None
 ) -> tuple[list[RestorePoint], str]:
-    """Return the restore points on the surviving timeline, newest first, or none and why."""
+    """Return the restore points on the valid timeline, newest first, or none and the reason."""
     if view.generation is None:
         return [], "nothing to restore yet"
     points, why = _restorable(view) if restore_points is None else restore_points(_said(view))
@@ -346,7 +345,7 @@ def _inventories(nodes: Iterable[NodeRecord]) -> dict[str, Inventory]:
 def _said(
     inventories: Mapping[str, Inventory], late: Container[str], old: GenerationRecord | None
 ) -> list[Inventory]:
-    """Return what the sidecars have of which no worker acts in the newest generation any more."""
+    """Return the inventories of nodes without a worker that acts in the newest generation."""
     return whole([each for name, each in inventories.items() if name not in late], old)
 
 
@@ -359,9 +358,9 @@ def _restorable(inventories: list[Inventory]) -> tuple[list[RestorePoint], str]:
 
 
 def _old_enough(points: list[RestorePoint], *, view: JobView) -> list[RestorePoint]:
-    """Leave out what is newer than trainers ask for that left the newest generation to go back.
+    """Leave out points newer than the step to which trainers asked to roll back.
 
-    Where nothing is so old, the oldest there is.
+    If no point is old enough, return the oldest.
     """
     back = _going_back(view)
     if not back:
@@ -380,7 +379,7 @@ def _old_enough(points: list[RestorePoint], *, view: JobView) -> list[RestorePoi
 @ahead()
 @by_nodes()
 def _going_back(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
-    """Return the nodes of which a worker asks for an older step."""
+    """Return the nodes with a worker that requests an older step."""
     return {
         node.node: True
         for node in nodes
@@ -390,10 +389,10 @@ def _going_back(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
 
 
 def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bool:
-    """Say whether a snapshot lies in the past of the newest generation.
+    """Return whether a snapshot is in the past of the newest generation.
 
-    It does unless a later generation went on from an earlier step: then the work behind that
-    step was done again, and the snapshot shows a future that never came.
+    It is, unless a later generation continued from an earlier step: then the work after that step
+    was repeated, and the snapshot belongs to an abandoned timeline.
     """
     return all(step <= origin.step for origin in timeline if origin.generation > generation)
 
@@ -401,8 +400,8 @@ def on_timeline(generation: int, *, step: int, timeline: Sequence[Origin]) -> bo
 def extend_timeline(timeline: Sequence[Origin], newest: Origin) -> tuple[Origin, ...]:
     """Append an origin, dropping those it makes redundant; bounded by `MAX_TIMELINE`.
 
-    An origin is redundant when a later one went on from the same or an earlier step. Where the
-    bound forces one out, its successor disowns everything before itself instead.
+    An origin is redundant if a later one continued from the same or an earlier step. If the bound
+    removes an origin, its successor invalidates everything before itself instead.
     """
     kept = [origin for origin in timeline if origin.step < newest.step]
     kept.append(newest)
@@ -425,7 +424,7 @@ def _reason(view: JobView, *, members: Sequence[Member], spec: JobSpec) -> str:
 
 @once
 def changed_nodes(view: JobView) -> dict[str, str]:
-    """Return the live nodes of the newest generation's group that changed, and how."""
+    """Return the live nodes of the newest generation's group that changed, and the change."""
     known = view.generation.nodes if view.generation else {}
     said = {}
     for name, node in unmatched_nodes(view).items():
@@ -438,7 +437,7 @@ def changed_nodes(view: JobView) -> dict[str, str]:
 
 @once
 def changes(view: JobView) -> list[str]:
-    """Return what happened to the nodes and members of the newest generation, as clauses."""
+    """Return the changes of the newest generation's nodes, as clauses."""
     said = {**changed_nodes(view), **{name: f"node {name} was lost" for name in lost_nodes(view)}}
     if not said or view.generation is None:
         return []

@@ -1,4 +1,4 @@
-"""Nodes that reach the coordinator but not each other: who is left out. Pure.
+"""Choice of the nodes to leave out when nodes cannot reach each other. Pure.
 
 What a node's agent found is in its record, with the identity of the node it asked: a node that was
 started again is not blamed for its predecessor. It takes one of two to say so, for a connection
@@ -18,14 +18,14 @@ from holdfast.elastic.membership.records import GenerationRecord, NodeRecord
 from holdfast.elastic.membership.view import JobView, identity
 
 Pairs = Mapping[str, Set[str]]
-"""Node → the nodes that it and they do not reach each other; both ways."""
+"""Node → the nodes with which it has a broken connection; symmetric."""
 
 _NAMED = 8
 
 
 @by_nodes()
 def _complaints(nodes: Iterable[NodeRecord]) -> dict[str, Mapping[str, str]]:
-    """Return by node whom it does not reach, and who that was when it asked."""
+    """Return each node's unreachable nodes, with their identities at the time of the probe."""
     return {node.node: node.unreachable for node in nodes if node.unreachable}
 
 
@@ -54,15 +54,15 @@ def _pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str, str]
 def _inside(
     pairs: Pairs, marks: Mapping[str, str], generation: GenerationRecord | None
 ) -> Set[str]:
-    """Return who of them is in the newest generation's group as it is now."""
+    """Return the nodes of broken pairs that are in the newest generation's group unchanged."""
     known = generation.nodes if generation else {}
     return {name for name in pairs if known.get(name) == marks[name]}
 
 
 def parted(view: JobView) -> list[tuple[str, str]]:
-    """Return the broken pairs inside the newest generation's group, which cannot go on with them.
+    """Return broken pairs inside the newest generation's group, which cannot continue with them.
 
-    The first few are enough. Nodes that were started again since are not of the group as they are.
+    The first few are enough. Nodes that were restarted since do not belong to the group.
     """
     return _parted(view) if _has_complaints(view) else []
 
@@ -75,7 +75,7 @@ def _parted(pairs: Pairs, inside: Set[str]) -> list[tuple[str, str]]:
 
 @while_same(lambda view: (view.generation,))
 def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
-    """Return how many members of the newest generation each node has."""
+    """Return each node's number of members of the newest generation."""
     found: dict[str, int] = {}
     for member in generation.members if generation else ():
         found[member.node] = found.get(member.node, 0) + 1
@@ -83,11 +83,11 @@ def _trainers(generation: GenerationRecord | None) -> Mapping[str, int]:
 
 
 def left_out(view: JobView) -> Mapping[str, list[str]]:
-    """Return who is to be left out of the next generation, with those they do not reach.
+    """Return the nodes to leave out of the next generation, with those they do not reach.
 
-    Of the newest generation's group those in the most broken pairs go first, then those with fewer
-    of its trainers, then the later name. Who is outside never displaces who is inside: it stays
-    out as long as it is in a broken pair with a node that stays.
+    Of the newest generation's group the nodes in the most broken pairs are left out first, then
+    those with fewer of its trainers, then the later name. A node outside the group never displaces
+    one inside: it stays out as long as it is in a broken pair with a node that stays.
     """
     return _left_out(view) if _has_complaints(view) else {}
 
@@ -108,7 +108,7 @@ def _left_out(
 def _cover(
     pairs: Pairs, names: Set[str], *, gone: Set[str], trainers: Mapping[str, int]
 ) -> set[str]:
-    """Return which of the names are to go, so that no broken pair is left among them."""
+    """Return the names to leave out, so that no broken pair is left among the rest."""
     left = {name: len(pairs[name] & names) for name in names}
     counts = {name: len(pairs[name] - gone) for name in names}
     out: set[str] = set()
@@ -124,7 +124,7 @@ def _cover(
 
 @by_nodes(lambda view: (view.generation,))
 def _unasked(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -> dict[str, bool]:
-    """Return the living nodes of the group that have yet to say whom they reach."""
+    """Return the living nodes of the group that have not yet reported which nodes they reach."""
     if generation is None:
         return {}
     known, number = generation.nodes, generation.number
@@ -132,7 +132,7 @@ def _unasked(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -
 
 
 def all_asked(view: JobView) -> bool:
-    """Say whether every living node of the newest generation's group has said whom it reaches."""
+    """Return whether every living node of the newest generation's group has reported its probes."""
     return not _unasked(view)
 
 
@@ -144,18 +144,18 @@ def _stalled(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -
 
 @once
 def is_wondering(view: JobView) -> bool:
-    """Say whether all nodes of the group are to say whom they reach: someone gets no further."""
+    """Return whether all nodes of the group should probe, because some node is stuck."""
     return bool(_stalled(view) or parted(view))
 
 
 def told(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return broken pairs as clauses; only the first few of many."""
+    """Return broken pairs as clauses; of many, only the first few."""
     clauses = [f"node {a} and node {b} do not reach each other" for a, b in pairs[:_NAMED]]
     return clauses + ["and others"] * (len(pairs) > _NAMED)
 
 
 def why_left_out(view: JobView) -> str:
-    """Return who is left out and whom it does not reach, as one clause; empty for nobody."""
+    """Return the left-out nodes and those they do not reach, as one clause; empty for none."""
     return "; ".join(_each_left_out(left_out(view)))
 
 

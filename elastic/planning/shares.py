@@ -1,4 +1,4 @@
-"""How many microbatches each rank runs: by measured speed, within limits. Pure."""
+"""Shares: the number of microbatches of each rank, by measured speed within limits. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from heapq import heapify, heapreplace
 from itertools import pairwise
 
 MOST_RATIO = 4.0
-"""No rank counts as more than so many times faster than another: measurements err."""
+"""Largest speed ratio between two ranks that is believed; measurements have errors."""
 
 LEAST_GAIN = 0.05
-"""Shares change only where a step is expected to take at least so much less time."""
+"""Smallest expected gain, as a fraction of a step's time, for which shares change."""
 
 
 def even(microbatches: int, ranks: int) -> tuple[int, ...]:
@@ -24,11 +24,11 @@ def part(
 ) -> range:
     """Return the microbatches of data-parallel index ``rank``: contiguous, in rank order.
 
-    So many ranks ``abreast``, which follow each other, run theirs in *rounds*: in each they have as
-    many microbatches that follow each other, one per rank, at the same time. Which those are
-    depends on nothing else, so what they compute together is the same however many ranks there are.
-    ``shares`` as in a generation record: none for even ones. Raises ``ValueError`` where they are
-    not those of so many microbatches and ranks.
+    ``abreast`` consecutive ranks run theirs in *rounds*: in each round they run as many consecutive
+    microbatches, one per rank, at the same time. The microbatches of a round depend on nothing
+    else, so their joint result is the same for any number of ranks. ``shares`` is as in a
+    generation record: empty for even ones. Raises ``ValueError`` if the shares do not fit the
+    numbers of microbatches and ranks.
     """
     sizes = tuple(shares) or alongside(even(microbatches // abreast, ranks // abreast), abreast)
     if len(sizes) != ranks or sum(sizes) != microbatches:
@@ -41,12 +41,12 @@ def part(
 
 
 def alongside(shares: Sequence[int], abreast: int) -> tuple[int, ...]:
-    """Return the shares of all ranks out of those of the ranks ``abreast`` together."""
+    """Return the shares of all ranks from those of each set of ``abreast`` ranks."""
     return tuple(share for share in shares for _ in range(abreast))
 
 
 def step_time(shares: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return how long the slowest rank takes, ``speeds`` in microbatches per second."""
+    """Return the time of the slowest rank; ``speeds`` are in microbatches per second."""
     return max(share / speed for share, speed in zip(shares, speeds, strict=True))
 
 
@@ -57,13 +57,13 @@ def by_speed(
     previous: Sequence[int] = (),
     least_gain: float = LEAST_GAIN,
 ) -> tuple[tuple[int, ...], str]:
-    """Return how many microbatches each rank runs, and why.
+    """Return each rank's number of microbatches, and the reason.
 
-    ``speeds`` are microbatches per second of computing, 0 where none was measured (such a rank
-    counts as the median). Every rank has one at least, and they add up to ``microbatches``; the
-    slowest rank finishes as early as whole shares allow. ``previous`` shares, or even ones, stay
-    while a step would not become ``least_gain`` shorter. Raises ``ValueError`` when there are more
-    ranks than microbatches.
+    ``speeds`` are microbatches per second of computing, 0 if not measured (such a rank counts as
+    the median). Every rank has at least one microbatch, and the shares add up to ``microbatches``;
+    the slowest rank finishes as early as whole shares allow. ``previous`` shares, or even ones,
+    stay unless a step would become shorter by ``least_gain``. Raises ``ValueError`` if there are
+    more ranks than microbatches.
     """
     ranks = len(speeds)
     if not 0 < ranks <= microbatches:
@@ -87,14 +87,14 @@ def by_speed(
 
 
 def _bounded(speeds: Sequence[float]) -> list[float]:
-    """Pull the extremes towards the middle, so that no two differ by more than `MOST_RATIO`."""
+    """Limit the speeds around the median, so that no two differ by more than `MOST_RATIO`."""
     middle = sorted(speeds)[len(speeds) // 2]
     reach = MOST_RATIO**0.5
     return [min(max(speed, middle / reach), middle * reach) for speed in speeds]
 
 
 def _shortest(microbatches: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Give out one microbatch after the other to the rank that would be done with it first."""
+    """Give each microbatch to the rank that would finish it first."""
     total = sum(speeds)
     shares = [max(int((microbatches - len(speeds)) * speed / total), 1) for speed in speeds]
     queue = [((s + 1) / v, r) for r, (s, v) in enumerate(zip(shares, speeds, strict=True))]

@@ -22,7 +22,7 @@ _OPTIONS: Final = ("password", "ca", "cert", "key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdAddress:
-    """The members' ``host:port``, what every key starts with, and the files of who we are."""
+    """The members' ``host:port``, the prefix of every key, and the client's files."""
 
     endpoints: tuple[str, ...]
     prefix: str = DEFAULT_PREFIX
