@@ -280,10 +280,10 @@ class Crew:
                 worker.child.kill()
 
     def stalled(self, generation: int) -> bool:
-        """Return whether all trainers here have waited too long for others.
+        """Return whether all trainers here have waited too long for others, once stacks are read.
 
-        Read their stacks first. Does not end them: only from all ranks of the job together it
-        follows that none can continue.
+        The trainers are not ended: only from all ranks of the job together it follows that none can
+        continue.
         """
         inside = self._trainers_in(generation)
         if not inside or not all(self._meets_too_long(worker, stall_limit_s) for worker in inside):

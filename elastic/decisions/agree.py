@@ -93,9 +93,11 @@ class Halt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceWorkers:
-    """Park or kill the local workers of ``generation`` and older, take the sidecar's inventory,
-    and publish both with ``fenced = generation``. DONE workers stay as they are. Asked again
-    while that is under way, the answer is the same."""
+    """Park or kill the local workers of ``generation`` and older, and publish that.
+
+    Take the sidecar's inventory, and publish both with ``fenced = generation``. DONE workers stay
+    as they are. The answer stays the same until this is complete.
+    """
 
     generation: int
 

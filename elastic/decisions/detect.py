@@ -1,7 +1,4 @@
-"""Limits of silence before it counts as a hang, and of the time that a rank may take to park.
-
-Pure.
-"""
+"""Limits of silence before it counts as a hang, and of the time that parking may take. Pure."""
 
 from __future__ import annotations
 

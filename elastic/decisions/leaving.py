@@ -52,11 +52,11 @@ def depart(
 ) -> tuple[Stay | HandOver | Leave, str]:
     """Return the next action, and the reason, of a node with a notice ``since_s`` seconds old.
 
-    It is to end in ``due_s``.
+    The node must end in ``due_s``.
 
-    ``handed`` are the incarnations of its trainers that stand at the end of a step that is safe
-    without them; ``others`` of its other workers have yet to hand over. Nodes leave one after the
-    other, by place and name: two at once could be more than the parity allows.
+    ``handed`` are the incarnations of its trainers that have halted at the end of a step that is
+    safe without them; ``others`` of its other workers still have to hand over. Nodes leave one
+    after the other, by place and name: two at once could be more than the parity allows.
     """
     if due_s <= 0:
         return Leave(), "the time is up"

@@ -53,9 +53,10 @@ class Probing:
     def due(self, view: JobView, *, waits: bool, now_s: float) -> Mapping[str, ProbedNode]:
         """Return the nodes to probe now, possibly none; call `answered` afterwards.
 
-        In this order: every node begins behind itself, so that not all ask the same one first.
+        Probe in this order: every node begins after itself, so that not all probe the same one
+        first.
 
-        ``waits``: the node's trainers have waited for others for too long.
+        ``waits``: the node's trainers have waited too long for others.
         """
         self._forget(view)
         wonders = bool(self._inside(view) and (waits or is_wondering(view)))

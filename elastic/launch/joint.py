@@ -1,9 +1,10 @@
-"""One job of several launchers: each starts the nodes of its machine, and all agree on the rest.
+"""One job with several launchers; each starts the nodes of its machine.
 
-They meet at a coordinator: an etcd, or one that the launcher on the named host serves. The first of
-them writes the job's record (its run, how many workers it is to have, its settings), which the
-others read; each then takes a number under a lease. A launcher that is lost takes its nodes with
-it, and may come back at any time. Where a launcher serves the coordinator, the job ends with it.
+They meet at a coordinator: an etcd, or one that the launcher on the named host serves. The first
+launcher writes the job's record (its run, its number of workers, its settings), which the others
+read. Each launcher then takes a number under a lease. If a launcher is lost, its nodes are lost
+with it; it may come back at any time. If a launcher serves the coordinator, the job ends with that
+launcher.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from holdfast.elastic.membership.view import encode, generation_key, outcome_key
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards
 
 JOIN_S = 600.0
-"""How long a launcher waits for the coordinator and for enough others."""
+"""Time that a launcher waits for the coordinator and for enough others."""
 
 _CALL_S = 2.0
 _RETRY_S = 0.2
@@ -50,9 +51,9 @@ _log = logging.getLogger(__name__)
 
 
 class SharedJobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What all launchers of a job agree on; ``ended`` lets the next job of that name begin.
+    """The settings that all launchers of a job share.
 
-    ``machines`` is how many launchers it has in full.
+    ``ended`` lets the next job of that name begin. ``machines`` is the full number of launchers.
     """
 
     run: str
@@ -64,12 +65,12 @@ class SharedJobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointConfig:
-    """Where a job's launchers meet, and who this one is among them.
+    """The meeting place of a job's launchers, and this launcher's part.
 
-    ``least`` launchers are waited for, up to ``join_s`` seconds, before the job first begins;
-    ``most`` are expected. ``host`` is this machine's address for the others; empty: the one on the
-    way to the coordinator. ``number`` is this one's, any free one when None. ``joins``: the job is
-    there already, this launcher must not begin one.
+    Before the job first begins, it waits up to ``join_s`` seconds for ``least`` launchers; ``most``
+    are expected. ``host`` is this machine's address for the others; empty: that of the route to the
+    coordinator. ``number`` is this launcher's number, None for any free one. ``joins``: the job
+    exists already; this launcher must not begin one.
     """
 
     place: CoordinatorPlace
@@ -102,10 +103,10 @@ class JointConfig:
 
 
 class JointLauncher(Launcher):
-    """A `Launcher` of some of a job's nodes.
+    """A `Launcher` for some of a job's nodes.
 
-    ``config.wanted`` is what the whole job is to have, and counts only for the launcher that
-    begins it.
+    ``config.wanted`` is the number of workers of the whole job; it counts only on the launcher that
+    begins the job.
     """
 
     def __init__(self, config: LaunchConfig, joint: JointConfig) -> None:
@@ -121,7 +122,7 @@ class JointLauncher(Launcher):
     # -- the beginning ---------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Serve or reach the coordinator, learn of the job and wait until enough are there."""
+        """Serve or reach the coordinator, read the job's record, and wait for enough launchers."""
         joint = self._joint
         self.key: RunKey = shared_key(joint.key_file)
         self._server = self._serve()
@@ -147,10 +148,10 @@ class JointLauncher(Launcher):
         try:
             return EmbeddedServer(self.key, bind=bind)
         except CoordinatorError:
-            return None  # another launcher of this machine does
+            return None  # another launcher of this machine serves it
 
     def _patiently(self, attempt: Callable[[], _T | str], *, deadline_s: float) -> _T:
-        """Return what ``attempt`` returns once that is no reason to wait."""
+        """Retry ``attempt`` until it returns something other than a reason to wait; return that."""
         told = ""
         while True:
             try:
@@ -171,7 +172,7 @@ class JointLauncher(Launcher):
             time.sleep(_RETRY_S)
 
     def _job(self) -> SharedJobRecord | str:
-        """Return the job's record, written now where it is for this launcher to begin it."""
+        """Return the job's record; write it if this launcher begins the job."""
         joint = self._joint
         entry = self._coordinator.get(joint.key)
         if entry:
@@ -195,7 +196,7 @@ class JointLauncher(Launcher):
         return fresh if done else "another launcher begins the job"
 
     def _take_number(self) -> int | str:
-        """Take this launcher's number, or the lowest that is free, under a lease."""
+        """Take this launcher's number, or the lowest free one, under a lease."""
         number = self._joint.number
         return self._claim(range(_MAX_NUMBER) if number is None else [number])
 
@@ -215,11 +216,11 @@ class JointLauncher(Launcher):
         return f"another launcher is number {joint.number}, or its end has yet to be noticed"
 
     def _presence_lost(self) -> None:
-        """Note it, on the lease's thread; `_stay` makes up for it."""
+        """Note the loss, on the lease's thread; `_stay` claims the number again."""
         self._presence = None
 
     def _stay(self) -> None:
-        """Claim this launcher's number again when its lease was lost: the network was away."""
+        """Claim this launcher's number again if its lease was lost, as after a network outage."""
         presence = self._presence
         if presence is not None and presence.lease == self._number_lease:
             return
@@ -228,10 +229,10 @@ class JointLauncher(Launcher):
         except LeaseExpiredError:
             self._presence = None
         except CoordinatorError:
-            pass  # asked again in a moment
+            pass  # tried again in a moment
 
     def _take(self, record: SharedJobRecord, number: int) -> None:
-        """Make the job's record this launcher's configuration."""
+        """Set this launcher's configuration from the job's record."""
         self.run = record.run
         nodes = self.config.nodes
         names = [f"node{number}"] if len(nodes) == 1 else []
@@ -249,7 +250,7 @@ class JointLauncher(Launcher):
         )
 
     def _enough(self) -> bool | str:
-        """Whether the job may begin, or has begun already."""
+        """Return True if the job may begin or has begun already, else the reason to wait."""
         if self._coordinator.get(generation_key(self.run)):
             return True
         there, _ = self._coordinator.range(self._joint.launchers)
@@ -260,7 +261,7 @@ class JointLauncher(Launcher):
     # -- on the way ------------------------------------------------------------------------------
 
     def _hopeless(self) -> str | None:
-        """Return why this launcher cannot go on; other launchers' nodes are not its business."""
+        """Return why this launcher cannot continue; it ignores other launchers' nodes."""
         if any(agent.alive for agent in self._agents.values()):
             return None
         lost = ", ".join(f"{name} ({ending})" for name, ending in self._lost.items())
@@ -281,7 +282,7 @@ class JointLauncher(Launcher):
         return msgspec.json.decode(entry.value, type=JobOutcome)
 
     def _decide(self, failure: str) -> None:
-        """End the job where it ends with this launcher, else leave it: the others go on."""
+        """End the job if it ends with this launcher, else leave it: the others continue."""
         if self._server is not None:
             super()._decide(failure)
             return
@@ -323,7 +324,7 @@ class JointLauncher(Launcher):
             self._coordinator.revoke(self._presence.lease)
 
     def _let_others_leave(self) -> None:
-        """Serve on until the other launchers have read how the job ended."""
+        """Keep serving until the other launchers have read the job's outcome."""
         deadline_s = time.monotonic() + _FAREWELL_S
         while not self._killed.is_set() and time.monotonic() < deadline_s:
             if not self._coordinator.range(self._joint.launchers)[0]:

@@ -1,4 +1,4 @@
-"""Running a job on this machine: an embedded coordinator, one agent per node, and their ends."""
+"""The launcher of a job on this machine: an embedded coordinator and one agent per node."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ _SWEEP_TICK_S = 0.01
 
 
 LOCAL_TIMING = AgentTiming(lease_ttl_s=3.0, self_fence_s=2.1)
-"""On one machine the launcher sees the end of an agent at once; leases only back that up, and
+"""On one machine the launcher detects the end of an agent at once. Leases are only a backup, and
 should not end because the machine is busy."""
 
 ETCD_TIMING = AgentTiming(lease_ttl_s=6.0, self_fence_s=4.5)
 """With etcd a lease must outlast the election of a new leader: 1 to 2 s with etcd's defaults."""
 
 EMBEDDED = "embedded"
-"""The coordinator that is part of the launcher and ends with it."""
+"""The name of the coordinator that is part of the launcher and ends with it."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A node to run on this machine; ``slots`` says how many workers of each role fit on it.
+    """A node to run on this machine; ``slots`` is the number of its workers by role.
 
-    ``domain`` labels what it fails together with; empty: only with itself, or with the other nodes
-    of its machine where the job has several.
+    ``domain`` names its failure domain; empty: the node itself, or all nodes of its machine if the
+    job has several machines.
     """
 
     name: str
@@ -70,18 +70,18 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """What to run and on what.
+    """The configuration of a launcher: the command, the nodes and the options.
 
     ``command`` is a worker's argv; ``wanted`` the number of workers per role. ``run_dir`` holds
-    key, events and logs; a temporary one, removed at the end, when None (or by the next job, where
-    the launcher is killed). ``coordinator`` is `EMBEDDED` or the address of an etcd; ``port`` is
-    where the embedded one listens on the loopback address, any free one when 0. A node whose agent
-    died is started again up to ``node_restarts`` times, with its snapshots in memory; one whose
-    memory is gone as well is lost, and started anew only where the job cannot go on without it.
-    ``elsewhere`` is how many further nodes other launchers are expected to bring
-    (`holdfast.elastic.launch.joint`); ``host`` is this machine's address for them. Nodes that are
-    ``apart`` share no memory, as if each were a host of its own: for tests and benchmarks of what
-    travels between hosts. Those that are ``absent`` do not start with the others but by
+    key, events and logs; None: a temporary one, removed at the end (or by the next job if the
+    launcher is killed). ``coordinator`` is `EMBEDDED` or the address of an etcd; ``port`` is the
+    embedded one's port on the loopback address, 0 for any free one. A node whose agent died is
+    restarted up to ``node_restarts`` times, with its snapshots in memory; a node whose memory is
+    gone as well is lost, and restarted empty only if the job cannot continue without it.
+    ``elsewhere`` is the number of further nodes that other launchers are expected to bring
+    (`holdfast.elastic.launch.joint`); ``host`` is this machine's address for them. With ``apart``
+    the nodes share no memory, as if each were a host of its own: for tests and benchmarks of
+    transfers between hosts. Nodes in ``absent`` do not start with the others but by
     `Launcher.return_machine`. ``env`` is for the workers, ``agent_env`` for all processes of every
     node.
     """
@@ -129,7 +129,7 @@ class LaunchConfig:
 
 
 class Launcher:
-    """One job, from start to the last of its processes gone."""
+    """The launcher of one job, from its start until its last process is gone."""
 
     def __init__(self, config: LaunchConfig) -> None:
         self.config = config
@@ -153,8 +153,8 @@ class Launcher:
     def start(self) -> None:
         """Start coordinator and agents; they end with the thread that calls this.
 
-        Raises ``ConfigError`` when the run directory or the coordinator's address is bad,
-        ``CoordinatorError`` when the port is taken or etcd does not answer.
+        Raises ``ConfigError`` if the run directory or the coordinator's address is bad,
+        ``CoordinatorError`` if the port is taken or etcd does not answer.
         """
         sweep()
         run_dirs.sweep()
@@ -178,15 +178,18 @@ class Launcher:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> JobOutcome | None:
-        """Wait until the job has ended and nothing of it is left; None when the time is up."""
+        """Wait until the job and all its processes have ended; None if the time is up before."""
         return self._outcome if self._ended.wait(timeout_s) else None
 
     def stop(self, reason: str = "stopped by the user") -> None:
-        """Ask the job to end in order; `wait` returns when it has. Safe in a signal handler."""
+        """Request an orderly end; `wait` returns when the job has ended.
+
+        Safe in a signal handler.
+        """
         self._stop_reason = self._stop_reason or reason
 
     def kill(self) -> None:
-        """End everything now."""
+        """End all processes now."""
         self._killed.set()
 
     def emit(self, event: Event) -> None:
@@ -199,14 +202,14 @@ class Launcher:
             name: found
             for name, agent in list(self._agents.items())
             if agent.alive and (found := read_processes(self.run_dir, name))
-            if found.agent == agent.pid  # not what its predecessor wrote
+            if found.agent == agent.pid  # not from its predecessor
         }
 
     def lose_machine(self, node: str) -> list[int]:
-        """Have ``node`` vanish as a machine does: its processes and its memory, at one blow.
+        """Make ``node`` vanish as a lost machine does: its processes and its memory, at once.
 
-        Returns the process ids, the agent's first; none where the node is gone already. For tests
-        and demonstrations.
+        Returns the process ids, the agent's first; none if the node is gone already. For tests and
+        demonstrations.
         """
         if (found := self.processes().get(node)) is None:
             return []
@@ -220,15 +223,15 @@ class Launcher:
         return pids
 
     def return_machine(self, node: str) -> None:
-        """Have ``node`` come back with nothing in its memory, as a machine that was repaired does.
+        """Start ``node`` again with empty memory, as a repaired machine.
 
-        One that was ``absent`` comes for the first time. Nothing happens while it is there. For
+        An ``absent`` node starts for the first time. Does nothing while the node is there. For
         tests and demonstrations.
         """
         self._returning.add(node)
 
     def _prepare_run_dir(self) -> None:
-        """Make the directory ours and empty of what an earlier run told."""
+        """Lock the run directory and remove the files of an earlier run."""
         try:
             (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
             self._lock = (self.run_dir / run_dirs.LOCK).open("w")
@@ -248,7 +251,7 @@ class Launcher:
             ) from error
 
     def _connect(self) -> None:
-        """Serve the coordinator, or reach the one that is there."""
+        """Serve the coordinator, or connect to an existing one."""
         self._server: EmbeddedServer | None = None
         self.coordinator_address = self.config.coordinator
         if self.config.coordinator == EMBEDDED:
@@ -292,7 +295,7 @@ class Launcher:
         )
 
     def _hold_memory(self, node: str) -> None:
-        """See to it that the node's memory outlives its processes, until the job ends."""
+        """Make the node's memory outlive its processes, until the job ends."""
         if not self._has_memory(node):
             self._release_memory(node)
             self._memory[node] = hold(arena_path(self.run, node))
@@ -305,7 +308,7 @@ class Launcher:
             os.close(fd)
 
     def _watch(self) -> None:
-        """Live until the job has ended: the launcher's own loop."""
+        """Run the launcher's own loop until the job has ended."""
         try:
             while self._outcome is None and not self._killed.is_set():
                 self._check_agents()
@@ -334,7 +337,7 @@ class Launcher:
                     self._returning.discard(node.name)
                     self._start_agent(node)
                 continue
-            returns = node.name in self._returning  # said before this look: it sees who was lost
+            returns = node.name in self._returning  # read before this check, which detects losses
             status = agent.poll()
             if status and status.change == ChildChange.STOPPED:
                 self._stopped_s[node.name] = time.monotonic()
@@ -352,21 +355,21 @@ class Launcher:
                     self._start_agent(node)
 
     def _is_going(self, node: str, agent: Child) -> bool:
-        """Say whether a lost node's agent, all of its threads, has not ended yet."""
+        """Return whether any thread of a lost node's agent has not ended yet."""
         return agent.alive and node in self._taken
 
     def _lose_node(self, node: NodeSpec, agent: Child) -> None:
-        """Tell the others at once, make sure that nothing of the node lives, and go on."""
+        """Tell the others at once, make sure that no process of the node lives, and continue."""
         self._taken.discard(node.name)
         if self._read_outcome():
-            return  # it did what it should
+            return  # it ended with the job
         left = agent.code == LEFT_STATUS
         ending = "left after a notice" if left else describe_exit(agent.code or 0)
         found = read_processes(self.run_dir, node.name)
         if found:
             end_processes([found.sidecar, *found.workers.values()], mark=self.run)
             ending = found.failure or ending
-        with contextlib.suppress(CoordinatorError):  # otherwise its lease says it, a second later
+        with contextlib.suppress(CoordinatorError):  # otherwise its lease ends a second later
             self._coordinator.delete(node_key(self.run, node.name))
         kept = self._has_memory(node.name)
         self._lost[node.name] = ending
@@ -374,7 +377,7 @@ class Launcher:
         if not any(other.alive for other in self._agents.values()):
             self.emit(Detected(what="node_lost", victim=node.name))
         restarts = self._restarts.get(node.name, 0)
-        useless = found is not None and bool(found.failure)  # it has tried, again and again
+        useless = found is not None and bool(found.failure)  # it has failed repeatedly
         wanted = not useless and not left and (kept or self._hopeless() is not None)
         if wanted and restarts < self.config.node_restarts:
             self._restarts[node.name] = restarts + 1
@@ -385,7 +388,7 @@ class Launcher:
             self.stop(reason)
 
     def _remove_memory(self, node: str) -> None:
-        """Remove what a node's processes, of which the last may be about to end, left."""
+        """Remove the memory of a node's processes, the last of which may still be ending."""
         self._release_memory(node)
         directory, deadline_s = arena_path(self.run, node), time.monotonic() + _SWEEP_S
         while directory.exists() and time.monotonic() < deadline_s:
@@ -393,7 +396,7 @@ class Launcher:
                 time.sleep(_SWEEP_TICK_S)
 
     def _hopeless(self) -> str | None:
-        """Return why the job cannot go on with the nodes that are left, if so."""
+        """Return why the job cannot continue with the remaining nodes, None if it can."""
         alive = {name for name, agent in self._agents.items() if agent.alive}
         left = [node for node in self.config.nodes if node.name in alive]
         lost = ", ".join(
@@ -433,9 +436,9 @@ class Launcher:
         return msgspec.json.decode(entry.value, type=JobOutcome) if entry else None
 
     def _decide(self, failure: str) -> None:
-        """Write the outcome unless there is one; `_watch` reads back what stands.
+        """Write the outcome unless there is one; `_watch` reads back the valid one.
 
-        When the coordinator cannot be told for long, the agents are not told either.
+        If the coordinator stays unreachable, the agents cannot learn the outcome; then kill all.
         """
         outcome = encode(JobOutcome(ok=False, message=failure))
         self._deciding_s = self._deciding_s or time.monotonic()
@@ -446,7 +449,7 @@ class Launcher:
                 self.kill()
 
     def _await_agents(self) -> None:
-        """Give the agents time to end on their own; after that, or when killed, none."""
+        """Give the agents time to end by themselves, unless this launcher is killed."""
         timing = self.config.timing
         deadline_s = time.monotonic() + timing.done_grace_s + timing.stop_timeout_s + _AGENT_END_S
         while any(agent.alive for agent in self._agents.values()):
@@ -456,7 +459,7 @@ class Launcher:
             self._check_agents()
 
     def _end(self) -> None:
-        os.close(self._lifeline_write)  # agents that still live end everything at once
+        os.close(self._lifeline_write)  # agents that still live end all their processes at once
         for name, agent in self._agents.items():
             if agent.wait(timeout_s=2.0) is None:
                 agent.kill()
@@ -489,7 +492,7 @@ class Launcher:
                 self._coordinator.delete(entry.key)
 
     def _note_failure(self, found: NodeProcesses) -> None:
-        """A worker that completed its part but then failed makes the job a failure."""
+        """Fail the job if a worker completed its part but then failed."""
         if found.failure and (self._outcome is None or self._outcome.ok):
             self._outcome = JobOutcome(ok=False, message=found.failure)
 

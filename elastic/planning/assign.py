@@ -107,7 +107,7 @@ def _least_cost(cost: Sequence[Sequence[int]], width: int) -> list[int | None]:
 
 
 def assign_edges(edges: Edges, *, takers: int) -> list[int | None]:
-    """As `assign` with many places: the largest gains first, then exchanges that win."""
+    """Like `assign` with many places: largest gains first, then exchanges that raise the sum."""
     order = np.lexsort((edges.places, edges.takers, -edges.gains))
     edges = Edges(*(each[order] for each in edges))
     if not edges.gains.size:

@@ -149,7 +149,7 @@ class BlockHoldings:
 
     def _filled(self, rank: int, node: str) -> int:
         replicas = self._mesh.dp // self._mesh.shard
-        unit = self._mesh.shard * self._mesh.cell  # ranks so far apart are replicas of each other
+        unit = self._mesh.shard * self._mesh.cell  # ranks this far apart are replicas of each other
         alike = [held for held in self._held(node) if held % unit == rank % unit]
         others = len(alike) - (rank in alike if self._same else bool(alike))
         before = self._saved.dp // self._saved.shard
@@ -171,7 +171,7 @@ def saved_mesh(point: RestorePoint, *, known: Mapping[int, MeshSize]) -> MeshSiz
 
 
 def _overlaps_along(index: int, before: int, after: int) -> _Range:
-    """Return what part ``index`` of an axis cut into ``before`` overlaps of one cut otherwise."""
+    """Return the parts of an axis cut into ``after`` that part ``index`` of ``before`` overlaps."""
     start, end, whole = index * after, (index + 1) * after, before * after
     found = []
     for new in range(start // before, -(-end // before)):

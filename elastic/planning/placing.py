@@ -151,7 +151,7 @@ class Placer:
         return len(self._members), seat_order(worker.seat), worker.incarnation
 
     def _gains(self, trainer: Trainer) -> dict[int, int]:
-        """Return by rank what the trainer brings: bytes on its node, and the habit of a place."""
+        """Return the trainer's gain by rank: bytes on its node, and a bonus for its former rank."""
         node, worker = trainer
         held = self._holdings.of(node.node) if self._holdings else {}
         gains = {rank: nbytes * _WEIGHT for rank, nbytes in held.items()}

@@ -1,11 +1,12 @@
 """Choice of the nodes to leave out when nodes cannot reach each other. Pure.
 
-What a node's agent found is in its record, with the identity of the node it asked: a node that was
-started again is not blamed for its predecessor. It takes one of two to say so, for a connection
-needs both directions.
+A node's record has its agent's findings, with the identity of each probed node, so that a restarted
+node is not blamed for its predecessor. A report of one of the two nodes is enough, because a
+connection needs both directions.
 
-Who is left out touches every broken pair: a vertex cover, by the greedy rule (most pairs first), as
-the smallest is hard to find and a world loses more by thinking long than by one node.
+The nodes left out touch every broken pair: they form a vertex cover, chosen by the greedy rule
+(most pairs first). The smallest cover is hard to find, and a job loses more by a long computation
+than by one more node.
 """
 
 from __future__ import annotations

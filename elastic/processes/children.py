@@ -1,4 +1,4 @@
-"""Starting, watching and ending processes so that none outlives what started it."""
+"""Child processes: started, watched and ended so that none outlives its parent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 # Runs between fork and the real program, in a fresh interpreter instead of a preexec_fn, because
-# Python code between fork and exec is unsafe in a process with threads. PR_SET_PDEATHSIG is 1; a
-# parent that died before the call shows as another parent.
+# Python code between fork and exec is unsafe in a process with threads. PR_SET_PDEATHSIG is 1; if
+# the parent died before the call, getppid() returns another process.
 _TIE = (
     "import ctypes,os,sys;"
     "ctypes.CDLL(None).prctl(1,9);"
@@ -30,7 +30,7 @@ _END_LOOK_S = 0.005
 
 
 class ChildChange(Enum):
-    """What a child's state turned to."""
+    """A change of a child's state."""
 
     EXITED = "exited"
     STOPPED = "stopped"
@@ -39,7 +39,7 @@ class ChildChange(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildStatus:
-    """A change of a child's state; ``code`` as in ``Popen.returncode`` when it exited."""
+    """A change of a child's state; ``code`` is as in ``Popen.returncode`` if it exited."""
 
     change: ChildChange
     code: int = 0
@@ -78,10 +78,10 @@ class Child:
         output: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start ``argv``; ``tied`` has the kernel kill it when the calling thread ends.
+        """Start ``argv``; with ``tied`` the kernel kills it when the calling thread ends.
 
-        ``output`` is a file both output streams are appended to; inherited when None. Raises
-        ``OSError`` when there is no such program.
+        ``output`` is a file to which both output streams are appended; None: inherited. Raises
+        ``OSError`` if there is no such program.
         """
         if tied:
             argv = [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
@@ -118,15 +118,15 @@ class Child:
             return None
         if changed.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
             return ChildStatus(change=ChildChange.EXITED, code=self._reap())
-        with contextlib.suppress(ChildProcessError):  # likewise; the next look says so
+        with contextlib.suppress(ChildProcessError):  # likewise; the next poll returns it
             os.waitid(os.P_PID, self.pid, flags)
         stopped = changed.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
         return ChildStatus(change=ChildChange.STOPPED if stopped else ChildChange.CONTINUED)
 
     def foretell(self, code: int) -> None:
-        """Have `poll` say that it exited, though the kernel still frees its memory.
+        """Make `poll` report its exit, although the kernel is still freeing its memory.
 
-        It must be known that none of its threads will run again (`lifelock.wait_status`).
+        The caller must know that none of its threads will run again (`lifelock.wait_status`).
         """
         self._foretold = code
 
@@ -134,7 +134,7 @@ class Child:
         """Wait until the kernel is done with it, and reap it; safe in another thread."""
         with contextlib.suppress(ChildProcessError):  # reaped already
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self.kill()  # what it left in its group, while the number is its own
+        self.kill()  # the rest of its group, while the number is its own
         with self._ending:
             self._process.wait()
             self._gone.set()
@@ -146,7 +146,7 @@ class Child:
         return self.code
 
     def _reap(self) -> int:
-        self.kill()  # what it left in its group; the number is its own until it is reaped
+        self.kill()  # the rest of its group; the number is its own until it is reaped
         with self._ending:
             self.code = self._process.wait()
         return self.code
@@ -157,9 +157,9 @@ class Child:
         return self.code is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and its group; nothing when it was reaped.
+        """Send a signal to the process and its group; does nothing once it was reaped.
 
-        SIGTERM goes to the process alone, which ends its own in order.
+        SIGTERM goes only to the process, which ends its own children in order.
         """
         send = os.kill if number == signal.SIGTERM else os.killpg
         with self._ending, contextlib.suppress(ProcessLookupError):
@@ -171,7 +171,7 @@ class Child:
         self.signal(signal.SIGKILL)
 
     def await_end(self, timeout_s: float) -> bool:
-        """Wait until it will not run again, whether the kernel is done with it or not."""
+        """Wait until it will not run again; the kernel may still be freeing its memory."""
         deadline_s = time.monotonic() + timeout_s
         while self.code is None and self._foretold is None:
             left_s = deadline_s - time.monotonic()
@@ -189,7 +189,7 @@ class Child:
         return True
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait until it exits and reap it; None when the time is up."""
+        """Wait until it exits and reap it; None if the time is up."""
         if self._foretold is not None:
             code = self._end_as_foretold(self._foretold)
             return code if self._gone.wait(timeout_s) else None
@@ -209,10 +209,10 @@ class Child:
 
 
 def end_processes(pids: Sequence[int], *, mark: str, timeout_s: float = 2.0) -> list[int]:
-    """SIGKILL processes that are not our children and wait until they are gone.
+    """SIGKILL processes that are not this process's children, and wait until they are gone.
 
-    Only those whose command line or environment contains ``mark`` are touched: a number may have
-    been given to a stranger since. Returns those still there when the time was up.
+    Affects only processes whose command line or environment contains ``mark``, because the kernel
+    may have reused a number. Returns those that are left when the time is up.
     """
     deadline_s = time.monotonic() + timeout_s
     left = []
@@ -236,7 +236,10 @@ def end_processes(pids: Sequence[int], *, mark: str, timeout_s: float = 2.0) -> 
 
 
 def _carries(pid: int, *, pidfd: int, mark: str) -> bool:
-    """Whether the process names ``mark``; one in the middle of its exec is given a moment."""
+    """Return whether the process names ``mark``.
+
+    Wait a moment for one in the middle of its exec.
+    """
     for _ in range(_EXEC_LOOKS):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,10 +1,11 @@
-"""The page of memory a worker shares with its agent: heartbeats one way, the fence the other.
+"""The memory page that a worker shares with its agent: heartbeats one way, the fence the other.
 
-Beside the fence stands until when the node may act: a worker whose agent is stopped, and so can
-neither fence nor kill it, parks by itself before the node's lease runs out at the coordinator.
+Next to the fence is the time until which the node may act. If the agent is stopped, and so can
+neither fence nor kill its worker, the worker parks by itself before the node's lease runs out at
+the coordinator.
 
-One anonymous file (memfd) per worker; every cell is an aligned 64-bit integer with one writer,
-so a read costs nanoseconds, needs no lock, and works whatever the other side is doing.
+One anonymous file (memfd) per worker; every cell is an aligned 64-bit integer with one writer, so a
+read costs nanoseconds, needs no lock, and works in any state of the other side.
 """
 
 from __future__ import annotations
@@ -54,29 +55,29 @@ class ControlPage:
 
     @property
     def expired(self) -> bool:
-        """Whether the agent has not renewed the node's right to act in time: it may be stopped."""
+        """Whether the time until which the node may act is over; the agent may be stopped."""
         until_ns = self._cells[_UNTIL_NS]
         return 0 < until_ns < time.monotonic_ns()
 
     def extend(self, until_ns: int) -> None:
-        """Let the worker act until then, on the monotonic clock (agent only)."""
+        """Let the worker act until ``until_ns`` on the monotonic clock (agent only)."""
         self._cells[_UNTIL_NS] = until_ns
 
     @property
     def leaving(self) -> bool:
-        """Whether the node is to leave the job at the next step."""
+        """Whether the node must leave the job at the next step."""
         return bool(self._cells[_LEAVE])
 
     def set_leaving(self) -> None:
-        """Ask the worker to hand over at the next step (agent only)."""
+        """Request a hand-over at the next step (agent only)."""
         self._cells[_LEAVE] = 1
 
     def halts(self, generation: int) -> bool:
-        """Whether the trainers of a generation are to stand at the end of their step."""
+        """Return whether the trainers of a generation must halt at the end of their step."""
         return self._cells[_HALT] == generation
 
     def set_halt(self, generation: int) -> None:
-        """Ask the worker to stand at the end of its step in ``generation`` (agent only)."""
+        """Request a halt at the end of the worker's step in ``generation`` (agent only)."""
         self._cells[_HALT] = generation
 
     def beat(self, *, step: int, phase: WorkerPhase, limit_s: float = 0.0) -> None:
@@ -98,13 +99,13 @@ class ControlPage:
         )
 
     def hold_life(self) -> None:
-        """Let the agent see at once when the calling thread ends (worker only)."""
+        """Let the agent detect at once when the calling thread ends (worker only)."""
         if self._life.hold():
             self._cells[_HELD] = 1
 
     @property
     def life_is_held(self) -> bool:
-        """Whether the worker's end can be waited for with `await_end`."""
+        """Whether `await_end` can wait for the worker's end."""
         return bool(self._cells[_HELD])
 
     def await_end(self) -> bool:

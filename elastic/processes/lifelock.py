@@ -1,11 +1,11 @@
-"""Seeing the death of a process when it dies, not when the kernel is done with its memory.
+"""Detection of a process's death when it dies, before the kernel has freed its memory.
 
-A process can be waited for only when all its pages have been given back: a quarter of a second per
-1.5 GiB where pages are small, seconds where the machine is busy, longer yet with pinned memory. But
-the first thing the kernel does for a thread that ends is to hand on the *robust* mutexes it holds
-(pthread_mutexattr_setrobust; exit_robust_list in the kernel's futexes). So a process holds one, in
-memory that it shares, for as long as it lives, and whoever waits for that mutex hears of its end in
-a millisecond. That no other thread of it will run again either is then read from /proc.
+A wait for a process returns only after the kernel has freed all its pages: a quarter of a second
+per 1.5 GiB with small pages, seconds on a busy machine, even longer with pinned memory. But when a
+thread ends, the kernel first hands on the *robust* mutexes that it holds
+(pthread_mutexattr_setrobust; exit_robust_list in the kernel's futexes). So a process holds one in
+shared memory for as long as it lives, and a waiter for that mutex detects its end within a
+millisecond. /proc then shows whether its other threads will not run again either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCK_BYTES = 64
 """Room for a mutex: 40 bytes on x86-64, 48 on ARM."""
 
 _EXITING = 0x4  # PF_EXITING: no instruction of the program will be executed any more
-_FLAGS, _EXIT_CODE = 6, 49  # fields of /proc/PID/stat as proc(5) numbers them, less 3
+_FLAGS, _EXIT_CODE = 6, 49  # fields of /proc/PID/stat: proc(5)'s numbers less 3
 _PATIENCE_S, _LOOK_S = 0.1, 0.0005
 
 
@@ -33,7 +33,7 @@ class LifeLock:
         self._mutex = ctypes.c_void_p(start + offset)
 
     def prepare(self) -> None:
-        """Make the mutex, before anybody else has the mapping."""
+        """Make the mutex, before another process has the mapping."""
         attributes = ctypes.create_string_buffer(LOCK_BYTES)
         self._libc.pthread_mutexattr_init(attributes)
         self._libc.pthread_mutexattr_setpshared(attributes, 1)
@@ -41,9 +41,9 @@ class LifeLock:
         self._libc.pthread_mutex_init(self._mutex, attributes)
 
     def hold(self) -> bool:
-        """Hold it until the calling thread ends; say whether that was possible. Never waits.
+        """Hold it until the calling thread ends; return whether that was possible. Never waits.
 
-        The mapping is not given back before the process ends: at its end the kernel looks there.
+        The mapping stays until the process ends, because the kernel reads it then.
         """
         held: bool = self._libc.pthread_mutex_trylock(self._mutex) == 0
         if held:
@@ -51,17 +51,17 @@ class LifeLock:
         return held
 
     def await_end(self) -> bool:
-        """Wait until the thread that holds it has ended; False when that cannot be known."""
+        """Wait until the thread that holds it has ended; False if that cannot be known."""
         code: int = self._libc.pthread_mutex_lock(self._mutex)
         return code == errno.EOWNERDEAD
 
 
 def wait_status(pid: int) -> int | None:
-    """Return how a process was killed or failed, as ``wait`` tells it, once it will not run again.
+    """Return a process's nonzero wait status, once it will not run again.
 
-    None where it runs on, has been waited for, or ended well: 0 is also what the kernel says of a
-    process that is not ours to look into. The other threads of one that is killed follow the first
-    within microseconds: they are given a moment.
+    None if it still runs, has been waited for, or ended well: the kernel also shows 0 for a process
+    that this one may not inspect. The other threads of a killed process end within microseconds
+    after the first; this waits a moment for them.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while (found := _threads(pid)) and not all(found):
@@ -73,7 +73,7 @@ def wait_status(pid: int) -> int | None:
 
 
 def _threads(pid: int) -> list[bool]:
-    """Say of each thread whether it is ending."""
+    """Return for each thread whether it is ending."""
     try:
         stats = [_stat(task / "stat") for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
@@ -82,7 +82,7 @@ def _threads(pid: int) -> list[bool]:
 
 
 def _stat(path: Path) -> list[str]:
-    """Return the fields behind the name, none where the thread is gone."""
+    """Return the fields after the name, none if the thread is gone."""
     try:
         return path.read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""A sidecar started by this process with a client to it: what agents and lone scripts share."""
+"""A sidecar started by this process, with a client; used by agents and scripts started by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.ckpt.transport import RunKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarPlan:
-    """Which sidecar to start; its messages go to ``run_dir/logs`` when that is given.
+    """The configuration of a sidecar to start; its messages go to ``run_dir/logs`` if given.
 
     ``memory_of``, ``host`` and ``lease_fd`` are as in `SidecarConfig`.
     """
@@ -35,7 +35,7 @@ class NodeSidecar:
     def __init__(self, plan: SidecarPlan, *, give_up_fd: int = -1) -> None:
         """Start it and wait until it serves.
 
-        Raises ``PeerError`` when it does not, or when ``give_up_fd`` can be read before.
+        Raises ``PeerError`` if it does not, or if ``give_up_fd`` becomes readable before.
         """
         self._process = start_sidecar(
             run=plan.run,
@@ -52,11 +52,11 @@ class NodeSidecar:
         self._stopped_s: float | None = None
 
     def alive(self) -> bool:
-        """Whether it has not exited. Never blocks."""
+        """Return whether it has not exited. Never blocks."""
         return self._process.process.poll() is None
 
     def stopped_for_s(self) -> float:
-        """Return how long it has been stopped by a signal; 0 while it runs."""
+        """Return the time for which a signal has stopped it; 0 while it runs."""
         flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
         if self.alive() and (status := os.waitid(os.P_PID, self.pid, flags)):
             stopped = status.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
@@ -69,7 +69,7 @@ class NodeSidecar:
             self._process.process.kill()
 
     def release(self) -> None:
-        """Let go of what a dead one left, after its successor has taken the memory over."""
+        """Release a dead sidecar's resources, after its successor has taken over the memory."""
         self._process.release()
         for stream in (self._process.process.stdin, self._process.process.stdout):
             if stream is not None:
@@ -77,8 +77,8 @@ class NodeSidecar:
         self.client.close()
 
     def stop(self) -> None:
-        """End it; its memory goes as well, unless somebody else (a launcher) holds it."""
+        """End it; its memory is freed as well, unless another process (a launcher) holds it."""
         if self.stopped_for_s() > 0:
-            self.kill()  # it would not hear that it is to end
+            self.kill()  # it would not react to a request
         self.client.close()
         self._process.stop()

@@ -1,4 +1,4 @@
-"""Run directories that nobody asked for: made for one job, and gone after it, whatever ends it."""
+"""Temporary run directories: made for one job, and removed after it, however it ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def make() -> Path:
 
 
 def mark(directory: Path) -> None:
-    """Have the next job remove ``directory`` should this one not; its lock must be held."""
+    """Mark ``directory`` for removal by the next job if this one does not; hold its lock."""
     (directory / _MARK).touch()
 
 
 def sweep() -> None:
-    """Remove what launchers that were killed left: directories with a mark whose lock is free."""
+    """Remove directories left by killed launchers: those with a mark and a free lock."""
     for marked in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_MARK}"):
-        with contextlib.suppress(OSError):  # in use, somebody else's, or swept by another just now
+        with contextlib.suppress(OSError):  # in use, another user's, or just removed by another job
             fd = os.open(marked.parent / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
 """``torchrun --rdzv-backend=holdfast``: torch's rendezvous on Holdfast's coordinator.
 
 ``--rdzv-endpoint`` is ``HOST:PORT``, where a node on HOST serves the embedded coordinator, or the
-URL of an etcd (v3). Every node holds a lease, so a lost one is noticed within seconds and its
-survivors meet again at once, as long as they are enough. ``--rdzv-conf`` takes ``join_timeout``,
-``last_call_timeout`` and ``read_timeout`` as torch's own do, further ``settle``, ``lease_ttl``
-(seconds), ``key_file`` and ``is_host``.
+URL of an etcd (v3). Every node holds a lease, so the loss of a node is detected within seconds, and
+the survivors meet again at once if they are enough. ``--rdzv-conf`` takes ``join_timeout``,
+``last_call_timeout`` and ``read_timeout`` like torch's own backends, and also ``settle``,
+``lease_ttl`` (seconds), ``key_file`` and ``is_host``.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _MEET_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousPatience:
-    """How long a node waits, in seconds: to join a round, and for an answer of the round's store.
+    """A node's waiting times, in seconds: to join a round, and for an answer of the round's store.
 
-    A node that was silent for ``lease_s`` is lost.
+    A node that is silent for ``lease_s`` counts as lost.
     """
 
     join_s: float = 600.0
@@ -105,13 +105,13 @@ class HoldfastRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers meet at the store of this round, which their agents serve: always."""
+        """Always True: workers meet at the store of this round, which their agents serve."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a round with this node in it, and return where its nodes meet.
+        """Wait for a round that includes this node, and return its store, rank and size.
 
-        The workers of the round before must have ended. Raises ``RendezvousClosedError``,
+        The workers of the previous round must have ended. Raises ``RendezvousClosedError``,
         ``RendezvousGracefulExitError`` (closed, and this node was a spare),
         ``RendezvousTimeoutError`` and ``RendezvousConnectionError``.
         """
@@ -125,12 +125,12 @@ class HoldfastRendezvous(RendezvousHandler):
             after = found.round.number
 
     def is_closed(self) -> bool:
-        """Whether no further round will begin, as last heard."""
+        """Return whether no further round will begin, as last received."""
         self._closed = self._closed or self._link.view().closed
         return self._closed
 
     def set_closed(self) -> None:
-        """Let no further round begin. Raises ``RendezvousConnectionError``."""
+        """Prevent further rounds. Raises ``RendezvousConnectionError``."""
         self._closed = True
         try:
             self._link.close()
@@ -138,10 +138,11 @@ class HoldfastRendezvous(RendezvousHandler):
             raise RendezvousConnectionError(str(error)) from error
 
     def num_nodes_waiting(self) -> int:
-        """Return because of how many nodes the present round should end; no request is made.
+        """Return the number of nodes for which the present round should end; makes no request.
 
-        Beside nodes that wait these are the lost: the survivors need not wait for a collective
-        to fail. While the coordinator is away the answer is as last heard, and training goes on.
+        These are waiting nodes and lost nodes: so the survivors need not wait for a collective to
+        fail. While the coordinator is unreachable, the answer is the last known one, and training
+        continues.
         """
         if self._round is None or self.is_closed():
             return 0
@@ -153,7 +154,7 @@ class HoldfastRendezvous(RendezvousHandler):
         return len(because)
 
     def shutdown(self) -> bool:
-        """Close the rendezvous and leave; False when the others could not be told."""
+        """Close the rendezvous and leave; return False if the others could not be informed."""
         try:
             self.set_closed()
         except RendezvousConnectionError as error:
@@ -162,7 +163,7 @@ class HoldfastRendezvous(RendezvousHandler):
         return self._closed
 
     def _wait_anew(self, after: int, *, deadline_s: float) -> None:
-        """Say that this node waits, with a fresh store that it would serve the next round by."""
+        """Announce that this node waits, with a new store that could serve the next round."""
         self._store = TCPStore(
             self._host,
             0,
@@ -222,7 +223,10 @@ class HoldfastRendezvous(RendezvousHandler):
                     self._pause(wait_s, after=seen, deadline_s=deadline_s, why=reason)
 
     def _form(self, formed: Round, *, expected: int) -> None:
-        """Try to; whether it is this or another's round is seen in the next view."""
+        """Try to form a round.
+
+        The next view shows whether this or another node's round was formed.
+        """
         try:
             self._link.form(formed, expected=expected)
         except CoordinatorError as error:
@@ -239,7 +243,7 @@ class HoldfastRendezvous(RendezvousHandler):
         self._link.await_change(after=after, timeout_s=min(seconds, left_s))
 
     def _meet(self, found: Enter) -> RendezvousInfo | None:
-        """Connect to the round's store; None when the node that serves it is gone already."""
+        """Connect to the round's store; None if the node that serves it is gone already."""
         formed = found.round
         host, _, port = formed.store.rpartition(":")
         if found.rank == 0:
@@ -263,7 +267,7 @@ class HoldfastRendezvous(RendezvousHandler):
 def _connect(host: str, port: int, *, read_s: float) -> TCPStore | None:
     try:
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
-    except RuntimeError:  # all of torch's errors of connections are
+    except RuntimeError:  # the type of all of torch's connection errors
         return None
     store.set_timeout(timedelta(seconds=read_s))
     return store
@@ -278,7 +282,7 @@ def _closed(run_id: str, *, needed: bool) -> Exception:
 
 
 def create_handler(params: RendezvousParameters) -> HoldfastRendezvous:
-    """Return the handler that torchrun's parameters ask for; see the module for ``config``."""
+    """Return the handler for torchrun's parameters; see the module for ``config``."""
     place = CoordinatorPlace.parse(params.endpoint, may_host=params.get_as_bool("is_host"))
     patience = RendezvousPatience(
         **_seconds(params, join_s="join_timeout", read_s="read_timeout", lease_s="lease_ttl")
@@ -298,7 +302,7 @@ def create_handler(params: RendezvousParameters) -> HoldfastRendezvous:
 
 
 def _seconds(params: RendezvousParameters, **names: str) -> dict[str, float]:
-    """Return the given ones of ``--rdzv-conf``'s durations, each by the name of its field."""
+    """Return the durations given in ``--rdzv-conf``, by the names of their fields."""
     found = {}
     for field, name in names.items():
         if (value := params.get(name)) is None:
@@ -311,5 +315,5 @@ def _seconds(params: RendezvousParameters, **names: str) -> dict[str, float]:
 
 
 def torchrun_handler() -> RendezvousHandlerCreator:
-    """Return what makes handlers: the entry point ``torchrun.handlers`` calls this."""
+    """Return the function that makes handlers; the entry point ``torchrun.handlers`` calls this."""
     return create_handler

@@ -1,8 +1,8 @@
-"""A node's hold on a rendezvous: its lease, what it says under it, and what all the others say.
+"""A node's link to a rendezvous: its lease, its own record, and the records of all nodes.
 
 With the embedded coordinator one of the nodes on the endpoint's machine serves it. When that node
-ends, another of the same machine takes over with an empty table, which every node fills again with
-what it knows: the newest round is the highest number that any of them remembers.
+ends, another of the same machine takes over with an empty table. Every node then writes its record
+again; the newest round is the one with the highest number that any node remembers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _CLOSED_TTL_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorPlace:
-    """Where the coordinator is: an etcd's URL, or ``host:port`` of the embedded one.
+    """The coordinator's place: an etcd's URL, or ``host:port`` of the embedded one.
 
-    ``may_host``: whether this node may serve it; None: if the host is this machine.
+    ``may_host``: whether this node may serve it; None: only if the host is this machine.
     """
 
     address: str
@@ -48,7 +48,7 @@ class CoordinatorPlace:
 
     @classmethod
     def parse(cls, endpoint: str, *, may_host: bool | None = None) -> CoordinatorPlace:
-        """Return the place a launcher's ``HOST[:PORT]`` or etcd URL names."""
+        """Return the place for a launcher's ``HOST[:PORT]`` or etcd URL."""
         if is_etcd(endpoint):
             return cls(address=endpoint, may_host=False)
         host, colon, port = (endpoint or "localhost").rpartition(":")
@@ -67,11 +67,11 @@ class CoordinatorPlace:
 
     @property
     def url(self) -> str:
-        """What `connect` takes."""
+        """The address for `connect`."""
         return self.address if is_etcd(self.address) else f"tcp://{self.address}"
 
     def bind(self) -> str:
-        """Return where this node would serve it, empty where it may not."""
+        """Return the address at which this node would serve it, empty if it may not."""
         if self.may_host is False:
             return ""
         port = self.address.rpartition(":")[2]
@@ -82,7 +82,7 @@ class CoordinatorPlace:
 
 
 def own_address(host: str) -> str:
-    """Return the IPv4 address of ``host`` where it is this machine's, empty where it is not."""
+    """Return the IPv4 address of ``host`` if it belongs to this machine, else ""."""
     with contextlib.suppress(OSError), socket.socket() as probe:
         address = socket.gethostbyname(host)
         probe.bind((address, 0))
@@ -91,15 +91,15 @@ def own_address(host: str) -> str:
 
 
 def address_towards(host: str) -> str:
-    """Return this machine's address on the way to ``host``: where the others find it."""
+    """Return this machine's address on the route to ``host``, at which others find it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, DEFAULT_PORT))  # of a datagram socket: looks the route up only
+        probe.connect((host, DEFAULT_PORT))  # on a datagram socket: only looks up the route
         return str(probe.getsockname()[0])
     return socket.gethostname()
 
 
 class RendezvousLink:
-    """A node's place in one rendezvous, kept alive on a thread of its own until `leave`."""
+    """A node's membership in one rendezvous, kept alive on a thread of its own until `leave`."""
 
     def __init__(self, place: CoordinatorPlace, key: RunKey, *, prefix: str, ttl_s: float) -> None:
         self._place, self._key, self._prefix, self._ttl_s = place, key, prefix, ttl_s
@@ -117,9 +117,9 @@ class RendezvousLink:
         self._keeper = threading.Thread(target=self._keep, name="rendezvous-lease", daemon=True)
 
     def enter(self, participant: Participant, *, deadline_s: float) -> None:
-        """Say who this node is, and go on saying it; tries until ``deadline_s`` (monotonic).
+        """Publish this node's record and keep it published; tries until ``deadline_s`` (monotonic).
 
-        Raises ``CoordinatorError`` when nobody serves the coordinator by then.
+        Raises ``CoordinatorError`` if no node serves the coordinator by then.
         """
         self._said = participant
         self._host()
@@ -146,13 +146,16 @@ class RendezvousLink:
         return self._keeper.ident is not None
 
     def say(self, participant: Participant) -> None:
-        """Replace what this node says. Raises ``CoordinatorError``; it is said later then."""
+        """Replace this node's record. If it raises ``CoordinatorError``, it is published later."""
         with self._calling:
             self._said = participant
             self._publish()
 
     def view(self) -> RoundView:
-        """Return the rendezvous as last heard. Raises ``CoordinatorError`` for garbled records."""
+        """Return the rendezvous as last received.
+
+        Raises ``CoordinatorError`` for corrupt records.
+        """
         with self._changed:
             entries = list(self._mirror.entries.values())
         view = RoundView.from_entries(entries, prefix=self._prefix)
@@ -167,29 +170,29 @@ class RendezvousLink:
         return self._version
 
     def await_change(self, *, after: int, timeout_s: float) -> None:
-        """Return when something has changed since ``version`` was ``after``, or time is up."""
+        """Return when ``version`` exceeds ``after``, or the time is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._version > after, timeout_s)
 
     def form(self, fresh: Round, *, expected: int) -> bool:
-        """Append a round; False when another was faster. Raises ``CoordinatorError``."""
+        """Append a round; False if another node was faster. Raises ``CoordinatorError``."""
         with self._calling:
             return self._connected().compare_and_set(
                 self._prefix + ROUND, encode(fresh), expected=expected
             )
 
     def close(self) -> None:
-        """Let no further round begin. The mark goes by itself minutes after the end."""
+        """Prevent further rounds. The mark expires by itself minutes after the end."""
         with self._calling:
             coordinator = self._connected()
             lease = coordinator.grant(_CLOSED_TTL_S)
             coordinator.put(self._prefix + CLOSED, "{}", lease=lease)
 
     def leave(self, *, farewell: bool) -> None:
-        """Give up the lease at once and stop serving; may be repeated.
+        """Revoke the lease at once and stop serving; may be repeated.
 
         ``farewell`` lets the other nodes of a closed rendezvous leave before their coordinator
-        goes, and the last of them removes what is left.
+        ends; the last of them removes the remaining keys.
         """
         if self._ended.is_set():
             return
@@ -225,7 +228,10 @@ class RendezvousLink:
                 _log.debug("the rendezvous is out of reach: %s", error)
 
     def _renew(self) -> None:
-        """Keep the lease; register anew where it is gone, or the table was lost with its host."""
+        """Renew the lease.
+
+        Register again if it has ended, or if the table was lost with its host.
+        """
         with self._calling:
             if self._ended.is_set() or self._said is None:
                 return
@@ -235,7 +241,7 @@ class RendezvousLink:
                     raise LeaseExpiredError("there is none")
                 coordinator.keep_alive(self._lease)
                 if coordinator.get(self._key_of(self._said)) is None:
-                    raise LeaseExpiredError("the table was lost")  # the number may be another's now
+                    raise LeaseExpiredError("the table was lost")  # its number may be reused
             except LeaseExpiredError:
                 self._lease = None
                 self._register()
@@ -273,9 +279,9 @@ class RendezvousLink:
         return self._coordinator
 
     def _host(self) -> bool:
-        """Serve the coordinator when this is its machine and nobody does; whether this node does.
+        """Serve the coordinator if this is its machine and no node does.
 
-        That another node does shows as the port being taken.
+        Return whether this one does. If another node serves it, the port is taken.
         """
         if self._server is not None or not (bind := self._place.bind()):
             return False
@@ -287,7 +293,7 @@ class RendezvousLink:
         return True
 
     def _remind(self) -> None:
-        """Bring the newest round back where the table was lost."""
+        """Write the newest round again if the table was lost."""
         known = self._known
         if known is None:
             return
@@ -304,7 +310,7 @@ class RendezvousLink:
             return
         try:
             self._connected().put(self._key_of(self._said), encode(self._said), lease=self._lease)
-        except LeaseExpiredError as error:  # the keeper says it under a new one in a moment
+        except LeaseExpiredError as error:  # the keeper publishes it under a new one soon
             raise CoordinatorError(str(error)) from error
 
     def _key_of(self, participant: Participant) -> str:

@@ -1,10 +1,10 @@
-"""Who meets whom under torchrun: the rounds of a rendezvous, as values and one decision. Pure.
+"""The rounds of a rendezvous under torchrun, as values and one decision. Pure.
 
-A *round* is what torchrun calls a rendezvous: the nodes of one worker group, in rank order. The
-newest is kept under one key and changed only by compare-and-set, so its number only grows; each
-node says under its lease whether it works or waits. The next round is formed as soon as every
-living node of the newest waits: those whose workers may still run are always waited for, those
-whose lease has ended never are.
+A *round* is one rendezvous in torchrun's sense: the nodes of one worker group, in rank order. The
+newest round is kept under one key and changed only by compare-and-set, so its number only grows.
+Each node publishes under its lease whether it works or waits. The next round is formed as soon as
+every living node of the newest waits: nodes whose workers may still run are always waited for,
+nodes whose lease has ended never are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSED = "closed"
 
 
 class Participant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says under its lease.
+    """The record that a node publishes under its lease.
 
     ``store`` is the ``host:port`` of a fresh TCPStore for the round it waits for. ``waits_after``
     is the newest round it took part in, whose workers have ended (0: none); None while it works.
@@ -47,7 +47,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundView:
-    """A rendezvous at one moment; ``revision`` is that of the newest round (0: there is none)."""
+    """A rendezvous at one moment; ``revision`` is that of the newest round (0: none)."""
 
     nodes: Mapping[str, Participant] = field(default_factory=dict)
     newest: Round | None = None
@@ -58,7 +58,7 @@ class RoundView:
     def from_entries(cls, entries: Iterable[Entry], *, prefix: str) -> RoundView:
         """Build the view from all entries under ``prefix``.
 
-        Raises ``CoordinatorError`` naming the key of a record that is unknown or garbled.
+        Raises ``CoordinatorError`` naming the key of an unknown or corrupt record.
         """
         nodes: dict[str, Participant] = {}
         newest, revision, closed = None, 0, False
@@ -93,10 +93,10 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLimits:
-    """How many nodes a round has, and how long it waits for more of them, in seconds.
+    """The number of nodes of a round, and its waits for more of them, in seconds.
 
-    ``last_call_s``: how long the first round waits for further nodes once there are enough.
-    ``settle_s``: how long a later one does; its survivors are known, so it is short.
+    ``last_call_s``: the first round's wait for further nodes once there are enough. ``settle_s``:
+    the same for a later round, whose survivors are known, so it is short.
     """
 
     least: int
@@ -130,7 +130,7 @@ class WaitForNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """There will be no further round; ``needed``: the newest one had this node."""
+    """There will be no further round; ``needed``: the newest one included this node."""
 
     needed: bool
 
@@ -141,10 +141,10 @@ Decision = Enter | Form | WaitForNodes | Closed
 def decide(
     view: RoundView, *, node: str, after: int, limits: RoundLimits, settled_s: float
 ) -> tuple[Decision, str]:
-    """Return what a waiting ``node`` is to do, and why.
+    """Return the next action of a waiting ``node``, and the reason.
 
-    ``after`` is the newest round it took part in, ``settled_s`` for how long the same nodes have
-    been waiting.
+    ``after`` is the newest round it took part in; ``settled_s`` is the time for which the same
+    nodes have been waiting.
     """
     newest = view.newest
     if view.closed:
@@ -167,10 +167,10 @@ def decide(
 
 
 def to_restart_for(view: RoundView, *, node: str, inside: Round, limits: RoundLimits) -> list[str]:
-    """Return the nodes because of which ``node`` should leave the round it is ``inside``.
+    """Return the nodes because of which ``node`` should leave the round ``inside``.
 
     These are members that wait for another round or are gone, newcomers as far as there is room,
-    and the node itself where a newer round has begun without it. None when all is over.
+    and the node itself if a newer round has begun without it. Empty if the rendezvous is closed.
     """
     if view.closed:
         return []
@@ -184,7 +184,7 @@ def to_restart_for(view: RoundView, *, node: str, inside: Round, limits: RoundLi
 
 
 def waiting(view: RoundView) -> tuple[str, ...]:
-    """Return the nodes that a round could be formed of now, for telling whether they change."""
+    """Return the nodes of which a round could be formed now, to detect whether they change."""
     return tuple(participant.node for participant in _ready(view))
 
 
@@ -194,7 +194,7 @@ def _waits(view: RoundView, node: str) -> bool:
 
 
 def _working(view: RoundView) -> list[str]:
-    """Return the living members of the newest round that have yet to leave it."""
+    """Return the living members of the newest round that have not left it yet."""
     members = view.newest.members if view.newest else ()
     return [name for name in members if name in view.nodes and not _waits(view, name)]
 
@@ -212,9 +212,9 @@ def _ready(view: RoundView) -> list[Participant]:
 
 
 def _form(view: RoundView, chosen: list[Participant]) -> Round:
-    """Return the next round; where as many take part as before, newcomers fill the holes.
+    """Return the next round; if its size is unchanged, newcomers get the lost nodes' ranks.
 
-    One on the host of a lost node takes its rank: what that rank kept in memory is there.
+    A newcomer on the host of a lost node gets its rank, because that rank's memory is there.
     """
     old = view.newest
     order: list[Participant | None] = [None] * len(chosen)

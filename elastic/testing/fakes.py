@@ -1,4 +1,4 @@
-"""Small records for tests: a node, a trainer, a view, what a sidecar would have."""
+"""Small records for tests: a node, a trainer, a view, a sidecar's inventory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def node(
     incarnation: str = "",
     unreachable: Iterable[str] = (),
 ) -> NodeRecord:
-    """Return a node's record; ``unreachable`` are nodes as this makes them by itself."""
+    """Return a node's record; ``unreachable`` names nodes made by this function with defaults."""
     return NodeRecord(
         node=name,
         incarnation=incarnation or f"{name}#1",
@@ -137,13 +137,13 @@ def generation(
 
 
 def held(world: SnapshotWorld, step: int) -> RestorePoint:
-    """Return a restore point all blocks of which lie where they were written."""
+    """Return a restore point whose blocks are all on the nodes that wrote them."""
     sources = (BlockSource(rank=r, node=name) for r, name in enumerate(world.rank_nodes))
     return RestorePoint(world=world, step=step, sources=tuple(sources))
 
 
 def inventory(name: str, world: SnapshotWorld, *steps: int) -> Inventory:
-    """Return what the node's sidecar has of a group's protected steps."""
+    """Return the inventory of the node's sidecar for a group's protected steps."""
     blocks: list[BlockEntry] = []
     sealed: list[BlockEntry] = []
     parities: list[ParityEntry] = []

@@ -1,7 +1,7 @@
-"""Making what fails small: of many things that were done together, those few that it takes.
+"""Shrinking of a failing set of things to the few that are needed to fail.
 
 Delta debugging: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
-TSE 2002. It knows nothing of what the things are.
+TSE 2002. The things can be of any type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class FailureOracle(Generic[_T]):
-    """The question whether some of the things fail, asked ``tries`` times at most; then: no."""
+    """A predicate that tells whether things fail; after ``tries`` calls it returns False."""
 
     def __init__(self, fails: Callable[[Sequence[_T]], bool], tries: int) -> None:
         self._fails, self._left = fails, tries
@@ -24,10 +24,9 @@ class FailureOracle(Generic[_T]):
 
 
 def fewest(things: Sequence[_T], *, fails: Callable[[Sequence[_T]], bool]) -> tuple[_T, ...]:
-    """Return some of ``things``, which fail, that fail still and of which none can be left out.
+    """Return a subset of failing ``things`` that still fails and from which none can be removed.
 
-    Ever smaller pieces are left out as long as what remains fails. Empty where nothing at all is
-    enough to fail.
+    Ever smaller pieces are removed as long as the rest fails. Empty if the empty set fails.
     """
     kept, pieces = tuple(things), 2
     while len(kept) > 1:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: any view the coordinator could show, however unlikely."""
+"""Hypothesis strategies for every view that the coordinator could show, however unlikely."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def workers(node: str) -> st.SearchStrategy[WorkerRecord]:
 
 @st.composite
 def seatings(draw: st.DrawFn) -> tuple[Seating, ...]:
-    """Draw a seating; nodes may be unknown ones, or none."""
+    """Draw a seating; its nodes may be unknown, or none."""
     names = draw(st.sets(seats(), max_size=6))
     return tuple(
         Seating(
@@ -81,9 +81,9 @@ def generations(draw: st.DrawFn) -> GenerationRecord:
 
 @st.composite
 def views(draw: st.DrawFn, *, plannable: bool = False, cuts: bool = False) -> JobView:
-    """Draw a view: before the first generation or later, nodes come, gone and changed.
+    """Draw a view: before the first generation or later, with nodes added, lost and changed.
 
-    In a ``plannable`` one most nodes have fenced, and a READY trainer is likely. With ``cuts``
+    In a ``plannable`` view most nodes have fenced, and a READY trainer is likely. With ``cuts``
     some nodes do not reach each other.
     """
     generation = draw(st.none() | generations())

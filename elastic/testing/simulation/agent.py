@@ -1,8 +1,9 @@
-"""An agent without processes: the production decisions, with effects on virtual time.
+"""A simulated agent without processes: production decisions, with effects on virtual time.
 
-It does what `holdfast.elastic.agent` does around the decisions, with every delay, lost reply and
-stale view that real ones meet: reads and writes take time and fail while the network is disturbed,
-parking takes time, a hung worker is killed late, a lease that cannot be renewed ends the workers.
+It does the work of `holdfast.elastic.agent` around the decisions, with every delay, lost reply and
+stale view that real agents meet: reads and writes take time and fail while the network is
+disturbed, parking takes time, a hung worker is killed late, and a lease that cannot be renewed ends
+the workers.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ HALT_S = 1.0
 STALL_S = 0.5
 _LOOK_EVERY_S = 0.1
 _READ_RETRY_S = 0.1
-_SEATERS = 3  # enough to race for it
+_SEATERS = 3  # enough for races
 
 
 class SimulatedAgent:
@@ -93,7 +94,7 @@ class SimulatedAgent:
     # -- time ----------------------------------------------------------------------------------
 
     def after(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Do something that much later, if the agent still lives then; when it is not paused."""
+        """Call ``act`` after ``delay_s`` if the agent still lives then; if paused, on resume."""
         self.sim.schedule.after(delay_s, lambda: self._do(act))
 
     def _soon(self, least_s: float, most_s: float, act: Callable[[], None]) -> None:
@@ -108,24 +109,24 @@ class SimulatedAgent:
     # -- faults --------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """The whole node is gone, with its memory."""
+        """Lose the whole node, with its memory."""
         self.alive = False
         self.sidecar.alive = False
         for worker in self.workers.values():
             worker.kill("node lost")
 
     def kill_worker(self, seat: str, ending: str = "killed") -> None:
-        """One worker dies; the agent sees it within milliseconds."""
+        """Kill one worker; the agent detects it within milliseconds."""
         self.workers[seat].kill(ending)
         self._soon(0.001, 0.01, self._reap)
 
     def kill_sidecar(self) -> None:
-        """The sidecar dies with its memory; the agent starts another."""
+        """Kill the sidecar with its memory; the agent starts another."""
         self.sidecar.alive = False
         self._soon(0.1, 0.5, self._start_sidecar)
 
     def pause(self) -> None:
-        """Stop the agent; its workers keep to the time until which its lease lets them act."""
+        """Stop the agent; its workers act only until the time that its lease allows."""
         if self._paused:
             return
         self._paused = True
@@ -139,7 +140,7 @@ class SimulatedAgent:
                 worker.kill("its agent is stopped")
 
     def resume(self) -> None:
-        """Let it go on, with everything it missed; nor will it crash at a call."""
+        """Let it continue, with everything that it missed; cancel a planned crash at a call."""
         self._crash = None
         missed, self._missed, self._paused = self._missed, [], False
         for act in missed:
@@ -147,11 +148,11 @@ class SimulatedAgent:
         self._soon(0.0, 0.002, self._reap)
 
     def crash_at_call(self, number: int, *, before: bool, then: Callable[[], None]) -> None:
-        """Lose the node at its next call but ``number``: before it is sent, or right after."""
+        """Lose the node at the call after ``number`` more: before it is sent, or right after."""
         self._crash = number, before, then
 
     def passes_call(self, send: Callable[[], None]) -> None:
-        """Make a call, unless the node is to be lost with it."""
+        """Make a call, unless the node is lost before it."""
         if self._crash is None:
             send()
             return
@@ -197,9 +198,9 @@ class SimulatedAgent:
         self._calls.make("grant", lambda: self.sim.grant(LEASE_TTL_S), granted)
 
     def _beat(self) -> None:
-        """Renew the lease; end the workers before it can run out, and give it up then.
+        """Renew the lease; end the workers before it can run out, and then give it up.
 
-        A node that is heard but hears nothing would keep its lease, and the others waiting.
+        A node that can send but not receive would keep its lease, and the others would wait.
         """
         asked_s = self.sim.now_s
         if self._lease is not None and asked_s - self._renewed_s > SELF_FENCE_S:
@@ -231,7 +232,7 @@ class SimulatedAgent:
         self._register()
 
     def notice(self) -> None:
-        """Something changed at the coordinator: read it after a while."""
+        """Handle a change at the coordinator: read it after a delay."""
         if not self._reading and self.alive:
             self._reading = True
             self._read()
@@ -256,10 +257,10 @@ class SimulatedAgent:
         self.carry_on()
 
     def _is_misquoted(self) -> bool:
-        """Whether the coordinator shows another record of this node than the last one published.
+        """Return whether the coordinator shows a record of this node other than the last published.
 
-        An older write of ours may take effect behind a newer one, and a lease of ours that ends
-        takes along what was written under it.
+        An older write of this node may take effect after a newer one, and the end of an old lease
+        deletes the records written under it.
         """
         if self._published is None:
             return False
@@ -270,7 +271,7 @@ class SimulatedAgent:
         return shown[0] > revision and shown[1] != record
 
     def publish(self) -> None:
-        """Publish the node's record as it is when the call is made."""
+        """Publish the node's record in its state at the time of the call."""
 
         def put() -> int:
             if lease is None:
@@ -317,7 +318,7 @@ class SimulatedAgent:
     # -- whom it reaches -----------------------------------------------------------------------
 
     def stand_by(self) -> None:
-        """Its trainers begin to wait for others."""
+        """Note that its trainers begin to wait for others."""
         self._soon(STALL_S, STALL_S + 0.1, self._look_around)
 
     def _waits(self) -> bool:
@@ -325,7 +326,7 @@ class SimulatedAgent:
         return acts and self.sim.training.waited_s(self._known) >= STALL_S
 
     def _look_around(self) -> None:
-        """Ask whom it reaches as long as anybody wants to know."""
+        """Probe the other nodes as long as any node needs the result."""
         waits = self._waits()
         due = self._probing.due(self.view, waits=waits, now_s=self.sim.now_s)
         if due:
@@ -347,7 +348,7 @@ class SimulatedAgent:
     # -- the decisions -------------------------------------------------------------------------
 
     def carry_on(self) -> None:
-        """Bring the node to where the view says it should be."""
+        """Bring the node to the state that the view requires."""
         self._deciding = None
         if self._lease is None:
             return
@@ -451,7 +452,7 @@ class SimulatedAgent:
                     self._again(until_s - now_s)
 
     def stand(self, generation: int) -> None:
-        """The trainers here stand at the end of a step, as `agree.Halt` asked them to."""
+        """Note that the trainers here halted at the end of a step, as `agree.Halt` requested."""
         self.stood = generation
         self._soon(0.0, 0.005, self.carry_on)
 
@@ -496,7 +497,7 @@ class SimulatedAgent:
         self._settle(generation)
 
     def _settle(self, generation: int) -> None:
-        """Once nobody acts any more: take the inventory, then say that the node has fenced."""
+        """Once no worker acts any more, take the inventory, then publish the fence."""
         if generation != self._fencing or self.fenced >= generation:
             return
         if any(worker.acts for worker in self.workers.values()):
@@ -514,9 +515,9 @@ class SimulatedAgent:
         self._soon(0.001, 0.03, take)
 
     def hang(self, seat: str, *, lasts_s: float = 0.0) -> None:
-        """A worker stops making progress; the agent finds out after a while.
+        """Make a worker hang; the agent detects it after a delay.
 
-        It goes on after ``lasts_s``, unless that is 0 or it was killed meanwhile.
+        It continues after ``lasts_s``, unless that is 0 or it was killed meanwhile.
         """
         worker = self.workers[seat]
         worker.hung = True

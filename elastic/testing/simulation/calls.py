@@ -1,4 +1,4 @@
-"""An agent's calls to the coordinator over a network that loses, doubles and delays them."""
+"""An agent's calls to the coordinator over a network that loses, duplicates and delays them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _CallInFlight(Generic[_T]):
 
 
 class CoordinatorCalls:
-    """One call at a time, each with a deadline: a call that failed may have taken effect or not.
+    """One call at a time, each with a deadline; a failed call may or may not have taken effect.
 
-    A request that comes late takes effect behind later ones; one that comes twice, twice.
+    A request that arrives late takes effect after later ones; one that arrives twice, twice.
     """
 
     def __init__(self, agent: SimulatedAgent) -> None:
@@ -43,7 +43,7 @@ class CoordinatorCalls:
     def make(
         self, name: str, apply: Callable[[], _T], then: Callable[[_T | HoldfastError], None]
     ) -> None:
-        """Make a call after those before it; a name is queued or under way at most once."""
+        """Make a call after earlier ones; each name is queued or running at most once."""
         if name in self._names:
             return
         self._names.add(name)
@@ -51,11 +51,14 @@ class CoordinatorCalls:
         self._next()
 
     def is_waiting(self, name: str) -> bool:
-        """Return whether a call of this name is queued or under way."""
+        """Return whether a call of this name is queued or running."""
         return name in self._names
 
     def once(self, apply: Callable[[], _T], then: Callable[[_T | HoldfastError], None]) -> None:
-        """Make a call at once, on a connection of its own; where it is lost nothing follows."""
+        """Make a call at once, on a connection of its own.
+
+        If it is lost, ``then`` is not called.
+        """
         self._send(_CallInFlight("", apply, then))  # type: ignore[arg-type]
 
     def _next(self) -> None:
@@ -74,7 +77,7 @@ class CoordinatorCalls:
             self._give_up(call)
 
     def _serve(self, call: _CallInFlight[object]) -> None:
-        """Take effect, at the coordinator, and answer."""
+        """Apply the call at the coordinator, and answer."""
         copies: tuple[float, ...] = ()
         result: object = None
         if not self._sim.is_out:

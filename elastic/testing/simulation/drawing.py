@@ -1,7 +1,7 @@
-"""Small jobs drawn from a seed, each of another kind, so that many schedules reach many corners.
+"""Small random jobs drawn from a seed, of different kinds, so that schedules reach many cases.
 
-Varying the configuration along with the schedule finds more than one configuration run as often
-(Groce et al., "Swarm Testing", ISSTA 2012).
+Varying the configuration together with the schedule finds more faults than as many runs of one
+configuration (Groce et al., "Swarm Testing", ISSTA 2012).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.elastic.testing.simulation.simulator import SimulationConfig
 
 
 def draw_config(seed: int) -> SimulationConfig:
-    """Return the job of this seed: two to four nodes, some thirty steps, one to four bursts."""
+    """Return the job of this seed: two to four nodes, about thirty steps, one to four bursts."""
     random = Random(f"job of {seed}")
     nodes = random.choice((2, 3, 3, 4))
     trainers = random.choice((nodes, nodes, nodes + 1, max(nodes - 1, 1)))

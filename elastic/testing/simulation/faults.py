@@ -1,4 +1,4 @@
-"""Faults as values: drawn from a seed, injected by the simulator, shrunk to the few that matter."""
+"""Faults as values: drawn from a seed, injected by the simulator, shrunk to the few needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.elastic.testing.shrinking import FailureOracle, fewest
 
 
 class SimulatedFaultKind(StrEnum):
-    """What can go wrong."""
+    """The kinds of simulated faults."""
 
     WORKER = "worker"
     """A worker is killed."""
@@ -22,33 +22,33 @@ class SimulatedFaultKind(StrEnum):
     SIDECAR = "sidecar"
     """A sidecar is killed with its memory; its agent starts another."""
     PAUSE = "pause"
-    """An agent is stopped and goes on later; its workers and sidecar are not."""
+    """An agent is stopped and continues later; its workers and sidecar are not stopped."""
     CRASH = "crash"
-    """A node is lost at one of the next calls its agent makes, before or after its effect."""
+    """A node is lost at one of its agent's next calls, before or after the call's effect."""
     CUT = "cut"
-    """A node is cut off from everyone."""
+    """A node is cut off from all others and from the coordinator."""
     DEAF = "deaf"
-    """A node is heard and hears nothing."""
+    """A node can send but not receive."""
     MUTE = "mute"
-    """A node hears and is not heard."""
+    """A node can receive but not send."""
     SPLIT = "split"
-    """Some nodes and the others do not reach each other, all reach the coordinator."""
+    """Two sets of nodes do not reach each other; all nodes reach the coordinator."""
     APART = "apart"
-    """Two nodes do not reach each other, all others reach both."""
+    """Two nodes do not reach each other; all other nodes reach both."""
     WEATHER = "weather"
-    """Messages everywhere are lost, doubled and late."""
+    """Messages everywhere are lost, duplicated and delayed."""
     OUTAGE = "outage"
-    """The coordinator answers nobody."""
+    """The coordinator answers no node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFault:
     """``kind`` happens to node number ``node`` at ``at_s`` and lasts ``lasts_s`` (0: for good).
 
-    ``pick`` (0 … 1) chooses what the kind leaves open: which worker, how bad the weather, at
-    which call. A worker's ``seat`` names it instead. A hung worker goes on after ``lasts_s``. A
-    fault that finds nothing to hurt does nothing. ``other`` is the second of two nodes that are
-    apart, -1 to have ``pick`` choose it; that chooses the direction as well.
+    ``pick`` (0 … 1) chooses the open details of the kind: the worker, the strength of the weather,
+    the call. ``seat`` names the worker instead. A hung worker continues after ``lasts_s``. A fault
+    without a target does nothing. ``other`` is the second of two nodes that are apart, -1 to let
+    ``pick`` choose it; ``pick`` chooses the direction as well.
     """
 
     kind: SimulatedFaultKind
@@ -74,15 +74,16 @@ _LASTING = {
 }
 _FREQUENT = (SimulatedFaultKind.WORKER, SimulatedFaultKind.NODE)
 _FOR_GOOD = 0.3
-"""How many of the lost nodes come back only when everything is mended."""
+"""Fraction of the lost nodes that come back only when all faults are ended."""
 _ALSO_APART = 0.2
-"""How many schedules have two nodes apart as well: drawn last, so the others are as without it."""
+"""Fraction of schedules that also have two nodes apart; drawn last, to keep the other draws equal.
+"""
 
 
 def draw_faults(
     random: Random, *, bursts: int, nodes: int, until_s: float, after_s: float = 0.3
 ) -> tuple[SimulatedFault, ...]:
-    """Draw bursts of one to three faults each, the next while the one before is being dealt with.
+    """Draw bursts of one to three faults each; the next comes while the job handles the last.
 
     They begin between ``after_s`` and ``until_s``.
     """
@@ -129,10 +130,10 @@ def shrink(
     fails: Callable[[Sequence[SimulatedFault]], bool],
     tries: int = 400,
 ) -> tuple[SimulatedFault, ...]:
-    """Return a smaller schedule that still fails: no fault of it can be left out.
+    """Return a smaller schedule that still fails and from which no fault can be removed.
 
-    Ever smaller pieces are left out as long as what remains fails (`shrinking.fewest`); then the
-    times are rounded. ``fails`` is asked at most ``tries`` times.
+    Ever smaller pieces are removed as long as the rest fails (`shrinking.fewest`); then the times
+    are rounded. ``fails`` is called at most ``tries`` times.
     """
     asked = FailureOracle(fails, tries)
     kept = fewest(faults, fails=asked)
@@ -142,4 +143,4 @@ def shrink(
             changed = (*kept[:number], plain, *kept[number + 1 :])
             if plain != fault and asked(changed):
                 kept = changed
-    return fewest(kept, fails=asked)  # at rounder times it may take fewer
+    return fewest(kept, fails=asked)  # at rounded times fewer may be enough

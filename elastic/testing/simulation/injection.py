@@ -1,4 +1,4 @@
-"""Carrying out the faults of a schedule on a simulation."""
+"""Injection of a schedule's faults into a simulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CALLS_AHEAD = 4
 
 
 class Injection:
-    """Hurts a simulation as its faults say; ``counts`` tells how often it could."""
+    """Injects faults into a simulation; ``counts`` holds the number injected of each kind."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -42,12 +42,12 @@ class Injection:
         }
 
     def begin(self, faults: Sequence[SimulatedFault]) -> None:
-        """Let every fault happen at its time."""
+        """Schedule every fault at its time."""
         for fault in faults:
             self._sim.schedule.after(fault.at_s, partial(self.strike, fault))
 
     def mend(self) -> None:
-        """End whatever is wrong."""
+        """End all faults."""
         self._sim.log("calm: everything is mended")
         self._sim.network.mend()
         for number in range(self._sim.config.nodes):
@@ -56,7 +56,7 @@ class Injection:
             agent.resume()
 
     def strike(self, fault: SimulatedFault) -> bool:
-        """Let a fault happen now; say whether there was anything to hurt."""
+        """Inject a fault now; return whether it had a target."""
         agent = self._sim.agents.get(f"n{fault.node}")
         if agent is None or not agent.alive or not self._kinds[fault.kind](fault, agent):
             return False

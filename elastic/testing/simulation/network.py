@@ -1,7 +1,7 @@
-"""The network of a simulation: late, lost, doubled, overtaken and one-way messages.
+"""The network of a simulation: delayed, lost, duplicated, reordered and one-way messages.
 
-Every message has its fate decided when it is sent: the delays after which its copies arrive,
-none when it is lost. Delays differ, so messages overtake each other.
+The fate of a message is decided when it is sent: the delays after which its copies arrive, none if
+it is lost. Delays differ, so messages overtake each other.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from random import Random
 from typing import TypeAlias
 
 COORDINATOR = "coordinator"
-"""The end of the network at which the coordinator is."""
+"""The name of the coordinator as an end of the network."""
 
 Fate: TypeAlias = tuple[float, ...]
-"""After how many seconds each copy of a message arrives; empty: it is lost."""
+"""The delay of each copy of a message, in seconds; empty: it is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """What befalls the messages between ``nodes`` and all others; with no ``nodes``, every one.
+    """A disturbance of messages between ``nodes`` and all others.
 
-    With ``others`` only those between ``nodes`` and these. ``outbound`` and ``inbound`` say in
-    which direction as ``nodes`` see it, ``spares_coordinator`` that messages to and from the
-    coordinator pass. ``loss`` and ``duplicate`` are probabilities; up to ``delay_s`` more passes
-    before a copy arrives.
+    Without ``nodes``, of all messages. With ``others``, only messages between ``nodes`` and
+    ``others``. ``outbound`` and ``inbound`` are the affected directions, seen from ``nodes``. With
+    ``spares_coordinator`` messages to and from the coordinator pass. ``loss`` and ``duplicate`` are
+    probabilities; each copy is delayed by up to ``delay_s`` more.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class Disturbance:
     delay_s: float = 0.0
 
     def concerns(self, source: str, target: str) -> bool:
-        """Say whether a message is subject to it."""
+        """Return whether it affects a message."""
         if self.spares_coordinator and COORDINATOR in (source, target):
             return False
         if not self.nodes:
@@ -51,7 +51,7 @@ class Disturbance:
         return leaves is not arrives and (self.outbound if leaves else self.inbound)
 
     def parts(self, names: Set[str]) -> bool:
-        """Say whether two of the nodes cannot have a connection: that takes both directions."""
+        """Return whether two of the nodes cannot have a connection, which needs both directions."""
         if self.loss < 1.0 or not (self.outbound or self.inbound):
             return False
         side = names & self.nodes if self.nodes else names
@@ -60,7 +60,7 @@ class Disturbance:
 
 
 class SimulatedNetwork:
-    """Decides what becomes of every message."""
+    """Decides the fate of every message."""
 
     def __init__(self, random: Random, *, least_s: float = 0.0005, most_s: float = 0.005) -> None:
         self._random = random.random
@@ -69,11 +69,11 @@ class SimulatedNetwork:
         self.messages = 0
 
     def begin(self, disturbance: Disturbance) -> None:
-        """Let it act from now on."""
+        """Apply ``disturbance`` from now on."""
         self._active.append(disturbance)
 
     def end(self, disturbance: Disturbance) -> None:
-        """Let it act no longer; nothing happens when it does not."""
+        """End ``disturbance``; does nothing if it is not active."""
         if disturbance in self._active:
             self._active.remove(disturbance)
 
@@ -82,11 +82,11 @@ class SimulatedNetwork:
         self._active.clear()
 
     def parts(self, names: Set[str]) -> bool:
-        """Say whether two of the nodes cannot have a connection now."""
+        """Return whether two of the nodes cannot have a connection now."""
         return any(each.parts(names) for each in self._active)
 
     def fate(self, source: str, target: str) -> Fate:
-        """Return what becomes of a message."""
+        """Return the fate of a message."""
         self.messages += 1
         delay_s = self._least_s + self._span_s * self._random()
         if not self._active:

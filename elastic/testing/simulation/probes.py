@@ -1,4 +1,4 @@
-"""The probes of `elastic.agent.reach` as messages of a simulation, sent again as TCP would."""
+"""The probes of `elastic.agent.reach` as messages of a simulation, resent as TCP would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask_all(
     *,
     then: Callable[[frozenset[str]], None],
 ) -> None:
-    """Ask sidecars whether they are there; ``then`` is told who has answered in time."""
+    """Probe sidecars; call ``then`` with the nodes that have answered in time."""
     sim, found = agent.sim, set[str]()
 
     def send(name: str, address: str, left_s: float) -> None:

@@ -1,8 +1,8 @@
-"""Whether what a generation is to restore can be read: judged by what the sidecars really hold.
+"""Check that a generation's restore point can be read from the sidecars' real contents.
 
-The planner counts from inventories; this counts from the sidecars themselves, fragment by fragment,
-and by rules of its own. Where a node is not as the view says any more it is given the benefit of
-the doubt: the planner could not know.
+The planner counts from inventories; this module counts from the sidecars themselves, fragment by
+fragment, by rules of its own. If a node has changed since the view, its contents count as readable,
+because the planner could not know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def unreadable(
     sidecars: Mapping[str, SimulatedSidecar],
     payload_bytes: int = PAYLOAD_BYTES,
 ) -> str:
-    """Return what of a restore point that was planned from ``view`` cannot be had, or nothing.
+    """Return the missing part of a restore point that was planned from ``view``, or "".
 
     ``sidecars`` are those of the living nodes, with blocks of about ``payload_bytes``.
     """
@@ -52,7 +52,7 @@ def _too_few(geometry: Geometry, rank: int, *, point: RestorePoint, holdings: _H
         there = sum(
             all(
                 holdings.has_block(homes[span.rank], point, span.rank)
-                for span in geometry.spans(stripe, column, lo, hi)  # none: zeros, which all know
+                for span in geometry.spans(stripe, column, lo, hi)  # none: zeros, always known
             )
             for column in range(k)
             if column != lost
@@ -65,18 +65,18 @@ def _too_few(geometry: Geometry, rank: int, *, point: RestorePoint, holdings: _H
 
 
 class _Holdings:
-    """What the nodes of a view hold, as far as they are still what the view says."""
+    """The contents of the nodes of a view, as far as the nodes have not changed since."""
 
     def __init__(self, view: JobView, sidecars: Mapping[str, SimulatedSidecar]) -> None:
         self._view, self._sidecars = view, sidecars
 
     def has_block(self, node: str, point: RestorePoint, rank: int) -> bool:
-        """Whether the node has a rank's block."""
+        """Return whether the node has a rank's block."""
         key = (point.world.generation, point.step)
         return self._asked(node, lambda sidecar: sidecar.has_block(key, rank))
 
     def has_row(self, node: str, point: RestorePoint, place: tuple[int, int]) -> bool:
-        """Whether the node has a parity row."""
+        """Return whether the node has a parity row."""
         key = (point.world.generation, point.step)
         return self._asked(node, lambda sidecar: sidecar.has_row(key, place))
 

@@ -1,4 +1,4 @@
-"""Virtual time: a queue of things that will happen, and a trace of what did."""
+"""Virtual time: a queue of future callbacks, and a trace of past events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Schedule:
         return self.clock.now_s()
 
     def after(self, delay_s: float, act: Callable[[], object]) -> None:
-        """Call ``act`` that much later."""
+        """Call ``act`` after ``delay_s``."""
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._numbers), act))
 
     def soon(self, least_s: float, most_s: float, act: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class Schedule:
         self.trace.append(f"{self.now_s:9.3f} {text}")
 
     def run(self, until_s: float, *, stop: Callable[[], bool]) -> None:
-        """Let things happen until the time is reached, ``stop`` says so, or nothing is left."""
+        """Run callbacks until the time is reached, ``stop`` returns True, or none is left."""
         while self._queue and self._queue[0][0] <= until_s and not stop():
             at_s, _, act = heapq.heappop(self._queue)
             self.clock.advance(max(0.0, at_s - self.now_s))

@@ -1,4 +1,4 @@
-"""A sidecar without bytes: the production `Book`, and which blocks and parity rows lie here."""
+"""A simulated sidecar without bytes: the production `Book`, and its blocks and parity rows."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ _MAX_RETRIES = 200
 
 
 class Network(Protocol):
-    """What a simulated sidecar needs of the world around it."""
+    """The simulation's interface for a simulated sidecar."""
 
     def post(
         self, source: SimulatedSidecar, address: str, act: Callable[[SimulatedSidecar], None]
     ) -> None:
-        """Have the sidecar at ``address`` act some time, maybe twice, unless one is gone first."""
+        """Make the sidecar at ``address`` act later, maybe twice, unless either is gone first."""
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Call ``act`` that much later."""
+        """Call ``act`` after ``delay_s``."""
 
     def sealed(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
-        """Take note that a sidecar has taken a worker's block."""
+        """Note that a sidecar has accepted a worker's block."""
 
     def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
-        """Take note that a sidecar sees a snapshot protected."""
+        """Note that a sidecar sees a snapshot as protected."""
 
 
 PAYLOAD_BYTES: Final = 1000
-"""About the length of a block. So small, its node block has zeros in all pieces but the first."""
+"""The approximate length of a block; so small that only the first piece of a node block is nonzero.
+"""
 
 
 def block_entry(key: SnapshotKey, rank: int, *, payload_bytes: int = PAYLOAD_BYTES) -> BlockEntry:
@@ -62,7 +63,7 @@ def block_entry(key: SnapshotKey, rank: int, *, payload_bytes: int = PAYLOAD_BYT
 
 
 class SimulatedSidecar:
-    """What one sidecar process holds; gone with it."""
+    """The contents of one sidecar process; they end with it."""
 
     def __init__(
         self, node: str, *, address: str, network: Network, payload_bytes: int = PAYLOAD_BYTES
@@ -75,12 +76,12 @@ class SimulatedSidecar:
         self._rows: dict[SnapshotKey, tuple[ParityEntry, ...]] = {}
 
     def adopt(self, world: SnapshotWorld, *, restore: RestorePoint | None) -> None:
-        """Enter a generation: refuse older ones from now on, drop rolled-back futures."""
+        """Enter a generation: refuse older ones from now on, and drop abandoned snapshots."""
         if self.alive and world.generation >= self.book.generation:
             self._carry_out(self.book.adopt(world, restore))
 
     def acquire(self, key: SnapshotKey) -> bool:
-        """Let a worker write a block; False when it is to ask again. Raises ``FencedError``."""
+        """Let a worker write a block; False if it must ask again. Raises ``FencedError``."""
         if not self.alive:
             return False
         try:
@@ -90,7 +91,7 @@ class SimulatedSidecar:
         return True
 
     def seal(self, key: SnapshotKey, rank: int) -> None:
-        """Take a rank's block and tell the group, unless its generation is over."""
+        """Accept a rank's block and tell the group, unless its generation is over."""
         entry = block_entry(key, rank, payload_bytes=self._payload_bytes)
         if not self.alive or self.book.is_closed or key[0] != self.book.generation:
             return
@@ -101,7 +102,7 @@ class SimulatedSidecar:
         self._tell(lambda book: book.seal(entry))
 
     def inventory(self) -> Inventory:
-        """Return what can be served, and take in nothing more of this generation."""
+        """Return the contents that can be served, and accept nothing more of this generation."""
         self.book.close()
         snapshots = self.book.snapshots
         worlds = {each.world.generation: each.world for each in snapshots.values()}
@@ -116,15 +117,15 @@ class SimulatedSidecar:
         )
 
     def has_block(self, key: SnapshotKey, rank: int) -> bool:
-        """Whether a rank's block lies here."""
+        """Return whether a rank's block is here."""
         return (key, rank) in self._blocks
 
     def has_row(self, key: SnapshotKey, place: tuple[int, int]) -> bool:
-        """Whether a (stripe, row) lies here."""
+        """Return whether a (stripe, row) is here."""
         return any((row.stripe, row.row) == place for row in self._rows.get(key, ()))
 
     def _tell(self, event: Callable[[Book], list[Instruction]]) -> None:
-        """Take an event, then have every other sidecar of the group take it."""
+        """Apply an event, then send it to every other sidecar of the group."""
         world = self.book.world
         assert world is not None
         self._carry_out(event(self.book))

@@ -1,7 +1,7 @@
-"""A whole job on virtual time: production decisions, random faults, and what must always hold.
+"""The simulator: a whole job on virtual time, with production decisions, faults and invariants.
 
-`Simulation(config, seed=…).run()` returns what happened or raises ``InvariantError``. Equal
-seeds give equal runs, whatever the machine.
+`Simulation(config, seed=…).run()` returns a report or raises ``InvariantError``. Equal seeds give
+equal runs on every machine.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ Watch: TypeAlias = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """A job and what is to befall it. Pairs of seconds are bounds of a random delay.
+    """A job and its faults. Pairs of seconds are bounds of a random delay.
 
-    ``notice_s`` is how long an agent takes to see a change at the coordinator, beyond the way
-    there. ``domains`` is into how many failure domains the nodes fall (0: each its own);
-    ``slots_of`` and ``domains_of`` say it of single nodes. A rank's block has about
+    ``notice_s`` is the time that an agent takes to see a change at the coordinator, besides the
+    network delay. ``domains`` is the number of failure domains of the nodes (0: each its own);
+    ``slots_of`` and ``domains_of`` set slots and domains of single nodes. A rank's block has about
     ``payload_bytes``.
 
-    ``faults`` bursts of one to three faults each happen before ``calm_s``; then everything is
-    mended, and the job must end within ``patience_s``.
+    ``faults`` bursts of one to three faults each happen before ``calm_s``; then all faults end, and
+    the job must end within ``patience_s``.
     """
 
     nodes: int = 3
@@ -88,7 +88,7 @@ class SimulationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationReport:
-    """What happened: for tests to assert on, and to see that a seed is worth its time."""
+    """The results of a run, for assertions of tests and to judge whether a seed is useful."""
 
     outcome: JobOutcome
     ended_s: float
@@ -98,12 +98,12 @@ class SimulationReport:
 
 
 class Simulation:
-    """One run. Also the network of the sidecars and the coordinator of the agents."""
+    """One run; also the network of the sidecars and the coordinator of the agents."""
 
     def __init__(
         self, config: SimulationConfig, *, seed: int, faults: Sequence[SimulatedFault] | None = None
     ) -> None:
-        """Prepare a run with the faults of ``seed``, or with these."""
+        """Prepare a run with the given faults, or with those of ``seed``."""
         self.config, self.run_id = config, "sim"
         self.schedule = Schedule(seed)
         self.network = SimulatedNetwork(self.schedule.random)
@@ -148,15 +148,15 @@ class Simulation:
         self.schedule.log(text)
 
     def tell(self, event: Event) -> None:
-        """Tell whoever watches what happened, as a real job's events do.
+        """Report an event to the watcher, as a real job's event files would.
 
-        What all ranks of a generation do is told once, as of rank 0 and of no node.
+        Events common to all ranks of a generation are reported once, as of rank 0 and of no node.
         """
         if self.watch is not None:
             self.watch(event)
 
     def view(self) -> JobView:
-        """Return the view at the table's present revision; shared by all who look at it."""
+        """Return the view at the table's present revision; all callers share it."""
         if self._view.revision != self.table.revision:
             entries, revision = self.table.range(run_prefix(self.run_id))
             self._view = JobView.from_entries(
@@ -173,13 +173,13 @@ class Simulation:
         return self.table.grant(ttl_s, now_s=self.now_s)
 
     def put(self, key: str, value: str, lease: int) -> int:
-        """Write a record and let everyone notice."""
+        """Write a record and notify every agent."""
         revision = self.table.put(key, value, lease=lease)
         self._changed()
         return revision
 
     def compare_and_set(self, key: str, value: str, expected: int, *, by: str) -> bool:
-        """Write a record if it is the expected one; judge generations and outcomes."""
+        """Write a record if the revision is the expected one; check generations and outcomes."""
         if not self.table.compare_and_set(key, value, expected=expected):
             return False
         if key == generation_key(self.run_id):
@@ -223,7 +223,7 @@ class Simulation:
         require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")
 
     def entered(self, agent: SimulatedAgent, worker: SimulatedWorker) -> None:
-        """A worker has entered a generation."""
+        """Note that a worker has entered a generation."""
         require(
             worker.active_in > agent.fenced,
             f"{worker.seat} enters {worker.active_in}, fenced by {agent.name} up to {agent.fenced}",
@@ -235,7 +235,7 @@ class Simulation:
     def post(
         self, source: SimulatedSidecar, address: str, act: Callable[[SimulatedSidecar], None]
     ) -> None:
-        """See `Network.post`: what is lost is sent again, so the order is anything."""
+        """See `Network.post`: lost messages are sent again, so their order is arbitrary."""
         self._post(source, self.addresses[address], act, resends=0)
 
     def _post(
@@ -258,7 +258,7 @@ class Simulation:
         self.schedule.after(delay_s, act)
 
     def sealed(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
-        """A sink takes something: it must not be of a generation it knows to be over."""
+        """Check that a sidecar does not accept a block of a generation that it knows to be over."""
         mine = self.generations[self.newest].nodes.get(sidecar.node)
         over = key[0] < self.newest and mine is not None
         held = next((a for a in self.agents.values() if a.sidecar is sidecar), None)
@@ -319,7 +319,10 @@ class Simulation:
         self.agents[name] = SimulatedAgent(self, name, slots=slots, number=number)
 
     def outage(self, seconds: float) -> None:
-        """The coordinator is away; no lease ends meanwhile, for none could be renewed."""
+        """Make the coordinator unreachable.
+
+        No lease ends meanwhile, because none could be renewed.
+        """
         if self.is_out:
             return
         self.is_out = True
@@ -340,7 +343,7 @@ class Simulation:
 
 
 def faults_of(config: SimulationConfig, *, seed: int) -> tuple[SimulatedFault, ...]:
-    """Return the faults that befall a job under this seed."""
+    """Return the faults of a job under this seed."""
     return draw_faults(
         Random(f"faults of {seed}"),
         bursts=config.faults,

@@ -1,7 +1,7 @@
-"""The training of a simulated job, and the oracle that watches it.
+"""The training of a simulated job, and the oracle that checks it.
 
-A step is a fact: its content names the step before it and the generation that executed it. So
-a restored snapshot of a rolled-back future is recognised by its content, as weights would show.
+The content of a step names the step before it and the generation that executed it. So a restored
+snapshot of an abandoned timeline is recognized by its content, as real weights would show.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def require(condition: bool, text: str) -> None:
 
 
 class SimulatedTraining:
-    """Executes steps where every member of the newest generation acts; knows what is true."""
+    """Executes steps while every member of the newest generation acts; keeps the true history."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -52,7 +52,7 @@ class SimulatedTraining:
     # -- generations -----------------------------------------------------------------------------
 
     def accepted(self, record: GenerationRecord) -> None:
-        """Judge a generation at the moment it is born, and roll the truth back to its origin."""
+        """Check a generation when it is accepted, and roll the true history back to its origin."""
         for agent in self._sim.agents.values():
             for worker in agent.workers.values():
                 acting = agent.alive and worker.state is WorkerState.ACTIVE
@@ -91,11 +91,11 @@ class SimulatedTraining:
         )
         self._durable = min(self._durable, point.step)
         if newest and point.step < newest[1]:
-            self._protected.clear()  # what is older may have been released where newer was lost
+            self._protected.clear()  # older steps may have been released where newer ones were lost
         return point.step
 
     def entered(self, number: int) -> None:
-        """A member has entered; once all have, the generation trains."""
+        """Note that a member has entered; once all have, the generation trains."""
         if number > self._begun and self._all_act(number):
             self._begun = number
             self._sim.schedule.soon(0.01, 0.05, lambda: self._begin(number))
@@ -103,7 +103,7 @@ class SimulatedTraining:
     def _begin(self, number: int) -> None:
         if not self._all_act(number):
             if self._begun == number:
-                self._begun = number - 1  # somebody hangs, and may go on
+                self._begun = number - 1  # a member hangs, and may continue
         elif self._is_cut(number):
             self._sim.schedule.after(_CUT_POLL_S, lambda: self._begin(number))
         else:
@@ -162,7 +162,10 @@ class SimulatedTraining:
             self._next(number)
 
     def _is_cut(self, number: int) -> bool:
-        """Whether two nodes of the group cannot meet: nobody then gets any further, or begins."""
+        """Return whether two nodes of the group cannot connect.
+
+        Then no member can train or begin.
+        """
         record = self._sim.generations[number]
         if not self._sim.network.parts(record.nodes.keys()):
             self._cut = 0
@@ -175,16 +178,16 @@ class SimulatedTraining:
         return True
 
     def waited_s(self, number: int) -> float:
-        """Return for how long the members of a generation have waited for each other."""
+        """Return the time for which the members of a generation have waited for each other."""
         return self._sim.now_s - self._cut_s if self._cut == number > 0 else 0.0
 
     def _halting(self, number: int) -> list[SimulatedAgent]:
-        """Return the agents that want the step to be the generation's last."""
+        """Return the agents that request the generation to halt after this step."""
         players = [self._player(member) for member in self._sim.generations[number].members]
         return [agent for agent, _ in filter(None, players) if agent.halts == number]
 
     def _stand(self, number: int) -> None:
-        """All members stand behind their step until the generation is over."""
+        """Halt all members after their step until the generation is over."""
         for agent in self._halting(number):
             agent.stand(number)
         self._sim.schedule.after(
@@ -192,7 +195,7 @@ class SimulatedTraining:
         )
 
     def woke(self, number: int) -> None:
-        """A member that hung goes on, and so does its generation, if nothing else is wrong."""
+        """Continue a member that hung, and its generation if nothing else is wrong."""
         if number > self._begun:
             self.entered(number)
         elif number == self._stalled and self._all_act(number):
@@ -226,7 +229,7 @@ class SimulatedTraining:
             )
 
     def protected(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
-        """A sidecar sees a snapshot protected: from now on it must not be lost."""
+        """Note that a sidecar sees a snapshot as protected; from now on it must not be lost."""
         record = self._sim.generations[key[0]]
         step = key[1]
         valid = step < len(self.history) and self.history[step] == self._contents[key]
@@ -239,7 +242,7 @@ class SimulatedTraining:
             self._durable = max(self._durable, step)
 
     def _close(self, number: int) -> None:
-        """The barrier behind the last step: everyone is through, each reports for itself."""
+        """Run the barrier after the last step: all members pass it, and each reports by itself."""
         for member in self._sim.generations[number].members:
             player = self._player(member)
             if player is None:

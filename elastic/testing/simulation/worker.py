@@ -1,4 +1,4 @@
-"""A worker process of a simulation: what its record says, and what it does."""
+"""A worker process of a simulation: its record and its actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.elastic.membership.records import JobSpec, WorkerRecord, WorkerSta
 
 @dataclass(slots=True)
 class SimulatedWorker:
-    """A worker process: what its record says, the generation it acts in (0: none)."""
+    """A worker process: the values of its record, and the generation in which it acts (0: none)."""
 
     seat: str
     attempt: int
@@ -23,11 +23,11 @@ class SimulatedWorker:
 
     @property
     def acts(self) -> bool:
-        """Whether the process could still do something to the job."""
+        """Whether the process could still affect the job."""
         return self.state is WorkerState.ACTIVE
 
     def record(self) -> WorkerRecord:
-        """Return what the node publishes about it."""
+        """Return the worker's part of the node's record."""
         return WorkerRecord(
             seat=self.seat,
             incarnation=self.incarnation,
