@@ -221,7 +221,7 @@ class Conductor:
         if not self._registry.finish(outcome):
             self._again(time.monotonic() + _RETRY_S)
 
-    # -- the generation: in and out -------------------------------------------------------------
+    # -- entering and fencing generations -------------------------------------------------------
 
     def _enter(self) -> None:
         record = self.view.generation
@@ -263,7 +263,7 @@ class Conductor:
     def _break_stall(self) -> None:
         """Start a new generation with the same workers if all ranks wait for each other.
 
-        A few times.
+        After ``max_attempts`` such stalls in a row without a newly protected step, end the job.
         """
         number = self.view.number
         if number <= self._fencing or self._config.node not in self.view.nodes:
@@ -390,7 +390,7 @@ class Conductor:
         """See `SidecarEvents`."""
         self._progress = max(self._progress, step)
 
-    # -- what the node says --------------------------------------------------------------------
+    # -- the node's record ---------------------------------------------------------------------
 
     def publish(self) -> None:
         """Publish the node's present record."""

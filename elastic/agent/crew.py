@@ -78,7 +78,7 @@ class Crew:
         """The failures of the living workers' data loading processes, by seat."""
         return {w.seat: w.data_trouble for w in self.table.living() if w.data_trouble}
 
-    # -- by order of the seating -------------------------------------------------------------
+    # -- the seating -------------------------------------------------------------------------
 
     def follow(self, seats: Sequence[Seating], *, sidecar: str) -> None:
         """Start workers that are seated here but not running; end those no longer seated here."""
@@ -130,7 +130,7 @@ class Crew:
     def _fail_job(self, reason: str) -> None:
         self.job_failure = self.job_failure or reason
 
-    # -- what workers say --------------------------------------------------------------------
+    # -- messages of workers -----------------------------------------------------------------
 
     def _listen(self, worker: SeatProcess, events: int) -> None:
         self._selector.register(worker.socket, events, lambda mask: self._on_socket(worker, mask))
@@ -208,7 +208,7 @@ class Crew:
                 WorkerHandedOver(seat=worker.seat, generation=message.generation, step=message.step)
             )
 
-    # -- what the kernel and the clock say ------------------------------------------------------
+    # -- exits, stops and hangs -----------------------------------------------------------------
 
     def check(self) -> None:
         """Detect exits, stops and hangs; end the workers that have to be ended."""

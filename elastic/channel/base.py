@@ -112,7 +112,7 @@ class Channel(Protocol):
         """Whether the job is over for this worker."""
 
     def leaving(self) -> bool:
-        """Whether this node is to leave; one read of shared memory.
+        """Whether this node must leave; one read of shared memory.
 
         Trainers see this when it is their turn, and leave after the present step. Other roles see
         it at once, and have about two seconds to hand over data that would be lost.
@@ -314,7 +314,7 @@ class AgentChannel:
                 case messages.Stop(reason=reason):
                     self._stop_reason = reason
                 case messages.Fence():
-                    pass  # the control page says it already; this wakes whoever waits
+                    pass  # the control page has it already; this wakes waiting threads
             self._changed.notify_all()
 
     def _move_sidecar(self, addresses: dict[str, Any]) -> None:

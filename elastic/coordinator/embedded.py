@@ -6,12 +6,12 @@ cannot renew its lease for ``self_fence_s`` ends its workers. The effect of its 
 process:
 
 - in the launcher (one machine): the job ends with the launcher, and the table with both;
-- in an agent, with a journal: whoever starts that agent again serves the same table at the same
-  address. No revision is used twice, the chain of generations goes on, and every lease begins
-  anew, because nobody could have kept it alive. For the same reason a pause of the process ends
-  no lease: they are put off by its length;
-- the loss of the journal's machine is the end of the run. A new one begins from checkpoints. Where
-  that is not good enough, etcd is (`holdfast.elastic.coordinator.etcd.coordinator`).
+- in an agent, with a journal: the restarted agent serves the same table at the same address. No
+  revision is used twice, the chain of generations continues, and every lease starts again, because
+  no agent could have renewed it. For the same reason a pause of the process ends no lease: all
+  leases are extended by its length;
+- the loss of the journal's machine ends the run. A new run begins from checkpoints. If that is not
+  acceptable, use etcd (`holdfast.elastic.coordinator.etcd.coordinator`).
 
 It can bind any address; clients on any machine need the run's key.
 """

@@ -1,4 +1,4 @@
-"""The decision of one agent on the end of a generation and the begin of the next. Pure.
+"""The decision of one agent on the end of a generation and the start of the next. Pure.
 
 Every agent calls `decide` after every change of its view, and again at the time that the answer
 names. The path is *fence → agree*: as soon as one agent finds the newest generation stale, it

@@ -93,7 +93,7 @@ class Gradients:
     def begin_schedule(self) -> None:
         """Leave the microbatches to the stages of a pipeline; nothing is complete before the end.
 
-        The stages make FSDP2 communicate when their schedule says so.
+        The stages make FSDP2 communicate at the points of their schedule.
         """
         self._wrapped.begin_microbatch(last=True)
 

@@ -64,7 +64,7 @@ class Communicator(Protocol):
 
 
 class NcclWork(Work):
-    """An NCCL operation: its wait orders streams, and ends when the generation is over."""
+    """An NCCL operation: its wait orders streams, and raises when the generation is over."""
 
     def __init__(self, inner: Work, guard: WaitGuard) -> None:
         super().__init__()

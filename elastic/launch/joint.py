@@ -258,7 +258,7 @@ class JointLauncher(Launcher):
             return True
         return f"{len(there)} of {self._joint.least} launchers are there"
 
-    # -- on the way ------------------------------------------------------------------------------
+    # -- while the job runs ----------------------------------------------------------------------
 
     def _hopeless(self) -> str | None:
         """Return why this launcher cannot continue; it ignores other launchers' nodes."""

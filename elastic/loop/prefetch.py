@@ -148,7 +148,7 @@ class Prefetcher:
         return self.progress()
 
     def progress(self) -> Prefetched | None:
-        """Return the progress, None if nothing is to be fetched."""
+        """Return the progress, None if nothing has to be fetched."""
         ahead, world, step = self._ahead, self._world, self._step
         if ahead is None or world is None or not ahead.nbytes:
             return None
@@ -222,9 +222,11 @@ class Prefetcher:
         return _SPARE_REST if spare else _REST
 
     def _overtaken(self, world: SnapshotWorld, step: int) -> bool:
-        """Return whether there is a newer step: then stop this fetch and compare with that first.
+        """Return whether there is a newer step.
 
-        Holders can compare two steps only while both are in memory, as a rule for one more step.
+        Then this fetch stops and the thread follows that step. Its first request is for the chunks
+        that have not changed. Holders can only compare two steps while both are in memory, as a
+        rule for one more step.
         """
         return self._donors.newest(world) > step
 

@@ -87,7 +87,7 @@ class StageWorld(GenerationWorld):
         return self.gather(value)
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Return at once: there is no other rank to wait for."""
 
 
 @contextmanager

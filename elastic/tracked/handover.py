@@ -2,7 +2,7 @@
 
 The steps are synchronous: if one rank stops at the end of a step, no rank completes the next. All
 ranks learn from the gradients' own reduction that a node wishes the halt. They snapshot the step
-and halt. If a node is to leave, its ranks wait until the step is protected and report this to their
+and halt. If a node must leave, its ranks wait until the step is protected and report this to their
 agent, which ends them and withdraws. From then on it is a lost node like any other, lost at a
 moment that costs no work. If others want to join, the ranks report that they halt, and their agents
 fence.

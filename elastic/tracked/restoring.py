@@ -234,7 +234,7 @@ class Restorer(Closing):
             self._world.guard.check()
             time.sleep(_ADOPT_POLL_S)
 
-    # -- without it ------------------------------------------------------------------------------
+    # -- without memory --------------------------------------------------------------------------
 
     def _without_memory(
         self, state: Mapping[str, Any], course: Course, *, root: str | None

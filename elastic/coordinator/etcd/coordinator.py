@@ -253,7 +253,7 @@ class EtcdCoordinator:
                 ) from None
             raise
 
-    # -- our words for etcd's -------------------------------------------------------------------
+    # -- conversion of etcd's messages ----------------------------------------------------------
 
     def _full(self, key: str) -> bytes:
         return self._prefix + key.encode()

@@ -181,7 +181,7 @@ class EtcdLink:
             f"{self.address} {found}: {text}; {advice(failure.text)}", failure
         )
 
-    # -- who we are -----------------------------------------------------------------------------
+    # -- the client's identity -------------------------------------------------------------------
 
     def metadata(self) -> Metadata:
         """Return the metadata of every request; request a token if one is missing."""

@@ -315,7 +315,7 @@ class SimulatedAgent:
             probed=self._probing.probed(self.view),
         )
 
-    # -- whom it reaches -----------------------------------------------------------------------
+    # -- reachability --------------------------------------------------------------------------
 
     def stand_by(self) -> None:
         """Note that its trainers begin to wait for others."""

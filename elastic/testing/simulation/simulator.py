@@ -121,7 +121,7 @@ class Simulation:
         self._fresh = 0
         self._starts: dict[str, int] = {}
 
-    # -- what agents and sidecars call -----------------------------------------------------------
+    # -- calls of agents and sidecars ------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
