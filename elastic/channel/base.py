@@ -103,23 +103,23 @@ class Channel(Protocol):
         """
 
     def fenced(self, generation: int) -> bool:
-        """Whether ``generation`` is over (or the job is); two reads of shared memory.
+        """Return whether ``generation`` is over (or the job is); two reads of shared memory.
 
         It is also over if the agent did not renew the node's lease in time.
         """
 
     def stopped(self) -> bool:
-        """Whether the job is over for this worker."""
+        """Return whether the job is over for this worker."""
 
     def leaving(self) -> bool:
-        """Whether this node must leave; one read of shared memory.
+        """Return whether this node must leave; one read of shared memory.
 
         Trainers see this when it is their turn, and leave after the present step. Other roles see
         it at once, and have about two seconds to hand over data that would be lost.
         """
 
     def halts(self, generation: int) -> bool:
-        """Whether the trainers of ``generation`` must halt at the end of the present step.
+        """Return whether the trainers of ``generation`` must halt at the end of the present step.
 
         Others join then, and no step is repeated. One read of shared memory.
         """

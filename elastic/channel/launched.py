@@ -184,14 +184,14 @@ class LaunchedChannel(Unwatched):
         )
 
     def fenced(self, generation: int) -> bool:
-        """Whether the launcher is gone.
+        """Return whether the launcher is gone.
 
         Otherwise the launcher itself ends a generation's processes.
         """
         return self.stopped()
 
     def stopped(self) -> bool:
-        """Whether this channel is closed, or torchrun's agent has ended and its worker has not."""
+        """Return whether this channel is closed, or torchrun's agent ended before its worker."""
         return self._closed or (self._where.tied and os.getppid() != self._parent)
 
     def roster(self) -> Roster:

@@ -1,1 +1,1 @@
-"""The mean gradient of a step over all ranks; on request exact, whatever their number."""
+"""The mean gradient of a step over all ranks; on request exact, for any number of ranks."""

@@ -222,11 +222,14 @@ class InterruptibleWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether nothing is left to do; an action after the operation still needs `wait`."""
+        """Return whether nothing is left to do.
+
+        An action after the operation still needs `wait`.
+        """
         return self._after is None and self._inner.is_completed()
 
     def is_success(self) -> bool:
-        """Whether it completed without an error."""
+        """Return whether it completed without an error."""
         return self.is_completed() and self._inner.is_success()
 
     def get_future(self) -> Any:
@@ -256,11 +259,11 @@ class Several(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether all are."""
+        """Return whether all are."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether all are, without an error."""
+        """Return whether all are, without an error."""
         return all(work.is_success() for work in self._works)
 
 

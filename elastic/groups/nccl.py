@@ -88,11 +88,11 @@ class NcclWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device is done with it."""
         return self._inner.is_completed()
 
     def is_success(self) -> bool:
-        """Whether it completed without an error, in a generation that is not over."""
+        """Return whether it completed without an error, in a generation that is not over."""
         return self._inner.is_success() and not self._guard.fenced
 
     def get_future(self) -> Any:

@@ -222,11 +222,10 @@ class Prefetcher:
         return _SPARE_REST if spare else _REST
 
     def _overtaken(self, world: SnapshotWorld, step: int) -> bool:
-        """Return whether there is a newer step.
+        """Return whether there is a newer step; if so, this fetch stops.
 
-        Then this fetch stops and the thread follows that step. Its first request is for the chunks
-        that have not changed. Holders can only compare two steps while both are in memory, as a
-        rule for one more step.
+        The next fetch first compares the held chunks with the newer step. The holders can do that
+        only while both steps are in memory, as a rule until one more step is complete.
         """
         return self._donors.newest(world) > step
 

@@ -83,7 +83,7 @@ class StageWorld(GenerationWorld):
         return [value] * self.size
 
     def gather_plans(self, value: Json) -> list[Json]:
-        """As `gather`."""
+        """Same as `gather`."""
         return self.gather(value)
 
     def barrier(self) -> None:
