@@ -66,7 +66,7 @@ class Registry:
     def seat(self, seats: tuple[Seating, ...], *, expected: int) -> bool:
         """Change the seating.
 
-        False if another node was faster or the coordinator is unreachable.
+        Returns False if another node was faster or the coordinator is unreachable.
         """
         return self._set(seating_key(self._run), seats, expected=expected)
 

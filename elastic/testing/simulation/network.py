@@ -22,7 +22,7 @@ Fate: TypeAlias = tuple[float, ...]
 class Disturbance:
     """A disturbance of messages between ``nodes`` and all others.
 
-    Without ``nodes``, of all messages. With ``others``, only messages between ``nodes`` and
+    Without ``nodes`` it affects all messages. With ``others``, only messages between ``nodes`` and
     ``others``. ``outbound`` and ``inbound`` are the affected directions, seen from ``nodes``. With
     ``spares_coordinator`` messages to and from the coordinator pass. ``loss`` and ``duplicate`` are
     probabilities; each copy is delayed by up to ``delay_s`` more.
