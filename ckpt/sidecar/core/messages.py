@@ -1,4 +1,4 @@
-"""What travels between workers, agents and sidecars."""
+"""The messages between workers, agents and sidecars."""
 
 from __future__ import annotations
 
