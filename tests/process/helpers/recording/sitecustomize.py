@@ -50,7 +50,9 @@ def in_sidecar() -> None:
     after(ParityExchange, "announce", lambda x, entry: ("arena", of(x), entry.generation))
     after(ParityExchange, "_hear_row", lambda x, _r, body: ("peer", of(x), body.entry.generation))
     after(
-        ParityExchange, "_commit", lambda x, snapshot: ("weights", of(x), snapshot.world.generation)
+        ParityExchange,
+        "committed",
+        lambda x, snapshot: ("weights", of(x), snapshot.world.generation),
     )
     after(
         ParityExchange,
