@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import msgspec
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from unreached import broken_pairs
@@ -128,7 +129,11 @@ def test_plan_does_not_depend_on_the_order_of_nodes(view: JobView) -> None:
 
 @broadly
 @given(views(plannable=True))
-def test_survivors_keep_their_order(view: JobView) -> None:
+def test_survivors_keep_their_order_where_no_bytes_speak_against_it(view: JobView) -> None:
+    nodes = {
+        name: msgspec.structs.replace(node, inventory=None) for name, node in view.nodes.items()
+    }
+    view = dataclasses.replace(view, nodes=nodes)
     assume(ready_trainers(view) and view.generation)
     assert view.generation is not None
     old = {m.incarnation: m.rank for m in view.generation.members}
