@@ -68,6 +68,7 @@ class S3Connection:
         """
         config, timing = self.config, self.timing
         deadline = Deadline(timing, config.deadline_s)
+        failures: list[str] = []  # one before may tell more than a last attempt that was cut off
         for failed in itertools.count(1):
             try:
                 return request(deadline)
@@ -78,12 +79,15 @@ class S3Connection:
                     raise refusal(error, where=where, doing=doing) from error
                 longest_s = min(config.longest_pause_s, config.pause_s * 2 ** min(failed, 30))
                 pause_s = timing.between(0, longest_s)
+                others = [each for each in failures if each != said(error)]
                 if deadline.left_s() < pause_s + config.stall_s:
+                    before = f" (before that {others[-1]})" if others else ""
                     raise StoreError(
                         f"{where}: cannot {doing}: tried {failed} times in "
-                        f"{deadline.spent_s():.1f} s, in the end {said(error)}; check the server "
-                        "and the network, then try again"
+                        f"{deadline.spent_s():.1f} s, in the end {said(error)}{before}; check the "
+                        "server and the network, then try again"
                     ) from error
+                failures = [*others[-1:], said(error)]
                 level = logging.WARNING if failed % 5 == 0 else logging.INFO
                 _log.log(level, "%s: cannot %s yet: %s", where, doing, said(error))
             timing.sleep(pause_s)

@@ -152,6 +152,20 @@ def test_no_attempt_begins_that_could_outlast_the_deadline(each_s: float) -> Non
     assert SECRET not in str(caught.value)
 
 
+def test_the_failure_before_a_last_attempt_that_was_cut_off_is_reported_too() -> None:
+    clock = Clock(20.0)
+    connection = S3Connection(config(stall_s=20.0, deadline_s=100.0), clock.timing())
+
+    def request(deadline: Deadline) -> str:
+        clock.now_s += 20.0
+        if deadline.left_s() < 45.0:
+            raise boto.HTTPClientError(error="cut off")
+        raise refused(400, "BadDigest")
+
+    with pytest.raises(StoreError, match=r"in the end HTTPClientError.*before that.*BadDigest"):
+        connection.send(request, where="s3://b/k", doing="write it")
+
+
 def test_what_will_not_pass_is_reported_at_once() -> None:
     clock = Clock()
     connection = S3Connection(config(), clock.timing())
