@@ -134,7 +134,7 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint_failed"
     """Number of checkpoints that have failed one after the other."""
 
     fatal: bool
-    """Whether the job ends because of it."""
+    """True if the job ends because of it."""
 
     newest: int
     """Newest step that is durable, -1 for none."""

@@ -63,7 +63,7 @@ def attach(
 
 
 class _SamplerPlace:
-    """Where a sampler stands in the job, as the offers tell (see `sampling_client.Host`)."""
+    """The position of a sampler in the job, from the offers (see `sampling_client.Host`)."""
 
     def __init__(
         self, meeting: Meeting, directory: str | Path, *, node: str | None, wait_s: float

@@ -329,7 +329,7 @@ class MeshLayout:
 
         Tensors that the same axes replicate take turns, the largest cells first. So the bytes that
         two replicas write differ by at most a rank's share of one tensor, where all sizes divide.
-        Where they do not, the bound holds for each kind of tensor (shape, item size, placements).
+        If they do not, the bound holds for each kind of tensor (shape, item size, placements).
         """
         places: dict[tuple[int, ...], int] = {}
         found: dict[str, int] = {}

@@ -129,7 +129,7 @@ class _Draft:
     def keep(self, previous: Groups) -> None:
         """Take over the remaining nodes of the previous groups; place the other nodes.
 
-        Where too many nodes would have to be placed, all are dealt out afresh.
+        If too many nodes would have to be placed, all are dealt out afresh.
         """
         left = self._left_of(previous)
         left.sort(key=lambda group: (-len(group), group))

@@ -1,6 +1,6 @@
 """The order in which samples are given out: most urgent step first, then the longest. Pure.
 
-Where some answers are many times as long as others, a step ends when its last sample does. The
+If some answers are many times as long as others, a step ends when its last sample does. The
 samples that are likely to be longest begin first, so that the short ones fill the slots beside them
 (longest processing time first: Graham, "Bounds on Multiprocessing Timing Anomalies"). A sample's
 length is estimated from records: the other samples of its group, which share the prompt, and past

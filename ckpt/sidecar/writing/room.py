@@ -110,7 +110,7 @@ class SlotRoom:
     def admit(self, rank: int, size_bytes: int) -> None:
         """Record a rank's block length.
 
-        Where memory can never suffice, raises ``BudgetError`` at the start of a job and
+        If memory can never suffice, raises ``BudgetError`` at the start of a job and
         ``CapacityError`` later: training that runs well is worth more than its snapshots.
         """
         wanted, before = slot_capacity(size_bytes), self._lengths.get(rank)
