@@ -47,13 +47,12 @@ class LoaderContext:
     ``states`` returns the saved positions of all loaders, by name. ``abreast`` microbatches run at
     the same time, see `shares.part`. ``mine`` returns the microbatches of this rank, ``gather``
     every rank's value (collective). ``check`` raises if the generation is over, ``beat`` shows
-    progress. With ``repeats`` a pass may be repeated, so batches are handed out as copies.
+    progress.
     """
 
     seed: int
     microbatches: int
     abreast: int
-    repeats: bool
     states: Callable[[], dict[str, Json]]
     mine: Callable[[], Sequence[int]]
     gather: Callable[[Json], list[Json]]
@@ -172,7 +171,8 @@ class Loader(ABC):
         return item
 
     def _handed_out(self, batch: Any) -> Any:
-        return torch_private.map_tree(_copied, batch) if self._site.repeats else batch
+        """Return a copy, because another pass of the step may take the batch again."""
+        return torch_private.map_tree(_copied, batch)
 
 
 class _MapState(msgspec.Struct, kw_only=True):

@@ -73,7 +73,6 @@ class StepWork:
         self._site = LoaderContext(
             seed=settings.seed,
             microbatches=settings.batch.microbatches,
-            repeats=bool(settings.exact),
             states=states,
             abreast=world.record.mesh.ep,
             mine=self.sharing.mine,
@@ -138,6 +137,15 @@ class StepWork:
             )
             for m in self.sharing.mine()
         ]
+
+    def renew(self, data: MapDataset[Any] | Loader | None) -> None:
+        """Let the next pass take fresh samples of a loader. Raises ``ConfigError`` for others."""
+        if not isinstance(data, Loader):
+            raise ConfigError(
+                "run.microbatches(..., fresh=True) needs a loader, whose position is saved: make "
+                "loader = run.loader(dataset) before the steps, and give run.microbatches(loader)"
+            )
+        data.advance()
 
     def _fetch(self, dataset: MapDataset[Any] | None, *, step: int, microbatch: int) -> Any:
         if dataset is None:

@@ -161,19 +161,6 @@ class MetricsLogged(Event, frozen=True, kw_only=True, tag="metric"):
     """The values by name; null for one that is not finite."""
 
 
-class PassRepeated(Event, frozen=True, kw_only=True, tag="regrid"):
-    """With ``exact``: a gradient outgrew its grid, and the pass over the step is repeated."""
-
-    step: int
-    """Number of complete steps."""
-
-    generation: int
-    """Number of the generation."""
-
-    rank: int
-    """Rank of the worker."""
-
-
 class LossJudged(Event, frozen=True, kw_only=True, tag="loss"):
     """The loss guard found a step's loss wrong."""
 

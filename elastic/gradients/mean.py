@@ -2,13 +2,13 @@
 
 Works on FSDP2 modules, HSDP included (their own reductions sum once per step), and on plain and DDP
 modules (summed here, in buckets during the last backward). All of them may use tensor parallelism
-and experts that are spread over ranks. With ``exact`` every microbatch's gradient is rounded to its
-parameter's grid before anything is added to it, so the sum is the same in any grouping.
+and experts that are spread over ranks. With ``exact`` every microbatch's gradient is rounded to a
+grid before anything is added to it, so the sum is the same in any grouping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.buckets import Buckets
-from holdfast.elastic.gradients.rounding import Rounding
+from holdfast.elastic.gradients.rounding import NO_GRADIENT, Rounding, Totals
 from holdfast.elastic.gradients.summing import Reducer, Replicas, sum_shards, sum_whole
 from holdfast.elastic.gradients.wrapped import Parameters, Wrapped
 from holdfast.elastic.groups.shards import (
@@ -66,7 +66,8 @@ class Gradients:
         # match
         early = self._replicas.experts is reducer and not self._wrapped.is_sharded
         self._buckets = Buckets(self._reducer_of, early=early)
-        self._expected: set[str] = set()
+        self._expected: dict[int, set[str]] = {}
+        self._phase = 0
         self._rounding: Rounding | None = None
         if exact:
             self._rounding = Rounding(
@@ -77,13 +78,16 @@ class Gradients:
         replicas = self._replicas
         return replicas.dense if experts_of(parameter) is None else replicas.experts
 
-    def begin_pass(self) -> None:
-        """Start a pass over this rank's microbatches."""
+    def begin_pass(self, phase: int = 0) -> None:
+        """Start a pass over this rank's microbatches, in the step's phase of this number."""
+        self._phase = phase
         self._wrapped.begin_pass()
         if self._rounding is not None:
             self._rounding.begin_pass()
-        expected = [p for name, p in self._wrapped.parameters() if name in self._expected]
-        self._buckets.begin_pass(expected)
+        expected = self._expected.get(phase, ())
+        self._buckets.begin_pass(
+            [p for name, p in self._wrapped.parameters() if name in expected and p.requires_grad]
+        )
 
     def begin_microbatch(self, *, last: bool) -> None:
         """Communicate only in the last backward of the share."""
@@ -96,19 +100,32 @@ class Gradients:
         The stages make FSDP2 communicate at the points of their schedule.
         """
         self._wrapped.begin_microbatch(last=True)
+        self._act(True)
 
-    def end_backward(self) -> None:
-        """Note that a backward is over, before anything else communicates."""
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a microbatch's gradient. Other backwards in the microbatch are the user's own."""
+        self._act(True)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._act(False)
         self._buckets.end_backward()
 
-    def end_pass(self, *, backwards: int, agree: int, wish: int = 0) -> bool:
-        """Make the mean gradients, or drop them and return False; then the pass must be repeated.
+    def _act(self, active: bool) -> None:
+        if self._rounding is not None:
+            self._rounding.active = active
+
+    def end_pass(self, *, backwards: int, agree: int, wish: int = 0) -> None:
+        """Make the mean gradients.
 
         ``agree`` is a signature of the pass that must be equal on all ranks. Afterwards ``wished``
         is the largest ``wish`` of any rank. Raises ``NotFiniteError`` on all ranks together.
         """
+        self._act(False)
         self._wrapped.reshard()
-        parameters = [(n, p) for n, p in self._wrapped.parameters() if p.requires_grad]
+        parameters = [
+            (n, p) for n, p in self._wrapped.parameters() if p.requires_grad or p.grad is not None
+        ]
         for _, parameter in parameters:
             if not is_reduced_by_fsdp(parameter):
                 settle(parameter)
@@ -118,15 +135,21 @@ class Gradients:
         peaks, places = self._agree(parameters, agree=agree, wish=wish)
         if backwards == 0:
             self._buckets.drop()
-            return True
-        if rounding is not None and not rounding.judge(peaks):
-            self.clear()
-            return False
+            return
+        totals = {} if rounding is None else self._agree_on_levels(rounding, peaks)
         self._sum_whole([pair for pair in parameters if places[pair[0]] == _WHOLE])
+        if rounding is not None:
+            apart = [pair for pair in parameters if places[pair[0]] != _BESIDE]
+            self._add_levels(apart, rounding, totals)
         self._divide([p for name, p in parameters if places[name] != _BESIDE])
         if rounding is not None:
-            self._sum_beside([pair for pair in parameters if places[pair[0]] == _BESIDE], rounding)
-        return True
+            beside = [pair for pair in parameters if places[pair[0]] == _BESIDE]
+            self._mean_beside(beside, rounding, totals)
+
+    def end_step(self) -> None:
+        """Note that the step is complete."""
+        if self._rounding is not None:
+            self._rounding.end_step()
 
     def _agree(
         self, parameters: Parameters, *, agree: int, wish: int
@@ -136,9 +159,9 @@ class Gradients:
             self._mine, self._names = mine, self._unite(mine)
         own = {name: self._place(name, parameter) for name, parameter in parameters}
         places = torch.tensor([own.get(name, _ABSENT) for name in self._names], dtype=torch.float64)
-        peaks = torch.zeros_like(places)
-        if self._rounding is not None and self._names:
-            peaks = torch.stack([self._rounding.peak(name).cpu() for name in self._names])
+        peaks = torch.full_like(places, NO_GRADIENT)
+        if self._rounding is not None:
+            peaks = places.new_tensor([self._rounding.peak(name) for name in self._names])
         seen = torch.tensor([wish, agree, -agree], dtype=torch.float64)
         vector = torch.cat([peaks, places, seen])
         vector.nan_to_num_(nan=torch.inf, posinf=torch.inf)
@@ -154,6 +177,21 @@ class Gradients:
         found = dict(zip(self._names, values[:count], strict=True))
         return found, dict(zip(self._names, map(int, values[count:-3]), strict=True))
 
+    def _agree_on_levels(self, rounding: Rounding, peaks: Mapping[str, float]) -> Totals:
+        """Return the levels that some rank has; collective only if a gradient exceeds its bound."""
+        levels = rounding.levels(peaks)
+        rounding.judge(peaks)
+        if not levels:
+            return {}
+        pairs = [(name, level) for name, each in levels.items() for level in each]
+        found = torch.tensor([float(rounding.has_level(*pair)) for pair in pairs])
+        self._reducer.max_(found)
+        totals: Totals = {}
+        for (name, level), is_there in zip(pairs, found.tolist(), strict=True):
+            if is_there:
+                totals[name] = (*totals.get(name, ()), level)
+        return totals
+
     def _place(self, name: str, parameter: nn.Parameter) -> int:
         if self._rounding is not None and self._rounding.has_total(name):
             return _BESIDE
@@ -162,12 +200,13 @@ class Gradients:
     def _sum_whole(self, present: Parameters) -> None:
         """Finish the buckets; also sum gradients that were not in them and will be next time."""
         self._buckets.finish({id(parameter) for _, parameter in present})
-        late = [parameter for name, parameter in present if name not in self._expected]
+        expected = self._expected.get(self._phase, ())
+        late = [parameter for name, parameter in present if name not in expected]
         for parameter in late:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         self._sum_now(late, [local_of(p.grad) for p in late if p.grad is not None])
-        self._expected = {name for name, _ in present}
+        self._expected[self._phase] = {name for name, _ in present}
 
     def _sum_now(self, parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
         """Add up a tensor of each parameter over the ranks with the same part of it, in place."""
@@ -184,17 +223,36 @@ class Gradients:
             if gradients and self._rounding is not None:
                 torch_private.add_to_each(gradients, 0.0)  # order can still show in the sign of -0
 
-    def _sum_beside(self, parameters: Parameters, rounding: Rounding) -> None:
+    def _add_levels(self, parameters: Parameters, rounding: Rounding, totals: Totals) -> None:
+        """Add the sums of gradients above their bounds to ``.grad``, the lowest level first."""
+        for parameter, _, total in self._summed(parameters, rounding, totals):
+            if parameter.grad is None:
+                parameter.grad = with_local(parameter, torch.zeros_like(local_of(parameter)))
+            local_of(parameter.grad).add_(total)
+
+    def _mean_beside(self, parameters: Parameters, rounding: Rounding, totals: Totals) -> None:
         """Sum the totals kept apart from ``.grad``, and store their means in ``.grad``."""
-        sharded = [(n, p) for n, p in parameters if is_reduced_by_fsdp(p)]
-        whole = [(n, p) for n, p in parameters if not is_reduced_by_fsdp(p)]
-        totals = [rounding.take_total(name, p) for name, p in whole]
-        self._sum_now([p for _, p in whole], totals)
-        like = [p for _, p in sharded if isinstance(p, DTensor)]
-        totals += sum_shards([rounding.take_total(name, p) for name, p in sharded], like)
-        for (name, parameter), total in zip(whole + sharded, totals, strict=True):
-            mean = rounding.mean(name, total).to(parameter.dtype)
-            parameter.grad = with_local(parameter, mean)
+        levels = {name: (0, *totals.get(name, ())) for name, _ in parameters}
+        means: dict[str, torch.Tensor] = {}
+        for _, (name, level), total in self._summed(parameters, rounding, levels):
+            mean = rounding.mean(name, total, level)
+            means[name] = means[name].add_(mean) if name in means else mean
+        for name, parameter in parameters:
+            parameter.grad = with_local(parameter, means.pop(name).to(parameter.dtype))
+
+    def _summed(
+        self, parameters: Parameters, rounding: Rounding, totals: Totals
+    ) -> Iterator[tuple[nn.Parameter, tuple[str, int], torch.Tensor]]:
+        """Yield the sums over all ranks of the totals at each level, in ascending order."""
+        found = [(n, p, level) for n, p in parameters for level in totals.get(n, ())]
+        whole = [each for each in found if not is_reduced_by_fsdp(each[1])]
+        sharded = [each for each in found if is_reduced_by_fsdp(each[1])]
+        sums = [rounding.take_total(*each) for each in whole]
+        self._sum_now([p for _, p, _ in whole], sums)
+        like = [p for _, p, _ in sharded if isinstance(p, DTensor)]
+        sums += sum_shards([rounding.take_total(*each) for each in sharded], like)
+        for (name, parameter, level), total in zip(whole + sharded, sums, strict=True):
+            yield parameter, (name, level), total
 
     def clear(self) -> None:
         """Drop all gradients."""

@@ -1,4 +1,10 @@
-"""Hooks that round every microbatch's gradient to its parameter's grid before it is added."""
+"""Hooks that round every microbatch's gradient to a grid before it is added.
+
+The grid follows from the parameter's bound, or, for a gradient above the bound, from the gradient's
+own magnitude: it then belongs to a *level*, and each level has a sum of its own. A gradient's level
+depends on nothing but the gradient and the bound, so the sum of every level, and the sum of these
+sums, is the same in any grouping. No pass has to be repeated on a coarser grid.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -29,26 +35,42 @@ from holdfast.elastic.gradients.exact import (
 from holdfast.elastic.gradients.wrapped import Wrapped
 from holdfast.elastic.groups.shards import is_reduced_by_fsdp, local_of, settled, with_local
 
+LEVEL_BITS = 4
+"""Distance of the grids of two levels, in bits: what a gradient above its bound may lose."""
+
+NO_GRADIENT = -1.0
+"""The peak of a parameter that had no gradient in the pass."""
+
+Totals = dict[str, tuple[int, ...]]
+"""The levels of each parameter that has sums apart from ``.grad`` on some rank, ascending."""
+
 
 @dataclass(slots=True)
 class _Hooked:
-    """A parameter with a hook, and the hook's record of the pass."""
+    """A parameter with a hook, and the hook's record of the pass.
+
+    ``beside``: all sums are kept apart from ``.grad``. ``shape`` is that of a microbatch's gradient
+    at this rank. ``totals`` has the sums that are kept apart, by level.
+    """
 
     parameter: weakref.ref[nn.Parameter]
     method: Method
-    grid: int
-    peak: torch.Tensor
+    bound: int
+    beside: bool
+    shape: torch.Size
+    peak: float = NO_GRADIENT
     fired: int = 0
-    total: torch.Tensor | None = None
+    totals: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Rounding:
-    """Makes the gradients of one pass add up exactly, and checks that they kept their bounds.
+    """Makes the gradients of one pass add up exactly.
 
     ``bounds`` maps a parameter's name to the exponent of the bound that its microbatch gradients
-    are assumed to keep. It is state of the run and is updated in place. Gradients whose sum
-    ``.grad`` cannot hold exactly are taken out of it and added up in a separate total: see
-    `take_total`.
+    are expected to keep. It is state of the run and is updated in place: a larger gradient raises
+    it at once, and it falls by at most half in a step. Gradients whose sum ``.grad`` cannot hold
+    exactly, and those above their bound, are added up in separate totals: see `take_total`. The
+    hooks act only while `active`, so `torch.autograd.grad` inside a microbatch sees none of it.
     """
 
     def __init__(
@@ -63,8 +85,9 @@ class Rounding:
         self._wrapped, self._exact, self._terms = wrapped, exact, terms
         self._bounds, self._check = bounds, check
         self._beside = INT64 if exact == "int64" else FLOAT32
-        self._began = dict(bounds)
-        self._wanted = 0
+        self.active = False
+        self._step_peaks: dict[str, float] = {}
+        self._unhooked: set[str] = set()
         self._hooked: dict[str, _Hooked] = {}
         self._beside_of: dict[FSDPModule, bool] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -75,14 +98,14 @@ class Rounding:
 
     def _hook_plain(self) -> None:
         """Hook parameters that are not hooked yet; FSDP2's are hooked when they appear whole."""
-        parameters = [(name, p) for name, p in self._wrapped.parameters() if p.requires_grad]
-        self._wanted = len(parameters)
-        for name, parameter in parameters:
+        wanted = [(name, p) for name, p in self._wrapped.parameters() if p.requires_grad]
+        for name, parameter in wanted:
             if not is_reduced_by_fsdp(parameter):
                 self._hook(name, parameter)
+        self._unhooked = {name for name, _ in wanted} - self._hooked.keys()
 
     def _on_forward(self, prefix: str, part: nn.Module, _args: object, _output: object) -> None:
-        if len(self._hooked) >= self._wanted:
+        if not self._unhooked:
             return
         for fqn, parameter in part.named_parameters():
             if not parameter.requires_grad or is_reduced_by_fsdp(parameter):
@@ -105,7 +128,9 @@ class Rounding:
         if known is not None and known.parameter() is parameter:
             return None
         method, beside = method_for(self._exact, _narrowest(parameter), name=name)
-        hooked = _Hooked(weakref.ref(parameter), method, self._grid(name, method), _nothing())
+        hooked = _Hooked(
+            weakref.ref(parameter), method, self._bound(name), beside, local_of(parameter).shape
+        )
         if beside:
             on_whole = functools.partial(self._on_whole, hooked)
             handle = parameter.register_post_accumulate_grad_hook(on_whole)  # type: ignore[no-untyped-call]
@@ -114,67 +139,95 @@ class Rounding:
             handle = parameter.register_hook(on_gradient)  # type: ignore[no-untyped-call]
         self._handles.append(handle)
         self._hooked[name] = hooked
+        self._unhooked.discard(name)
         return beside
 
-    def _on_gradient(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor:
-        gradient = self._seen(hooked, gradient)
-        return with_local(gradient, round_to_grid(local_of(gradient), hooked.grid))
+    def _on_gradient(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor | None:
+        if not self.active:
+            return None
+        gradient, level = self._seen(hooked, gradient)
+        local = local_of(gradient)
+        if level:
+            self._add(hooked, local, level)
+            return with_local(gradient, torch.zeros_like(local))
+        return with_local(gradient, round_to_grid(local, self._grid(hooked, 0)))
 
     def _on_whole(self, hooked: _Hooked, parameter: torch.Tensor) -> None:
+        if not self.active or parameter.grad is None:
+            return
         gradient, parameter.grad = parameter.grad, None
-        if gradient is not None:
-            local = local_of(self._seen(hooked, gradient))
-            hooked.total = hooked.method.added(hooked.total, local, hooked.grid)
+        gradient, level = self._seen(hooked, gradient)
+        self._add(hooked, local_of(gradient), level)
 
-    def _seen(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor:
-        """Record a gradient, and return it without partial placements."""
+    def _add(self, hooked: _Hooked, local: torch.Tensor, level: int) -> None:
+        total, grid = hooked.totals.get(level), self._grid(hooked, level)
+        hooked.totals[level] = hooked.method.added(total, local, grid)
+
+    def _seen(self, hooked: _Hooked, gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Record a gradient; return it without partial placements, and its level."""
         self._check()
         hooked.fired += 1
         parameter = hooked.parameter()
         assert parameter is not None, "its gradient is being made"
         gradient = settled(gradient, parameter)
-        local = local_of(gradient)
+        local, peak = local_of(gradient), 0.0
         if local.numel():
             low, high = torch.aminmax(local)
-            hooked.peak = torch.maximum(hooked.peak.to(local.device), torch.maximum(-low, high))
-        return gradient
+            peak = torch.maximum(-low, high).item()
+        if not math.isfinite(peak):
+            hooked.peak = math.inf
+            return gradient, 0  # the pass counts for nothing
+        hooked.peak = max(hooked.peak, peak)
+        return gradient, _level(peak, hooked.bound)
 
-    def _grid(self, name: str, method: Method) -> int:
-        return method.grid(self._began.get(name, MIN_EXPONENT), terms=self._terms)
+    def _grid(self, hooked: _Hooked, level: int) -> int:
+        return hooked.method.grid(hooked.bound + LEVEL_BITS * level, terms=self._terms)
 
     def begin_pass(self) -> None:
         """Start a pass: drop the last one, and hook parameters that were added or unfrozen."""
-        self._began = dict(self._bounds)
         self._hook_plain()
         for name, hooked in self._hooked.items():
-            hooked.fired, hooked.total, hooked.peak = 0, None, _nothing()
-            hooked.grid = self._grid(name, hooked.method)
+            hooked.fired, hooked.peak, hooked.bound = 0, NO_GRADIENT, self._bound(name)
+            hooked.totals.clear()
 
-    def peak(self, name: str) -> torch.Tensor:
-        """Return the largest magnitude of this rank's microbatch gradients, float64."""
+    def peak(self, name: str) -> float:
+        """Return the largest magnitude of this rank's microbatch gradients, or `NO_GRADIENT`."""
         hooked = self._hooked.get(name)
-        return _nothing() if hooked is None else hooked.peak
+        return NO_GRADIENT if hooked is None else hooked.peak
 
     def has_total(self, name: str) -> bool:
-        """Return whether this rank has a separate total of the parameter's gradients."""
+        """Return whether this rank keeps the parameter's gradients of the pass apart."""
         hooked = self._hooked.get(name)
-        return hooked is not None and hooked.total is not None
+        return hooked is not None and hooked.beside and bool(hooked.totals)
 
-    def take_total(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
-        """Return the total that was kept apart from ``.grad``, and drop it.
+    def levels(self, peaks: Mapping[str, float]) -> Totals:
+        """Return the levels above 0 that any rank may have, for all ranks' ``peaks``."""
+        highest = {name: _level(peak, self._bound(name)) for name, peak in peaks.items()}
+        return {name: tuple(range(1, most + 1)) for name, most in highest.items() if most}
+
+    def has_level(self, name: str, level: int) -> bool:
+        """Return whether this rank has a total of the parameter's gradients at ``level``."""
+        hooked = self._hooked.get(name)
+        return hooked is not None and level in hooked.totals
+
+    def take_total(self, name: str, parameter: nn.Parameter, level: int) -> torch.Tensor:
+        """Return a total that was kept apart from ``.grad``, and drop it; zeros if there is none.
 
         For FSDP2's parameters it is the whole one, for others this rank's part.
         """
         hooked = self._hooked.get(name)
-        if hooked is None or hooked.total is None:
-            whole = parameter if is_reduced_by_fsdp(parameter) else local_of(parameter)
-            return torch.zeros(whole.shape, dtype=self._beside.total, device=whole.device)
-        total, hooked.total = hooked.total, None
-        return total
+        total = None if hooked is None else hooked.totals.pop(level, None)
+        if total is not None:
+            return total
+        whole = parameter if is_reduced_by_fsdp(parameter) else local_of(parameter)
+        shape = whole.shape if hooked is None else hooked.shape
+        return torch.zeros(shape, dtype=self._method(name).total, device=whole.device)
 
-    def mean(self, name: str, total: torch.Tensor) -> torch.Tensor:
+    def mean(self, name: str, total: torch.Tensor, level: int) -> torch.Tensor:
         """Return the mean over all microbatches from the sum of all ranks' totals; may reuse it."""
-        return self._beside.mean(total, self._grid(name, self._beside), terms=self._terms)
+        method = self._method(name)
+        grid = method.grid(self._began(name) + LEVEL_BITS * level, terms=self._terms)
+        return method.mean(total, grid, terms=self._terms)
 
     def check_hooks(self, backwards: int) -> None:
         """Raise ``ConfigError`` if gradients bypassed the hooks, or met them too often."""
@@ -192,26 +245,40 @@ class Rounding:
                     "backward passes: use non-reentrant activation checkpointing"
                 )
 
-    def judge(self, peaks: Mapping[str, float]) -> bool:
-        """Update the bounds from all ranks' peaks; return whether the pass kept them.
+    def judge(self, peaks: Mapping[str, float]) -> None:
+        """Raise the bounds that all ranks' peaks exceed.
 
         Raises ``NotFiniteError``, naming the parameter.
         """
         for name, peak in peaks.items():
             self._refuse_too_large(name, peak)
-        above = {name: peak for name, peak in peaks.items() if peak > 2.0 ** self._bound(name)}
-        for name, peak in above.items():
-            highest = self._method(name).largest_peak(terms=self._terms)
-            self._bounds[name] = min(exponent_above(peak) + self._beside.headroom_bits, highest)
-        if above:
-            return False
         for name, peak in peaks.items():
-            bound = next_bound(self._bound(name), peak, headroom_bits=self._beside.headroom_bits)
-            self._bounds[name] = min(bound, self._method(name).largest_peak(terms=self._terms))
-        return True
+            self._step_peaks[name] = max(peak, self._step_peaks.get(name, NO_GRADIENT))
+            if _level(peak, self._bound(name)):
+                self._bounds[name] = self._limited(
+                    name, exponent_above(peak) + self._beside.headroom_bits
+                )
+
+    def end_step(self) -> None:
+        """Let the bounds of the parameters that had gradients in the step fall, by at most half."""
+        for name, peak in self._step_peaks.items():
+            if peak != NO_GRADIENT:
+                bound = next_bound(
+                    self._bound(name), peak, headroom_bits=self._beside.headroom_bits
+                )
+                self._bounds[name] = self._limited(name, bound)
+        self._step_peaks.clear()
+
+    def _limited(self, name: str, bound: int) -> int:
+        return min(bound, self._method(name).largest_peak(terms=self._terms))
 
     def _bound(self, name: str) -> int:
         return self._bounds.get(name, MIN_EXPONENT)
+
+    def _began(self, name: str) -> int:
+        """Return the parameter's bound at the start of the pass."""
+        hooked = self._hooked.get(name)
+        return self._bound(name) if hooked is None else hooked.bound
 
     def _method(self, name: str) -> Method:
         hooked = self._hooked.get(name)
@@ -243,5 +310,6 @@ def _narrowest(parameter: nn.Parameter) -> torch.dtype:
     return min(parameter.dtype, own or parameter.dtype, key=lambda dtype: dtype.itemsize)
 
 
-def _nothing() -> torch.Tensor:
-    return torch.zeros((), dtype=torch.float64)
+def _level(peak: float, bound: int) -> int:
+    """Return the level of a gradient with this largest magnitude; 0 if it keeps the bound."""
+    return max(0, -(-(exponent_above(peak) - bound) // LEVEL_BITS)) if peak > 0.0 else 0

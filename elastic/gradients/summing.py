@@ -8,9 +8,10 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.shards import data_axes
 
 BUCKET_BYTES = 32 << 20
 """Largest size of one collective sum, unless one tensor is larger."""
@@ -50,9 +51,9 @@ def sum_whole(tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], No
 def sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:
     """Return this rank's shard of every sum over the ranks of the parameters' mesh.
 
-    ``totals`` have the shape of the whole parameters on every rank. ``like`` gives each one's
-    sharding: along at most one axis of its mesh, in chunks like FSDP2's. Raises ``ConfigError`` for
-    other placements.
+    ``totals`` have the shape of the whole parameters on every rank (of its part of the model, with
+    tensor parallelism). ``like`` gives each one's sharding: along at most one data-parallel axis of
+    its mesh, in chunks like FSDP2's. Raises ``ConfigError`` for other placements.
     """
     found: list[torch.Tensor] = []
     at = 0
@@ -64,7 +65,8 @@ def sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[
 
 def _sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:
     mesh, placements = like[0].device_mesh, like[0].placements
-    axis = _sharded_axis(placements)
+    axes = data_axes(like[0])
+    axis = _sharded_axis(placements, axes)
     if axis is None:
         mine = torch.cat([total.reshape(-1) for total in totals])
     else:
@@ -75,10 +77,10 @@ def _sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list
         if ranks > 1:
             mine = torch.empty_like(mine)
             dist.reduce_scatter_single(mine, rows.reshape(-1), group=mesh.get_group(axis))
-    for other in range(mesh.ndim):
+    for other in axes:
         if other != axis and mesh.size(other) > 1:
             dist.all_reduce(mine, group=mesh.get_group(other))
-    return list(_cut(mine, totals, like, ranks=1 if axis is None else mesh.size(axis)))
+    return list(_cut(mine, totals, like, axis=axis))
 
 
 def _chunked(total: torch.Tensor, ranks: int, *, dim: int) -> torch.Tensor:
@@ -91,24 +93,27 @@ def _chunked(total: torch.Tensor, ranks: int, *, dim: int) -> torch.Tensor:
 
 
 def _cut(
-    flat: torch.Tensor, totals: Sequence[torch.Tensor], like: Sequence[DTensor], *, ranks: int
+    flat: torch.Tensor, totals: Sequence[torch.Tensor], like: Sequence[DTensor], *, axis: int | None
 ) -> Iterator[torch.Tensor]:
     at = 0
     for total, parameter in zip(totals, like, strict=True):
         local = parameter.to_local()
         yield flat[at : at + local.numel()].view(local.shape)
-        dims = [each.dim for each in parameter.placements if isinstance(each, Shard)]
-        at += total.chunk(ranks, dims[0])[0].numel() if dims else total.numel()
+        if axis is None:
+            at += total.numel()
+        else:
+            shard = cast(Shard, parameter.placements[axis])
+            at += total.chunk(parameter.device_mesh.size(axis), shard.dim)[0].numel()
 
 
-def _sharded_axis(placements: tuple[Placement, ...]) -> int | None:
-    axes = [axis for axis, each in enumerate(placements) if type(each) is Shard]
-    if len(axes) > 1 or not all(type(each) in (Shard, Replicate) for each in placements):
+def _sharded_axis(placements: tuple[Placement, ...], axes: Sequence[int]) -> int | None:
+    sharded = [axis for axis in axes if not placements[axis].is_replicate()]
+    if len(sharded) > 1 or any(placements[axis].is_partial() for axis in sharded):
         raise ConfigError(
             f"gradients placed as {placements} cannot be summed beside their parameters: shard "
-            'along one axis of the mesh, or use exact="float32" with parameters in float32'
+            "along one data-parallel axis of the mesh"
         )
-    return axes[0] if axes else None
+    return sharded[0] if sharded else None
 
 
 def _buckets(

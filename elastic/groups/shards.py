@@ -29,6 +29,12 @@ def is_reduced_by_fsdp(parameter: torch.Tensor) -> bool:
     return axes is None or not MODEL_AXES.issuperset(axes)
 
 
+def data_axes(parameter: DTensor) -> list[int]:
+    """Return the axes of its mesh along which ranks see other samples, by number."""
+    axes = parameter.device_mesh.mesh_dim_names or ("",) * parameter.device_mesh.ndim
+    return [number for number, axis in enumerate(axes) if axis not in MODEL_AXES]
+
+
 def experts_of(parameter: torch.Tensor) -> Placement | None:
     """Return a parameter's placement along the axis of the experts, None if it has none."""
     if not isinstance(parameter, DTensor):

@@ -23,10 +23,10 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.ckpt import torch_private
-from holdfast.elastic import randomness
 from holdfast.elastic.data.loaders import LoadedMicrobatch
 from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.randomness import Draws
 from holdfast.elastic.seeding import seed_all
 
 AXIS: Final = "pp"
@@ -157,7 +157,7 @@ def pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run_schedule(
-    schedule: Schedule, pieces: Sequence[LoadedMicrobatch], *, feed: Feed, seed: int, step: int
+    schedule: Schedule, pieces: Sequence[LoadedMicrobatch], *, feed: Feed, draws: Draws
 ) -> list[float]:
     """Run microbatches forward and backward; return their losses, zeros without the last stage.
 
@@ -172,19 +172,12 @@ def run_schedule(
         )
     numbers = [piece.microbatch for piece in pieces]
     for stage in stages:
-        stage.seeds = [_seed(seed, step, number, stage=stage.stage_index) for number in numbers]
+        stage.seeds = [draws.stage(number, stage=stage.stage_index) for number in numbers]
     losses: list[torch.Tensor] = []
     inputs = [torch.cat([x for x, _ in fed])] if any(stage.is_first for stage in stages) else []
     target = torch.cat([y for _, y in fed]) if any(stage.is_last for stage in stages) else None
     schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
     return [float(loss.detach()) for loss in losses] or [0.0] * len(pieces)
-
-
-def _seed(seed: int, step: int, microbatch: int, *, stage: int) -> int:
-    """Return the seed of a microbatch at a stage; stage 0 has that of a run without stages."""
-    if stage == 0:
-        return randomness.microbatch_seed(seed, step=step, microbatch=microbatch)
-    return randomness.stream_seed(seed, "stage", step, microbatch, stage)
 
 
 def _stages_in(schedule: Schedule, microbatches: int) -> list[Stage]:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.ckpt.state.model_parts import ModelParts
-from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -22,11 +21,10 @@ from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
 from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.work import MapDataset, StepWork
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
-from holdfast.elastic.errors import ConfigError, JobFailedError, NotFiniteError
+from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.events import (
     LossJudged,
     MetricsLogged,
-    PassRepeated,
     StepDone,
     TrainingResumed,
     UserEvent,
@@ -39,6 +37,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.session import Session
 from holdfast.elastic.loss import LossAction
+from holdfast.elastic.randomness import Draws
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.handover import Wish, wish_of
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -46,8 +45,6 @@ from holdfast.elastic.tracked.protection import Protection
 
 if TYPE_CHECKING:
     from holdfast.elastic.loop.pipeline import Feed, Schedule, Stage
-
-_MAX_PASSES = 3
 
 
 class Run:
@@ -77,8 +74,8 @@ class Run:
         self._work = StepWork(
             channel, settings, world, states=keeper.cursor.places, beat=pulse.beat
         )
-        self._backwards = 0
-        self._has_gradients = self._in_step = self._stepped = self._skips = self._resumed = False
+        self._backwards = self._phase = 0
+        self._has_gradients = self._in_step = self._skips = self._resumed = False
         self._losses = losses
         self._began = (0.0, 0.0, 0.0)
         self._share = 0
@@ -248,21 +245,20 @@ class Run:
 
     def _begin_step(self) -> None:
         self.check()
-        self._in_step, self._stepped, self._has_gradients = True, False, False
-        self._skips = False
+        self._in_step, self._has_gradients, self._phase = True, False, 0
         self._began = (time.time(), time.perf_counter(), time.process_time())
         self._pulse.set(WorkerPhase.COMPUTE, step=self.completed)
-        seed_all(
-            randomness.step_seed(self._session.seed, step=self.completed, after_microbatches=False)
-        )
+        seed_all(self._draws().before_microbatches())
 
     def _end_step(self, *, last: bool) -> None:
-        if not self._stepped:
+        if self._has_gradients or not self._phase:
             raise ConfigError(
-                f"step {self.completed} ended without run.step(optimizer): call it once per step"
+                f"step {self.completed} ended without run.step(optimizer): call it after every "
+                "pass over run.microbatches with run.backward"
             )
         self._world.settle()  # before anything of the step is kept
         self._in_step = False
+        self._tracked().end_step()
         cursor = self._keeper.cursor
         cursor.metrics.update(self._logs.latest)
         cursor.step += 1
@@ -309,51 +305,62 @@ class Run:
     @overload
     def microbatches(self) -> Iterator[int]: ...
     @overload
-    def microbatches(self, dataset: MapDataset[Any] | Loader) -> Iterator[Any]: ...
-    def microbatches(self, dataset: MapDataset[Any] | Loader | None = None) -> Iterator[Any]:
+    def microbatches(
+        self, dataset: MapDataset[Any] | Loader, *, fresh: bool = False
+    ) -> Iterator[Any]: ...
+    def microbatches(
+        self, dataset: MapDataset[Any] | Loader | None = None, *, fresh: bool = False
+    ) -> Iterator[Any]:
         """Yield this rank's microbatches of the step: collated samples, or their indices.
 
         For a data set, the samples of all steps are one endless shuffled sequence, epoch after
         epoch. For a `loader`, a step never spans two epochs, and a microbatch is weighted by its
-        number of samples. Each microbatch has its own seed. With ``exact`` the pass is repeated in
-        the rare case that a gradient outgrew its grid. When the loop ends, every ``.grad`` is the
-        mean over all microbatches of all ranks.
-        """
-        gradients = self._tracked()
-        for pieces in self._passes(dataset):
-            for piece in pieces:
-                gradients.begin_microbatch(last=piece is pieces[-1])
-                yield self._begin_microbatch(piece)
-            self._piece = None
+        number of samples. Each microbatch has its own seed. When the loop ends, every ``.grad`` is
+        the mean over all microbatches of all ranks.
 
-    def _passes(self, dataset: MapDataset[Any] | Loader | None) -> Iterator[list[LoadedMicrobatch]]:
-        """Yield the microbatches of the step, again if the pass has to be repeated."""
+        A step may have several *phases*: passes, at most one of them with `backward`, and the
+        `step` that applies its gradient. All passes of a step have the same samples; with ``fresh``
+        a pass takes the next ones of a loader. All passes of a phase have the same random draws.
+        """
+        pieces = self._begin_pass(dataset, fresh=fresh)
+        for piece in pieces:
+            self._tracked().begin_microbatch(last=piece is pieces[-1])
+            yield self._begin_microbatch(piece)
+        self._piece = None
+        self._end_pass(len(pieces))
+
+    def _begin_pass(
+        self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool = False
+    ) -> list[LoadedMicrobatch]:
+        """Begin a pass over the microbatches of the step; return this rank's."""
         gradients = self._tracked()
         if not self._in_step:
             raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
-        for _ in range(_MAX_PASSES):
-            self._work.sharing.begin()
-            gradients.begin_pass()
-            self._logs.begin_pass()
-            self._backwards = 0
-            pieces = self._work.pieces(dataset, step=self.completed)
-            yield pieces
-            self._work.sharing.end(self._backwards)
-            if self._end_pass(len(pieces)):
-                return
-        raise JobFailedError(
-            f"step {self.completed}: the gradients grew {_MAX_PASSES} times over: what a "
-            "microbatch computes must depend on nothing but the tracked state and the microbatch"
-        )
+        if fresh:
+            self._work.renew(dataset)
+        self._work.sharing.begin()
+        gradients.begin_pass(self._phase)
+        self._logs.begin_pass()
+        self._backwards = 0
+        return self._work.pieces(dataset, step=self.completed)
+
+    @property
+    def microbatch(self) -> int:
+        """The number of the present microbatch in the step, from 0, the same on any rank."""
+        if self._piece is None:
+            raise ConfigError("run.microbatch belongs inside `for ... in run.microbatches(...)`")
+        return self._piece.microbatch
 
     def _begin_microbatch(self, piece: LoadedMicrobatch) -> Any:
         self.check()
         batch = piece.fetch()
         self._piece, number = piece, piece.microbatch
-        seed_all(
-            randomness.microbatch_seed(self._session.seed, step=self.completed, microbatch=number)
-        )
+        seed_all(self._draws().microbatch(number))
         return batch
+
+    def _draws(self) -> Draws:
+        """Return the seeds of the present phase."""
+        return Draws(seed=self._session.seed, step=self.completed, phase=self._phase)
 
     @property
     def share(self) -> int:
@@ -400,31 +407,30 @@ class Run:
         """
         from holdfast.elastic.loop.pipeline import pair, run_schedule
 
-        for pieces in self._passes(dataset):
-            self._tracked().begin_schedule()
-            losses = run_schedule(
-                schedule, pieces, feed=feed or pair, seed=self._session.seed, step=self.completed
-            )
-            self._backwards = len(pieces)
-            for piece, loss in zip(pieces, losses, strict=True):
-                self._logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
+        pieces = self._begin_pass(dataset)
+        self._tracked().begin_schedule()
+        losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._draws())
+        self._backwards = len(pieces)
+        for piece, loss in zip(pieces, losses, strict=True):
+            self._logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
+        self._end_pass(len(pieces))
 
-    def _end_pass(self, count: int) -> bool:
+    def _end_pass(self, count: int) -> None:
+        self._work.sharing.end(self._backwards)
         if self._backwards not in (0, count):
             raise ConfigError(
                 f"run.backward was called {self._backwards} times in {count} microbatches: call "
                 "it once in each (add up the losses of one microbatch first)"
             )
         if self._backwards and self._has_gradients:
-            raise ConfigError("one pass of microbatches per step may call run.backward")
+            raise ConfigError(
+                "two passes over run.microbatches called run.backward: call run.step(optimizer) "
+                "after the first, which applies and drops its gradients"
+            )
         agree, wrong = self._logs.signature(self._backwards > 0), ""
         wish = wish_of(self._channel, self._world)
         try:
-            if not self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish):
-                self._session.emit(
-                    PassRepeated(step=self.completed, generation=self.generation, rank=self.rank)
-                )
-                return False
+            self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish)
         except NotFiniteError as error:
             if self._losses is None:
                 raise
@@ -433,13 +439,11 @@ class Run:
         if self._backwards > 0:
             self._has_gradients, self._share = True, count
             self._judge_loss(wrong)
-        seed_all(
-            randomness.step_seed(self._session.seed, step=self.completed, after_microbatches=True)
-        )
-        return True
+        seed_all(self._draws().after_microbatches())
 
     def _judge_loss(self, wrong: str) -> None:
         """Let the loss guard decide about the step; it may end the generation, or the job."""
+        self._skips = False
         if self._losses is None:
             return
         self._world.settle()  # a value from an aborted collective is not judged
@@ -470,20 +474,19 @@ class Run:
         self._backwards += 1
         if self._piece.weight != 1.0:
             loss = loss * self._piece.weight
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._tracked().end_backward()
+        self._tracked().backward(loss)
 
     def step(self, *optimizers: Optimizer) -> None:
-        """Apply the mean gradient and drop it. Call it once per step, after the microbatches.
+        """Apply the mean gradient and drop it. Call it after each pass with `backward`.
 
-        It applies nothing in a step that the `LossGuard` skips.
+        It applies nothing if the `LossGuard` skips the step's gradient.
         """
         if not optimizers:
             raise ConfigError("run.step needs the optimizer: run.step(optimizer)")
-        if not self._has_gradients or self._stepped:
+        if not self._has_gradients:
             raise ConfigError(
                 "run.step follows a complete pass over run.microbatches with run.backward, once "
-                "per step"
+                "per pass: give all optimizers of the pass to one run.step(a, b)"
             )
         self.check()
         if not self._skips:
@@ -491,7 +494,8 @@ class Run:
                 self._keeper.fence_steps_of(optimizer)  # tracked ones are fenced already
                 optimizer.step()
         self._tracked().clear()
-        self._stepped = True
+        self._has_gradients = False
+        self._phase += 1
 
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
@@ -530,7 +534,7 @@ class Run:
 
     def _finish(self) -> None:
         """Make the last step durable if requested, and wait for all ranks; called by the loop."""
-        if self._in_step and self._stepped:
+        if self._in_step and self._phase and not self._has_gradients:
             self._end_step(last=True)  # the loop was left by `break`
         self._pulse.set(WorkerPhase.WAIT, step=self.completed)
         self._keeper.finish()

@@ -44,7 +44,7 @@ def lines() -> Iterator[dict[str, Any]]:
 
 
 def test_the_sample_has_every_kind_of_its_version() -> None:
-    assert {line["kind"] for line in lines()} == {*KINDS, "evaluated"}
+    assert {line["kind"] for line in lines()} == {*KINDS, "evaluated", "regrid"}
 
 
 def test_every_fact_of_an_old_event_is_in_the_one_that_is_read() -> None:

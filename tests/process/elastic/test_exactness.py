@@ -42,7 +42,7 @@ def trained(world_size: int, folder: Path) -> Trained:
     with ranks(world_size, functools.partial(train_in_turn, ways=ways), folder) as running:
         by_rank = running.results(timeout_s=250)
     shares = [result["plain"]["microbatches"] for result in by_rank]
-    assert sum(shares) == 5 * (8 + 2)
+    assert sum(shares) == 5 * 8
     assert world_size == 1 or len(set(shares)) == 2, "uneven shares"
     for result in by_rank:
         for way in result.values():
@@ -59,8 +59,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def test_what_wraps_the_model_does_not_show_in_the_weights(alone: Trained) -> None:
-    # The first step measures the grid, the sixth (a loss 1000 times larger) outgrows it.
-    assert [alone[way]["regrids"] for way in WAYS] == [2] * len(WAYS)
     assert alone["plain"] == alone["ddp"] == alone["fsdp2"] == alone["hsdp"]
     assert alone["ddp, int64"] == alone["hsdp, int64"]
     assert alone["ddp, int64"]["hash"] != alone["ddp"]["hash"]

@@ -67,7 +67,7 @@ def train_epochs(world: reform.GenerationWorld, *, stream: bool, sharded: bool) 
     losses, epochs = [], []
     for _ in run.epochs(2, loader):
         for batch in run.microbatches(loader):
-            loss = model(batch.remainder_(50))  # in place: a repeated pass must not see it
+            loss = model(batch.remainder_(50))  # in place: another pass must not see it
             run.backward(loss)
             run.log(loss=loss, samples=torch.tensor(1.0))
         epochs.append(loader.epoch)

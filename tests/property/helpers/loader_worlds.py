@@ -90,7 +90,6 @@ def alone(
             "seed": SEED,
             "microbatches": microbatches,
             "abreast": 1,
-            "repeats": False,
             "states": lambda: states,
             "mine": mine or (lambda: range(microbatches)),
             "gather": lambda value: [value],

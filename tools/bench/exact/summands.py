@@ -124,15 +124,14 @@ class _GradientStep:
         )
 
     def make(self) -> None:
-        """Compute the mean gradient; a pass that outgrew its grid is repeated."""
-        is_made = False
-        while not is_made:
-            self._gradients.begin_pass()
-            for given in self._given:
-                self._gradients.begin_microbatch(last=given is self._given[-1])
-                losses = [_loss_of(*pair) for pair in zip(self.weights, given, strict=True)]
-                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-            is_made = self._gradients.end_pass(backwards=len(self._given), agree=0)
+        """Compute the mean gradient."""
+        self._gradients.begin_pass()
+        for given in self._given:
+            self._gradients.begin_microbatch(last=given is self._given[-1])
+            losses = [_loss_of(*pair) for pair in zip(self.weights, given, strict=True)]
+            self._gradients.backward(torch.stack(losses).sum())
+        self._gradients.end_pass(backwards=len(self._given), agree=0)
+        self._gradients.end_step()
 
     def mean(self) -> torch.Tensor:
         """Return the mean gradient, flat."""
@@ -215,14 +214,13 @@ class TrainingTask:
             bounds={},
         )
         for step in range(self.steps):
-            is_made = False
-            while not is_made:
-                gradients.begin_pass()
-                mine = range(seat.rank, self.microbatches, seat.world_size)
-                for microbatch in mine:
-                    gradients.begin_microbatch(last=microbatch == mine[-1])
-                    _loss(model, seed=step * self.microbatches + microbatch).backward()  # type: ignore[no-untyped-call]
-                is_made = gradients.end_pass(backwards=len(mine), agree=0)
+            gradients.begin_pass()
+            mine = range(seat.rank, self.microbatches, seat.world_size)
+            for microbatch in mine:
+                gradients.begin_microbatch(last=microbatch == mine[-1])
+                gradients.backward(_loss(model, seed=step * self.microbatches + microbatch))
+            gradients.end_pass(backwards=len(mine), agree=0)
+            gradients.end_step()
             optimizer.step()
             gradients.clear()
         flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.elastic.data.sampler import Permutation, positions, sample_indices
-from holdfast.elastic.randomness import build_seed, microbatch_seed, step_seed
+from holdfast.elastic.randomness import Draws, build_seed
 
 seeds = st.integers(0, (1 << 63) - 1)
 
@@ -92,8 +92,11 @@ def test_the_microbatches_cover_epoch_after_epoch(
 @given(seed=seeds)
 @settings(deadline=None)
 def test_every_stream_has_its_own_seed(seed: int) -> None:
-    streams = [microbatch_seed(seed, step=s, microbatch=m) for s in range(8) for m in range(8)]
-    streams += [step_seed(seed, step=s, after_microbatches=a) for s in range(8) for a in (0, 1)]
+    phases = [Draws(seed=seed, step=step, phase=phase) for step in range(6) for phase in range(4)]
+    streams = [phase.microbatch(number) for phase in phases for number in range(6)]
+    streams += [phase.stage(number, stage=1) for phase in phases for number in range(6)]
+    streams += [phase.before_microbatches() for phase in phases]
+    streams += [phase.after_microbatches() for phase in phases]
     streams.append(build_seed(seed))
     assert len(set(streams)) == len(streams)
     assert all(0 <= stream < 1 << 63 for stream in streams)

@@ -68,9 +68,9 @@ def test_a_step_that_is_not_complete_is_read_again(dataset: Any) -> None:
     assert steps_of(after, 1) == [again]
 
 
-def test_a_batch_changed_in_place_is_whole_when_the_pass_is_repeated() -> None:
+def test_a_batch_changed_in_place_is_whole_in_another_pass_of_the_step() -> None:
     loader = make_loader(
-        Numbers(4), alone({}, 1, repeats=True), batch=4, order=Sequential(), collate_fn=torch.tensor
+        Numbers(4), alone({}, 1), batch=4, order=Sequential(), collate_fn=torch.tensor
     )
     for _ in range(2):
         (piece,) = loader.pieces()

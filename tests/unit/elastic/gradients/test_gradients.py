@@ -39,39 +39,92 @@ def _gradients(
     )
 
 
-def _pass(gradients: Gradients, model: nn.Module, scale: float = 1.0) -> bool:
+def _pass(gradients: Gradients, model: nn.Module, *scales: float) -> None:
+    gradients.begin_pass()
+    for last, scale in zip((False, True), scales or (1.0, 1.0), strict=True):
+        gradients.begin_microbatch(last=last)
+        gradients.backward(model(torch.ones(1, 2)).sum() * scale)
+    gradients.end_pass(backwards=2, agree=7)
+
+
+@pytest.mark.parametrize("exact", ["float32", "int64"])
+def test_gradients_above_their_bound_are_in_the_mean_and_raise_the_bound(exact: Exact) -> None:
+    model, bounds = nn.Linear(2, 1), dict[str, int]()
+    gradients = _gradients(model, bounds, exact=exact)
+    headroom = 2 if exact == "float32" else 8
+    for scales, mean, bound in (
+        ((1.0, 1.0), 1.0, 0 + headroom),  # before the first there is no bound
+        ((1.0, 1.0), 1.0, 0 + headroom),
+        ((1.0, 4096.0), 2048.5, 12 + headroom),  # one of the two exceeds it
+        ((2.0**40, 3.0), 2.0**39 + 1.5, 40 + headroom),
+    ):
+        _pass(gradients, model, *scales)
+        assert set(bounds.values()) == {bound}
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[pytest.approx(mean, rel=2**-20)] * 2]
+        gradients.clear()
+
+
+def test_bounds_fall_by_half_in_a_step_however_many_passes_it_has() -> None:
+    model, bounds = nn.Linear(2, 1), {"model.weight": 20, "model.bias": 20}
+    gradients = _gradients(model, bounds)
+    for _ in range(3):
+        _pass(gradients, model)
+    assert set(bounds.values()) == {20}
+    gradients.end_step()
+    assert set(bounds.values()) == {19}
+    gradients.begin_pass()
+    gradients.end_pass(backwards=0, agree=7)
+    gradients.end_step()
+    assert set(bounds.values()) == {19}, "there was no gradient"
+
+
+def test_backwards_of_the_users_own_are_not_rounded() -> None:
+    model = nn.Linear(2, 1)
+    gradients = _gradients(
+        model, dict.fromkeys(["model.weight", "model.bias"], 24)
+    )  # the grid is 2
     gradients.begin_pass()
     for last in (False, True):
         gradients.begin_microbatch(last=last)
-        (model(torch.ones(1, 2)).sum() * scale).backward()
-    return gradients.end_pass(backwards=2, agree=7)
-
-
-def test_the_first_pass_measures_and_the_second_keeps_to_the_grid() -> None:
-    model, bounds = nn.Linear(2, 1), dict[str, int]()
-    gradients = _gradients(model, bounds)
-    assert not _pass(gradients, model)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert _pass(gradients, model)
-    assert bounds == {"model.weight": 2, "model.bias": 2}
+        loss = (model(torch.full((1, 2), 0.7)).sum() * 3.0).square()
+        inner = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        with torch.no_grad():
+            plain = 2 * 9.0 * 0.7 * model(torch.full((1, 2), 0.7)).sum()
+        assert inner[0].tolist() == [[pytest.approx(plain.item(), rel=1e-5)] * 2]
+        gradients.backward(sum(each.square().sum() for each in inner))
+    gradients.end_pass(backwards=2, agree=7)
     assert model.weight.grad is not None
-    assert model.weight.grad.tolist() == [[1.0, 1.0]]
-    gradients.clear()
-    assert not _pass(gradients, model, scale=5.0)
+    assert not (model.weight.grad % 1).any()
 
 
 def test_a_parameter_without_a_gradient_stays_without() -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
     gradients = _gradients(model, dict.fromkeys([f"model.used.{n}" for n in ("weight", "bias")], 5))
-    assert _pass(gradients, model["used"])
+    _pass(gradients, model["used"])
     assert model["unused"].weight.grad is None
+
+
+@pytest.mark.parametrize("exact", ["float32", "int64", None])
+def test_parameters_that_are_frozen_and_thawed_in_turn_train_in_turn(exact: Exact) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    gradients = _gradients(model, exact=exact)
+    for turn in range(6):
+        on, off = model[turn % 2], model[1 - turn % 2]
+        on.requires_grad_(True)
+        off.requires_grad_(False)
+        _pass(gradients, model)
+        assert on.weight.grad is not None
+        assert on.weight.grad.any()
+        assert off.weight.grad is None
+        gradients.clear()
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_is_named(scale: float) -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(JobFailedError, match=r"model\.weight is not finite"):
-        _pass(_gradients(model), model, scale=scale)
+        _pass(_gradients(model), model, 1.0, scale)
 
 
 def test_dtypes_that_cannot_be_rounded_are_refused() -> None:
@@ -86,12 +139,11 @@ def test_other_floating_point_parameters_get_means_of_their_own_dtype(
 ) -> None:
     model = nn.Linear(2, 1, dtype=dtype)
     gradients = _gradients(model, exact=exact)
-    for expected in (False, True):
-        gradients.begin_pass()
-        for value in (1.0, 2.0**-7):
-            gradients.begin_microbatch(last=value < 1)
-            (model(torch.full((1, 2), value, dtype=dtype)).sum()).backward()
-        assert gradients.end_pass(backwards=2, agree=7) is expected
+    gradients.begin_pass()
+    for value in (1.0, 2.0**-7):
+        gradients.begin_microbatch(last=value < 1)
+        gradients.backward(model(torch.full((1, 2), value, dtype=dtype)).sum())
+    gradients.end_pass(backwards=2, agree=7)
     assert model.weight.grad is not None
     assert model.weight.grad.dtype is dtype
     assert model.weight.grad.tolist() == [[0.50390625, 0.50390625]]
@@ -102,12 +154,12 @@ def test_a_parameter_that_thaws_or_is_replaced_is_rounded_too() -> None:
     model.bias.requires_grad_(False)
     bounds = dict.fromkeys(["model.weight", "model.bias"], 24)  # the grid is 2
     gradients = _gradients(model, bounds)
-    assert _pass(gradients, model, scale=3.0)
+    _pass(gradients, model, 3.0, 3.0)
     gradients.clear()
     model.bias.requires_grad_(True)
     model.weight = nn.Parameter(torch.ones(1, 2))
     bounds |= dict.fromkeys(bounds, 24)
-    assert _pass(gradients, model, scale=3.0)
+    _pass(gradients, model, 3.0, 3.0)
     assert model.bias.grad is not None
     assert model.weight.grad is not None
     assert model.bias.grad.tolist() == [4.0]
@@ -139,7 +191,7 @@ def test_statistics_that_follow_a_ranks_microbatches_are_refused_unless_frozen()
     gradients.clear()
     model[1].train()
     gradients.begin_pass()
-    model(torch.randn(4, 2)).sum().backward()
+    gradients.backward(model(torch.randn(4, 2)).sum())
     with pytest.raises(ConfigError, match=r"running statistics of model\.1 \(BatchNorm1d\)"):
         gradients.end_pass(backwards=1, agree=7)
 
