@@ -41,8 +41,8 @@ def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None
     said = "; ".join(f"rank {ranks[0]}: {text}" for text, ranks in list(owners.items())[:2])
     more = f" (and {len(unequal) - 1} more values)" if len(unequal) > 1 else ""
     raise StateError(
-        f"{key}: the ranks have different values{more}: {said}. One is kept for all ranks: make "
-        "them equal, or wrap what every rank is to keep for itself in PerRank"
+        f"{key}: the ranks have different values{more}: {said}. A checkpoint keeps one value for "
+        "all ranks: make them equal, or wrap a value that differs by rank in PerRank"
     )
 
 

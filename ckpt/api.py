@@ -89,7 +89,9 @@ def save(
         for fqn, tensor in flat.tensors.items():
             regions(fqn, tensor)
     if len(set(steps := world.gather(step))) > 1:
-        raise StateError(f"{root}: the ranks save different steps {steps}; agree on one")
+        raise StateError(
+            f"{root}: the ranks save different steps {steps}; save the same step on every rank"
+        )
     options = replace(options, base=world.gather(options.base)[0])
     check_values(flat, gather=world.gather)
     plan = CapturePlan.build(flat, rank=world.rank, world_size=world.size, gather=world.gather)
@@ -130,7 +132,7 @@ def _axes(mesh: Mapping[str, int] | None, world: RankWorld) -> dict[str, int]:
 def _check_state(state: object) -> None:
     if not isinstance(state, Mapping):
         kind = type(state).__name__
-        raise StateError(f"the state is a {kind}; give names to what is in it: {{'model': model}}")
+        raise StateError(f"the state is a {kind}; give a dict with names: {{'model': model}}")
 
 
 def _check_root(root: str | Path) -> None:

@@ -19,7 +19,7 @@ class HoldfastError(Exception):
     """Holdfast cannot do what it was asked to do, and no other class says more."""
 
     code: ClassVar[str] = "HF001"
-    remedy: ClassVar[str] = "Follow the message, which says what was found and what was needed."
+    remedy: ClassVar[str] = "Follow the message, which names the found value and the needed one."
 
 
 class InternalError(HoldfastError):
@@ -54,7 +54,7 @@ class MismatchError(CkptError):
     """Saved and wanted state differ in keys, shapes or dtypes."""
 
     code = "HF005"
-    remedy = "Load into the model that was saved, or name the differences that are meant."
+    remedy = "Load into the model that was saved, or pass a strict= that permits the differences."
 
 
 class CorruptError(CkptError):
@@ -92,7 +92,7 @@ class CapacityError(CkptError):
     """There is no room for this snapshot now; it is left out, and training goes on."""
 
     code = "HF010"
-    remedy = "None is needed for a single snapshot; raise the memory budget where it happens often."
+    remedy = "None is needed for a single snapshot; raise the memory budget if it happens often."
 
 
 class BudgetError(CapacityError):
@@ -130,7 +130,7 @@ class PeerError(CkptError):
     """
 
     code = "HF014"
-    remedy = "Choose another source, or ask again."
+    remedy = "Choose another source, or retry."
 
     def __init__(self, message: str, *, peer_code: str = "") -> None:
         super().__init__(message)
@@ -141,7 +141,7 @@ class BusyError(PeerError):
     """A peer did nothing for the request, because too many bytes are under way to it."""
 
     code = "HF015"
-    remedy = "Ask again later."
+    remedy = "Retry later."
 
 
 _ACROSS: Final = {

@@ -42,7 +42,7 @@ def objection(found: str, environment: Mapping[str, str]) -> str:
     minors = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
     never = f"torch {found} was never tested with Holdfast (torch {minors} were)"
     if environment.get(ALLOW_ENV) == "1":
-        _warn_once(f"{never}: what it computes, and what is saved with it, may be wrong")
+        _warn_once(f"{never}: its results and the checkpoints saved with it may be wrong")
         return ""
     return (
         f"{never}: install one of those (pip install '{requirement()}'), or set {ALLOW_ENV}=1 to "

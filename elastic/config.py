@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.ckpt import sizes
@@ -33,6 +33,26 @@ def _is_count(value: object, *, least: int) -> bool:
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _memory_bytes(snapshots: Snapshots) -> int:
+    """Return the declared host memory per node, 0 for none."""
+    if snapshots.memory is None:
+        return 0
+    try:
+        return sizes.parse_bytes(str(snapshots.memory))
+    except ValueError as error:
+        raise ConfigError(f"Snapshots(memory={snapshots.memory!r}): {error}") from error
+
+
+def _bytes_per_s(checkpoints: Checkpoints) -> int:
+    """Return the limit of a node's write rate, 0 for none."""
+    if checkpoints.bandwidth is None:
+        return 0
+    try:
+        return sizes.parse_rate(checkpoints.bandwidth)
+    except ValueError as error:
+        raise ConfigError(f"Checkpoints(bandwidth=...): {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +188,7 @@ class Snapshots:
             raise ConfigError(
                 f"Snapshots(keep={self.keep!r}): give 1 or more; one snapshot must stay in memory"
             )
-        self.memory_bytes()
+        _memory_bytes(self)
         if self.disk is not None and not (isinstance(self.disk, str) and self.disk):
             raise ConfigError(
                 f"Snapshots(disk={self.disk!r}): give a directory on the nodes' own disks, as a "
@@ -191,17 +211,8 @@ class Snapshots:
                 f"than may be lost of it; give group={self.parity + 1} or more"
             )
 
-    def memory_bytes(self) -> int:
-        """Return the declared host memory per node, 0 for none. Raises ``ConfigError``."""
-        if self.memory is None:
-            return 0
-        try:
-            return sizes.parse_bytes(str(self.memory))
-        except ValueError as error:
-            raise ConfigError(f"Snapshots(memory={self.memory!r}): {error}") from error
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """Durable copies of the state below ``root``, from which a later start continues.
 
@@ -216,7 +227,8 @@ class Checkpoints:
     its end the job waits for the last checkpoint, at most ``wait_s``.
     """
 
-    root: str = field(kw_only=False)
+    root: str
+    _: KW_ONLY
     every: int = 100
     compression: Mapping[str, str] = field(default_factory=dict)
     incremental: bool = False
@@ -237,7 +249,7 @@ class Checkpoints:
             codecs.check(self.compression)
         except StateError as error:
             raise ConfigError(f"Checkpoints(compression=...): {error}") from error
-        self.bytes_per_s()
+        _bytes_per_s(self)
         if self.on_error not in ("retry", "skip", "stop"):
             raise ConfigError(
                 f"Checkpoints(on_error={self.on_error!r}): give 'retry', 'skip' or 'stop'"
@@ -247,15 +259,6 @@ class Checkpoints:
                 raise ConfigError(f"Checkpoints({name}={value!r}): give 0 or more")
         if not _is_seconds(self.wait_s):
             raise ConfigError(f"Checkpoints(wait_s={self.wait_s!r}): give 0 or more seconds")
-
-    def bytes_per_s(self) -> int:
-        """Return the limit of a node's write rate, 0 for no limit. Raises ``ConfigError``."""
-        if self.bandwidth is None:
-            return 0
-        try:
-            return sizes.parse_rate(self.bandwidth)
-        except ValueError as error:
-            raise ConfigError(f"Checkpoints(bandwidth=...): {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +275,9 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         if not _is_seconds(self.collective_s) or not self.collective_s:
-            raise ConfigError(f"Timeouts(collective_s={self.collective_s!r}): be positive")
+            raise ConfigError(
+                f"Timeouts(collective_s={self.collective_s!r}): give a positive number"
+            )
         if not _is_seconds(self.stop_grace_s) or self.stop_grace_s > MAX_STOP_GRACE_S:
             raise ConfigError(
                 f"Timeouts(stop_grace_s={self.stop_grace_s!r}): give 0 to {MAX_STOP_GRACE_S:g}"
@@ -347,8 +352,8 @@ class Settings:
         least = 1 + -(-guard.steps_back // snapshots.every)
         if snapshots.keep < least:
             raise ConfigError(
-                f"LossGuard(steps_back={guard.steps_back}) needs snapshots that old, and with "
-                f"Snapshots(keep={snapshots.keep}, every={snapshots.every}) there are none: give "
+                f"LossGuard(steps_back={guard.steps_back}) needs snapshots of that age, and "
+                f"Snapshots(keep={snapshots.keep}, every={snapshots.every}) keeps none: give "
                 f"keep={least} or more, or go back fewer steps"
             )
 
@@ -401,7 +406,7 @@ class Settings:
             root=checkpoint.root,
             compression=dict(checkpoint.compression),
             incremental=checkpoint.incremental,
-            bytes_per_s=checkpoint.bytes_per_s(),
+            bytes_per_s=_bytes_per_s(checkpoint),
             grace_s=self.timeouts.stop_grace_s,
             retries=checkpoint.retries if checkpoint.on_error == "retry" else 0,
             failures_allowed={
@@ -427,7 +432,7 @@ class Settings:
             columns=1 if snapshots.parity == "replicate" else 0,
             parity_group=snapshots.group,
             keep=snapshots.keep,
-            memory_bytes=snapshots.memory_bytes(),
+            memory_bytes=_memory_bytes(snapshots),
             microbatches=self.batch.microbatches if self.shares_by_speed else 0,
             device=self.mesh.device,
         )

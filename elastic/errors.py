@@ -56,7 +56,7 @@ class CoordinatorError(HoldfastError):
     """The coordinator cannot be reached, or refused."""
 
     code = "HF020"
-    remedy = "Check its address, and that it runs."
+    remedy = "Check the coordinator's address, and that it runs."
 
 
 class LeaseExpiredError(HoldfastError):

@@ -68,12 +68,13 @@ class LossGuard:
         if self.then not in ("skip", "stop"):
             raise ConfigError(f"LossGuard(then={self.then!r}): give 'skip' or 'stop'")
         if not self.factor > 0:
-            raise ConfigError(f"LossGuard(factor={self.factor!r}): be positive")
+            raise ConfigError(f"LossGuard(factor={self.factor!r}): give a positive number")
         if self.warmup < 2:
             raise ConfigError(f"LossGuard(warmup={self.warmup!r}): a spread needs 2 steps or more")
         if self.window < self.warmup:
             raise ConfigError(
-                f"LossGuard(window={self.window}, warmup={self.warmup}): the window must hold them"
+                f"LossGuard(window={self.window}, warmup={self.warmup}): the window must be at "
+                "least as long as the warm-up"
             )
         for name in ("steps_back", "limit"):
             if (value := getattr(self, name)) < 0:

@@ -37,23 +37,23 @@ COMMANDS: Final = {
     ),
     "sidecar": (
         "commands.sidecar",
-        "keep snapshots beside torchrun, Slurm or Kubernetes",
+        "run one node's sidecar for a job that torchrun, Slurm or Kubernetes starts",
     ),
     "status": (
         "commands.status",
-        "show how well a running job is protected, and what it costs",
+        "show how well a running job is protected, and the cost of it",
     ),
     "demo": (
         "demo.command",
-        "train with reinforcement learning under injected kills, and prove it",
+        "train with reinforcement learning while processes are killed, and check the weights",
     ),
-    "chaos": ("chaos.command", "hurt a training job, and judge what that did to it"),
-    "inspect": ("commands.inspect", "show what a checkpoint holds"),
+    "chaos": ("chaos.command", "inject faults into a training job and check the training"),
+    "inspect": ("commands.inspect", "show the contents of a checkpoint"),
     "cat": (
         "commands.cat",
         "print a tensor, a slice of it, its statistics or a plain value",
     ),
-    "diff": ("commands.diff", "show where two checkpoints differ"),
+    "diff": ("commands.diff", "show the differences between two checkpoints"),
     "verify": (
         "commands.verify",
         "check every byte of a checkpoint against its checksums",
@@ -62,7 +62,7 @@ COMMANDS: Final = {
     "convert": ("commands.convert", "convert between formats of checkpoints"),
     "prune": (
         "commands.prune",
-        "remove old checkpoints, never the newest verified one",
+        "remove old checkpoints, but never the newest verified one",
     ),
     "bench": (
         "bench.command",

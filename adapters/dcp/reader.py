@@ -128,8 +128,8 @@ class HoldfastReader(StorageReader):
         if len(set(seen)) > 1:
             steps = [found.step for found in seen]
             raise MismatchError(
-                f"{self._root}: the ranks found the steps {steps}, or different saves of one: a "
-                "save ended meanwhile; load again, and name the step"
+                f"{self._root}: the ranks found the steps {steps}, or different saves of one "
+                "step, because a save ended meanwhile; load again, and name the step"
             )
         return plans
 

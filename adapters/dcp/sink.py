@@ -130,7 +130,7 @@ class DcpSink(Closing):
 
     def finish(self) -> None:
         """Write the rest and the metadata, and move the directory to its final path."""
-        assert self._writer is not None and self._folder is not None, "begin comes first"
+        assert self._writer is not None and self._folder is not None, "call begin() first"
         self._flush()
         with _refusals(self._path):
             self._writer.finish(self._metadata, [self._results])
@@ -149,7 +149,7 @@ class DcpSink(Closing):
 
     def _put(self, items: list[WriteItem], data: Mapping[MetadataIndex, Any]) -> None:
         """Have torch write one file, and record every name of each item."""
-        assert self._writer is not None, "begin comes first"
+        assert self._writer is not None, "call begin() first"
         if not items:
             return
         plan = SavePlan(items, storage_data=torch_private.storage_prefix(f"__{self._files}_"))

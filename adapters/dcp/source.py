@@ -96,7 +96,9 @@ class DcpSource(Closing):
 
     def _check(self, fqn: str, info: object) -> None:
         if not isinstance(info, torch_private.storage_info_class()):
-            raise StateError(f"{self.origin}: {fqn}: stored in a way that only its writer knows")
+            raise StateError(
+                f"{self.origin}: {fqn}: stored in a format that only its writer can read"
+            )
         if Path(info.relative_path).name != info.relative_path or info.offset < 0:
             raise CorruptError(f"{self.origin}: {fqn}: lies at {info.relative_path!r}, outside it")
         if getattr(info, "transform_descriptors", None):
@@ -131,7 +133,7 @@ class DcpSource(Closing):
 
     def _object(self, fqn: str) -> object:
         if not self._items[fqn]:
-            raise CorruptError(f"{self.origin}: {fqn}: is stored nowhere; save again")
+            raise CorruptError(f"{self.origin}: {fqn}: no file stores it; save again")
         info = self._items[fqn][0].info
         try:
             with (self._path / info.relative_path).open("rb") as file:
@@ -147,8 +149,8 @@ class DcpSource(Closing):
 
     def _absent(self, fqn: str, info: StorageInfo) -> CorruptError:
         return CorruptError(
-            f"{self._path / info.relative_path}: missing, {fqn} is to be there; restore the file "
-            "from a copy"
+            f"{self._path / info.relative_path}: the file is missing, and the metadata lists "
+            f"{fqn} in it; restore the file from a copy"
         )
 
     def read(self, fqn: str, box: Box) -> memoryview:

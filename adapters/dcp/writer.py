@@ -75,8 +75,8 @@ class HoldfastWriter(StorageWriter):
         open_store(self._root)
         if not self._together:
             raise StateError(
-                "use_collectives=False saves every rank by itself, a checkpoint here is one of all "
-                "ranks; leave use_collectives at True"
+                "use_collectives=False saves every rank by itself, but a Holdfast checkpoint "
+                "belongs to all ranks; leave use_collectives at True"
             )
         return plan
 
@@ -269,7 +269,7 @@ def _paths(
 def _values(objects: dict[str, object]) -> dict[str, Json]:
     for fqn in objects:
         if fqn.startswith(PATHS):
-            raise StateError(f"{fqn}: names that start with {PATHS} are taken; rename the entry")
+            raise StateError(f"{fqn}: names that start with {PATHS} are reserved; rename the entry")
     return {fqn: plain.encode(value, fqn) for fqn, value in objects.items()}
 
 

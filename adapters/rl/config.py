@@ -106,7 +106,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"group is {self.group}: an advantage needs at least 2 samples")
         if self.groups * self.group % self.microbatches:
             raise ValueError(
-                f"{self.groups} groups x {self.group} samples do not part into "
+                f"{self.groups} groups x {self.group} samples cannot be divided into "
                 f"{self.microbatches} equal microbatches"
             )
         if self.eta < 0:
@@ -122,9 +122,14 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def _check_tp(self) -> None:
         if self.pretrained is not None:
-            raise ValueError(f"tp is {self.tp}: a pretrained model is not cut, leave it 1")
+            raise ValueError(
+                f"tp is {self.tp}: Holdfast does not split a pretrained model; set tp to 1"
+            )
         if self.lora is not None:
-            raise ValueError(f"tp is {self.tp}: adapters are not cut, leave it 1 or lora null")
+            raise ValueError(
+                f"tp is {self.tp}: Holdfast does not split LoRA adapters; set tp to 1 or lora to "
+                "null"
+            )
         if self.model.heads % self.tp:
             raise ValueError(f"tp is {self.tp}, needed: a divisor of {self.model.heads} heads")
 
@@ -213,7 +218,7 @@ def load_config(path: Path) -> RLConfig:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: {error}; see RLConfig for the fields there are") from error
+        raise ConfigError(f"{path}: {error}; see RLConfig for its fields") from error
 
 
 def save_config(config: RLConfig, path: Path) -> None:

@@ -100,7 +100,9 @@ class Rollouts:
         rolled back by a loss that the parity covers.
         """
         if self._served is not None:
-            raise ConfigError("others sample here: samples() and serve() do not go together")
+            raise ConfigError(
+                "serve() lets other processes sample: samples() cannot be used beside it"
+            )
         if not self._run.is_leader:
             return
         self._begin()
@@ -315,7 +317,7 @@ class Rollouts:
                 try:
                     self._session.sidecar.log_drop(worker.log, node=worker.node)
                 except CkptError as error:
-                    _log.warning("log of %s stays: %s", worker.seat, error)
+                    _log.warning("the token log of %s cannot be removed: %s", worker.seat, error)
         self._state.workers = ()
 
     def _from_rank_0(self, payload: bytes) -> bytes:

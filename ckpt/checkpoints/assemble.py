@@ -97,7 +97,8 @@ class Assembler:
         filled = sum(common.size for common in shared.values())
         if filled != wanted.size:
             raise CorruptError(
-                f"{self._source.origin}: tensor {fqn}: {filled} of {wanted.size} elements are there"
+                f"{self._source.origin}: tensor {fqn}: {filled} of {wanted.size} elements were "
+                "saved"
             )
         self._source.scatter(
             [

@@ -60,7 +60,9 @@ def known_chunks(
     origin = store.where(f"{folder}/{MANIFEST}")
     manifest = read_manifest(data, origin=origin)
     if manifest.step != step:
-        raise CorruptError(f"{origin}: is of step {manifest.step}; name the directory as it was")
+        raise CorruptError(
+            f"{origin}: the directory contains step {manifest.step}; give it its old name again"
+        )
     base = BaseStep(step=step, digest=sha256(data).hexdigest())
     if writer >= len(manifest.writers):
         return base, {}
@@ -129,7 +131,7 @@ def _needed_by(store: Store, folder: str) -> set[str] | None:
         except NotFoundError:
             continue
         except CorruptError as error:
-            _log.warning("no pack of a removed step is removed for now: %s", error)
+            _log.warning("no pack of a removed step is deleted for now: %s", error)
             return None
         return {from_root("", base.path) for base in bases}
     return None

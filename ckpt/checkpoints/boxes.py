@@ -80,8 +80,8 @@ class BoxReader:
                 batch, nbytes = [], 0
         if filled != box.size:
             raise CorruptError(
-                f"{self._source.origin}: tensor {fqn}: {filled} of {box.size} elements are there; "
-                "load another step"
+                f"{self._source.origin}: tensor {fqn}: {filled} of {box.size} elements were "
+                "saved; load another step"
             )
         self._source.scatter(batch)
         return out

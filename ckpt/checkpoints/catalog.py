@@ -83,7 +83,7 @@ def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
         record.pack.nbytes,
         record.bases,
     ):
-        raise CorruptError(f"{origin}: belongs to another pack than the manifest says")
+        raise CorruptError(f"{origin}: it belongs to another pack than the one in the manifest")
     return index
 
 
@@ -95,7 +95,7 @@ def noted(store: Store, folder: str) -> list[str] | None:
     except NotFoundError:
         return []  # there is no note
     except CorruptError as error:
-        _log.warning("what a removed step left stays where it is: %s", error)
+        _log.warning("files of a removed step cannot be deleted: %s", error)
         return None
 
 
@@ -227,8 +227,8 @@ def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
     manifest = load_manifest(store, folder)
     if manifest.step != step:
         raise CorruptError(
-            f"{store.where(folder)}/{MANIFEST}: is of step {manifest.step}; the directory was "
-            "renamed, name it as it was"
+            f"{store.where(folder)}/{MANIFEST}: it contains step {manifest.step}; the directory "
+            "was renamed, give it its old name again"
         )
 
     def load(record: WriterRecord) -> PackIndex:

@@ -218,8 +218,8 @@ def commit(
             if _published(store, folder, writers, run=run, generation=generation, mesh=mesh):
                 return
         raise StoreError(
-            f"{store.where(folder)}: {_ATTEMPTS} times another saver was quicker; let one saver "
-            "at a time save a step"
+            f"{store.where(folder)}: {_ATTEMPTS} times another process committed first; let one "
+            "process at a time save a step"
         )
     except CkptError:
         refmap.heal(store, folder)
@@ -243,7 +243,7 @@ def _published(
             _withdraw(store, folder, writers, generation=generation, winner=before)
             raise FencedError(
                 f"{origin}: generation {before.generation} of the run has committed this step, "
-                f"generation {generation} may not any more"
+                f"so generation {generation} may not commit it"
             )
         if (before.generation, before.writers) == (generation, writers):
             _settle(store, folder, before)
@@ -270,8 +270,8 @@ def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict
     for record in writers:
         if store.size(f"{folder}/{record.index.path}") is None:
             raise StoreError(
-                f"{origin}: {record.index.path}, which writer {record.writer} wrote, is not seen "
-                "here; give all ranks one root that all of them see"
+                f"{origin}: {record.index.path}, which writer {record.writer} wrote, is not "
+                "visible here; give all ranks one root that all of them can read"
             )
     packs = {record.writer: load_index(store, folder, record) for record in writers}
     for record in writers:
@@ -287,7 +287,11 @@ def _settle(store: Store, folder: str, manifest: Manifest) -> None:
     try:
         _tidy(store, folder, manifest)
     except (StoreError, CorruptError) as error:
-        _log.warning("step %d is committed, old files of it stay: %s", manifest.step, error)
+        _log.warning(
+            ("step %d is committed, but old files of it cannot be deleted: %s"),
+            manifest.step,
+            error,
+        )
 
 
 def _writers(
@@ -304,8 +308,8 @@ def _writers(
     found = sorted(receipt.files.writer for receipt in receipts)
     if len(sizes) != 1 or found != list(range(sizes.pop())):
         raise CorruptError(
-            f"{origin}: receipts of writers {found} of {[r.world_size for r in receipts]}; every "
-            "writer must be there once; save again"
+            f"{origin}: receipts of writers {found} of {[r.world_size for r in receipts]}; "
+            "exactly one of every writer is needed; save again"
         )
     return tuple(sorted((r.files for r in receipts), key=lambda record: record.writer))
 
@@ -339,7 +343,9 @@ def _withdraw(
     try:
         store.delete(sorted(f"{folder}/{path}" for path in own))
     except StoreError as error:
-        _log.warning("files of an older generation stay in step %d: %s", winner.step, error)
+        _log.warning(
+            ("files of an older generation in step %d cannot be deleted: %s"), winner.step, error
+        )
 
 
 def _merged_stem(writers: Sequence[WriterRecord], generation: int, *, run: str) -> str:

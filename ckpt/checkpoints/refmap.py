@@ -47,7 +47,7 @@ def heal(store: Store, folder: str) -> None:
     except NotFoundError:
         return
     except CkptError as error:
-        _log.warning("the reference map of %s is not to be trusted: %s", folder, error)
+        _log.warning("the reference map of %s is invalid: %s", folder, error)
 
 
 def _is_right(store: Store, folder: str, manifest: Manifest) -> bool:

@@ -103,8 +103,8 @@ def examine(store: Store, step: int) -> Examination:
         manifest = load_manifest(store, folder)
         if manifest.step != step:
             raise CorruptError(
-                f"{store.where(folder)}: holds step {manifest.step}; the directory was renamed, "
-                "name it as it was"
+                f"{store.where(folder)}: it contains step {manifest.step}; the directory was "
+                "renamed, give it its old name again"
             )
     if found.faults:
         return found

@@ -72,8 +72,8 @@ class RawTensor:
         got = self._file.read_into([into], at)
         if got != into.nbytes:
             raise CorruptError(
-                f"{origin}: ends at byte {at + got}, {at + into.nbytes} are needed: it was cut "
-                "off; fetch it again"
+                f"{origin}: the file ends at byte {at + got}, {at + into.nbytes} are needed: it "
+                "was cut off; fetch it again"
             )
 
 

@@ -145,7 +145,7 @@ class CheckpointSink(Closing):
         except NotFoundError:
             return
         raise StoreError(
-            f"{self.where}: there is a checkpoint of step {self._step} already, it is not "
+            f"{self.where}: a checkpoint of step {self._step} already exists and is not "
             "overwritten; choose another target or step"
         )
 
@@ -198,7 +198,7 @@ class CheckpointSink(Closing):
     def write(self, fqn: str, box: Box, data: memoryview) -> None:
         """Write the next piece."""
         if self._filler is None:
-            raise StateError("ask for pieces() first: they are written in that order")
+            raise StateError("call pieces() first: they are written in its order")
         self._filler.push(fqn, box, data)
 
     def finish(self) -> None:

@@ -69,7 +69,7 @@ class Handover:
                 self._changed.notify_all()
                 return
         self._raise()
-        raise StateError("more bytes came than the file has room for")
+        raise StateError("there are more bytes than the file has room for")
 
     def finish(self) -> None:
         """End the parts and wait until the consumer is done; raises its error."""
@@ -123,7 +123,8 @@ class Filler:
         number, piece = self._due.popleft() if self._due else (-1, None)
         if piece != (fqn, box):
             raise StateError(
-                f"{fqn} {box} is not what comes next ({piece}); push what pieces() yields, in order"
+                f"{fqn} {box} is not the next piece ({piece}); push the pieces in the order of "
+                "pieces()"
             )
         self._turn_to(number)
         assert self._open is not None
@@ -142,7 +143,9 @@ class Filler:
     def finish(self) -> None:
         """Complete all files. Raises ``StateError`` if a piece was not pushed."""
         if self._due:
-            raise StateError(f"{self._due[0][1]} and {len(self._due) - 1} more pieces never came")
+            raise StateError(
+                f"{self._due[0][1]} and {len(self._due) - 1} more pieces were never pushed"
+            )
         self._turn_to(len(self._files))
 
     def abandon(self) -> None:

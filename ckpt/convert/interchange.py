@@ -133,8 +133,8 @@ class TransferBudget:
         """Divide ``memory_bytes``. Raises ``StateError`` if that is too little to work with."""
         if memory_bytes < MEMORY_LEAST:
             raise StateError(
-                f"{memory_bytes} bytes of memory are too little to work with; "
-                f"give at least {MEMORY_LEAST >> 20} MiB"
+                f"{memory_bytes} bytes of memory are too little; give at least "
+                f"{MEMORY_LEAST >> 20} MiB"
             )
         threads = min(max(memory_bytes // _MEMORY_PER_THREAD, 1), _THREADS)
         piece = min(memory_bytes // 16, PIECE_BYTES)
@@ -210,7 +210,7 @@ def choose(source: TensorSource, select: Sequence[str] | None) -> TransferSelect
     if select is not None and not stored:
         raise MismatchError(
             f"{source.origin}: {', '.join(select)} selects none of its {len(source.specs)} "
-            f"tensors; there is {', '.join(list(source.specs)[:6]) or 'nothing'}"
+            f"tensors; it has {', '.join(list(source.specs)[:6]) or 'none'}"
         )
     specs = {
         name: TensorSpec(fqn=name, dtype=source.specs[at].dtype, shape=source.specs[at].shape)

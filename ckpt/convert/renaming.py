@@ -32,7 +32,7 @@ class Renamed(Closing):
             if (renamed := rename(name)) is None:
                 continue
             if renamed in self._stored or renamed in self.aliases or not renamed:
-                raise MismatchError(f"{self.origin}: {name} cannot be called {renamed!r} as well")
+                raise MismatchError(f"{self.origin}: {name}: the name {renamed!r} is taken")
             if at in new:
                 self.aliases[renamed] = new[at]
             else:
@@ -79,7 +79,7 @@ def without_prefix(source: TensorSource, prefix: str) -> Renamed:
     """
     if not any(name.startswith(prefix) for name in (*source.specs, *source.aliases)):
         raise MismatchError(
-            f"{source.origin}: no tensor's name starts with {prefix!r}; there is "
+            f"{source.origin}: no tensor's name starts with {prefix!r}; it has "
             f"{', '.join(list(source.specs)[:6]) or 'none'}"
         )
     return Renamed(source, lambda name: name[len(prefix) :] if name.startswith(prefix) else None)
@@ -104,7 +104,7 @@ def the_module(source: TensorSource) -> str:
     names = module_names(source)
     if len(names) != 1:
         raise MismatchError(
-            f"{source.origin}: holds the tensors of {', '.join(names) or 'no module'}; "
-            "say with --name which are to be written"
+            f"{source.origin}: holds the tensors of {', '.join(names) or 'no module'}; choose "
+            "one of them with --name"
         )
     return names[0]

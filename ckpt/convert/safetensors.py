@@ -238,8 +238,8 @@ class SafetensorsSink(Closing):
         for name in there:
             if finished or name not in ours:
                 raise StoreError(
-                    f"{self._store.where(name)}: there already, it is not overwritten; remove it "
-                    "or choose another target"
+                    f"{self._store.where(name)}: already exists and is not overwritten; remove "
+                    "it or choose another target"
                 )
 
     def pieces(self, most_bytes: int) -> Iterator[Piece]:
@@ -250,7 +250,7 @@ class SafetensorsSink(Closing):
 
     def _started(self) -> Filler:
         if self._filler is None:
-            raise StateError("begin() comes before pieces and bytes")
+            raise StateError("call begin() before pieces and bytes")
         return self._filler
 
     def write(self, fqn: str, box: Box, data: memoryview) -> None:

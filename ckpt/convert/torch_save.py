@@ -62,7 +62,10 @@ class TorchSaveSource(Closing):
         elif isinstance(value, Mapping) and (not name or _holds_tensors(value)):
             for key, item in value.items():
                 if not isinstance(key, str | int) or key == "":
-                    raise StateError(f"{self.origin}: {name}: key {key!r} is not a name")
+                    raise StateError(
+                        f"{self.origin}: {name}: key {key!r} is not a non-empty string or an "
+                        "integer"
+                    )
                 self._walk(join(name, str(key)), item, depth=depth + 1)
         elif name and isinstance(value, list | tuple) and _holds_tensors(value):
             for number, item in enumerate(value):
@@ -116,7 +119,7 @@ def _load(path: str | Path, origin: str) -> object:
         raise NotFoundError(f"{path}: no such file; check the path") from error
     except pickle.UnpicklingError as error:
         found = _TYPE.search(str(error))
-        what = f"an object of type {found[1]}" if found else "something that is no tensor"
+        what = f"an object of type {found[1]}" if found else "an object that is not a tensor"
         raise StateError(
             f"{origin}: holds {what}, which is refused: only tensors and plain values load without "
             "running code. Save the state dict alone, in the program that wrote the file"
@@ -161,7 +164,7 @@ class TorchSaveSink(Closing):
         """Allocate disk space. Raises ``StoreError`` if there is none, or the file exists."""
         if self._store.size(self._name) is not None:
             raise StoreError(
-                f"{self._target}: there already, it is not overwritten; remove it or choose "
+                f"{self._target}: already exists and is not overwritten; remove it or choose "
                 "another target"
             )
         self._specs, self._aliases, self._values = specs, aliases, values
@@ -207,7 +210,7 @@ class TorchSaveSink(Closing):
 
     def _opened(self) -> mmap.mmap:
         if self._room is None:
-            raise StateError("begin() comes before bytes")
+            raise StateError("call begin() before bytes")
         return self._room
 
     def close(self) -> None:

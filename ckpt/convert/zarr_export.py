@@ -66,7 +66,7 @@ def export_zarr(
     if select is not None and not chosen:
         raise MismatchError(
             f"{source.origin}: {', '.join(select)} selects none of its {len(manifest.tensors)} "
-            f"tensors; there is {', '.join(list(manifest.tensors)[:6]) or 'nothing'}"
+            f"tensors; it has {', '.join(list(manifest.tensors)[:6]) or 'none'}"
         )
     tensors = {fqn: record for fqn, record in manifest.tensors.items() if fqn in chosen}
     tied = {alias: fqn for alias, fqn in manifest.aliases.items() if fqn in chosen}
@@ -132,8 +132,7 @@ def _check_complete(
         wanted = _count(record.shape, record.cell)
         if (there := found[array_name(fqn)]) != wanted:
             raise CorruptError(
-                f"{origin}: tensor {fqn}: {there} of its {wanted} chunks are there; load another "
-                "step"
+                f"{origin}: tensor {fqn}: {there} of its {wanted} chunks exist; load another step"
             )
 
 

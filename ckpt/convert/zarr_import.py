@@ -59,8 +59,8 @@ class _Strict(WrapperStore[LocalStore]):
         found = await super().get(key, prototype, byte_range)
         if found is None and key.rpartition("/")[2] not in _DOCUMENTS:
             raise CorruptError(
-                f"{self._store.root}/{key}: missing; restore it from a copy, or say that chunks "
-                "that are not there mean the fill value (missing='fill')"
+                f"{self._store.root}/{key}: missing; restore it from a copy, or read missing "
+                "chunks as the fill value (missing='fill')"
             )
         return found
 
@@ -122,7 +122,7 @@ class ZarrDirectorySource(Closing):
         raise MismatchError(
             f"{self.origin}: array {array.path or fqn}: data type {name!r}"
             + (f" with torch_dtype {said!r}" if said is not None else "")
-            + f" is not one that torch has; there is {', '.join(DTYPES)}"
+            + f" has no counterpart in torch; supported are {', '.join(DTYPES)}"
         )
 
     def read(self, fqn: str, box: Box) -> memoryview:
@@ -155,8 +155,8 @@ def _opened(store: Any, path: Path) -> zarr.Group | Array:
         return zarr.open(store, mode="r")
     except (FileNotFoundError, NodeNotFoundError) as error:
         raise NotFoundError(
-            f"{path}: no Zarr array or group is there; check the path, and that it is a directory "
-            "with a zarr.json"
+            f"{path}: there is no Zarr array or group; check the path, and that it is a "
+            "directory with a zarr.json"
         ) from error
     except ValueError as error:
         raise CorruptError(f"{path}: not a Zarr group: {error}") from error

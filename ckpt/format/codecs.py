@@ -146,9 +146,9 @@ def decode(
     """
     view = memoryview(data).cast("B")
     if (claimed := _claimed_bytes(codec, view)) != nbytes:
-        raise CorruptError(f"compressed data says it holds {claimed} bytes, not {nbytes}")
+        raise CorruptError(f"the compressed data declares {claimed} bytes, not {nbytes}")
     if nbytes > view.nbytes * MAX_RATIO:
-        raise CorruptError(f"{view.nbytes} bytes cannot be {nbytes} bytes compressed")
+        raise CorruptError(f"{view.nbytes} bytes cannot be the compressed form of {nbytes} bytes")
     into = memoryview(bytearray(nbytes)) if into is None else into
     try:
         _implementation(codec).decode(view, out=into)

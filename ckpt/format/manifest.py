@@ -226,7 +226,7 @@ def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
     """Refuse bytes that other JSON readers could read differently, such as repeated keys."""
     if version > 1:
         if msgspec.json.encode(record, order="deterministic") != body:
-            raise ValueError("not in the one spelling there is (a repeated or unknown field?)")
+            raise ValueError("not in the canonical form (a repeated or unknown field?)")
         return
     json.loads(body, object_pairs_hook=_without_repeats)
 
@@ -234,7 +234,7 @@ def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
 def _without_repeats(pairs: list[tuple[str, Json]]) -> None:
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
-        raise ValueError(f"a field is there twice among {sorted(keys)[:20]}")
+        raise ValueError(f"a field occurs twice among {sorted(keys)[:20]}")
 
 
 def read_manifest(data: bytes, *, origin: str) -> Manifest:
@@ -354,7 +354,10 @@ def _fault_of(
     if chunk.stored is not None and chunk.blocks:
         return "has block checksums with a codec"
     if chunk.stored is not None and not 0 < padded_bytes(chunk, tensor) <= chunk.stored * MAX_RATIO:
-        return f"{chunk.stored} bytes cannot be {padded_bytes(chunk, tensor)} bytes compressed"
+        return (
+            f"{chunk.stored} bytes cannot be the compressed form of "
+            f"{padded_bytes(chunk, tensor)} bytes"
+        )
     if chunk.base is not None and not 0 <= chunk.base < len(index.bases):
         return f"lies in base {chunk.base} of {len(index.bases)}"
     limit = index.pack_bytes if chunk.base is None else index.bases[chunk.base].nbytes

@@ -320,8 +320,7 @@ class PackWriter:
     def _fault(self, ref: ChunkRef, found: str) -> CorruptError:
         return CorruptError(
             f"writer {self._index.writer}: tensor {ref.fqn}: the {ref.chunk.nbytes} bytes in "
-            f"memory {found}; nothing is published of them: the snapshot is not to be trusted, use "
-            "another"
+            f"memory {found}; none of them is published: the snapshot is damaged, use another"
         )
 
     def _placed(self, started: _Started) -> Iterator[Buffer | PieceCopy]:

@@ -318,7 +318,7 @@ class ChunkReader:
         box = self._chunk.box
         return CorruptError(
             f"{self._pack.origin}: tensor {self._fqn}: the chunk {list(box.offset)} + "
-            f"{list(box.shape)} was damaged at or behind offset {self._chunk.at + at} ({found}); "
+            f"{list(box.shape)} was damaged at or after offset {self._chunk.at + at} ({found}); "
             "load another step, or restore the file from a copy"
         )
 

@@ -163,7 +163,10 @@ def differences(
             )
     if not strict:
         return differs
-    extra = [f"extra: {fqn} was saved and is not wanted" for fqn in sorted(saved.keys() - used)]
+    extra = [
+        (f"extra: {fqn} was saved, and this state has no such tensor")
+        for fqn in sorted(saved.keys() - used)
+    ]
     return differs + missing + extra
 
 

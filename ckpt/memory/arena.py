@@ -272,8 +272,8 @@ class Arena:
             os.close(owner_fd)
             os.close(lock_fd)
             raise FencedError(
-                f"{directory}: another sidecar of this node is at work; end it, or give this node "
-                "another name"
+                f"{directory}: another sidecar of this node is running; end it, or give this "
+                "node another name"
             )
         return cls(directory, lock_fd, owner_fd, run=run)
 

@@ -62,7 +62,7 @@ def form_groups(
 
 def _explain(groups: Groups, labels: Mapping[str, str], *, parity: int, columns: int) -> str:
     if parity == 0:
-        return "no parity: what a lost node held is lost with it"
+        return "no parity: the memory of a lost node is lost"
     text = f"{_sizes(groups)}, any {parity}{' of each' * (len(groups) > 1)} may be lost"
     if max(Counter(labels.values()).values()) == 1:
         return text

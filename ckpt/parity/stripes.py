@@ -412,9 +412,9 @@ def _sources(
         ]
     )
     if not missing:
-        return sources, "every rank's block is held"
+        return sources, "every rank's block is in memory"
     where = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in missing)
-    return sources, f"every rank's block is held or rebuilt from parity ({where})"
+    return sources, f"every rank's block is in memory or rebuilt from parity ({where})"
 
 
 def _first_of(remains: _Remains) -> list[str | None]:

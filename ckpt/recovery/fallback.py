@@ -95,7 +95,7 @@ def next_course(course: Course, faults: Iterable[ReadFault]) -> Course:
             why = f"{refused}; {_name(older)} is the next older one"
             return going_on(moved, course.older[number + 1 :], why)
         refused = f"{refused}; {_name(older)}: {why_not}"
-    return going_on(None, (), f"{refused}; nothing else is in memory")
+    return going_on(None, (), f"{refused}; no other step is in memory")
 
 
 def _rebuilt(
@@ -107,7 +107,7 @@ def _rebuilt(
     """
     at_fault = {fault.rank: fault for fault in faults}
     if WHOLE_POINT in at_fault:
-        return None, f"{_name(point)} does not hold together"
+        return None, f"{_name(point)} is inconsistent"
     sources: list[BlockSource] = []
     for source in point.sources:
         fault, gone = at_fault.get(source.rank), source.node not in nodes
@@ -128,7 +128,7 @@ def _rebuilt(
 def _rebuilt_words(before: RestorePoint, now: RestorePoint) -> str:
     changed = [new for old, new in zip(before.sources, now.sources, strict=True) if old != new]
     if not changed:
-        return "the same again"
+        return "a second attempt from the same sources"
     return ", ".join(f"rank {source.rank} rebuilt on {source.node}" for source in changed)
 
 

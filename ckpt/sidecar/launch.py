@@ -146,7 +146,7 @@ def _await_address(process: subprocess.Popen[bytes], log: Path | None, *, give_u
         left_s = deadline_s - monotonic()
         found = select.select(heard, [], [], max(left_s, 0))[0]
         if give_up_fd in found:
-            raise PeerError("the sidecar was no longer wanted while it started")
+            raise PeerError("the start of the sidecar was cancelled")
         if not found:
             raise PeerError(f"the sidecar did not start within {START_TIMEOUT_S:g} s; see {log}")
         if not (part := process.stdout.read(4096)):

@@ -139,7 +139,7 @@ class Sidecar:
             try:
                 return at(str(config.port))
             except PeerError as error:
-                _log.warning("%s: %s; another port is taken", config.node, error)
+                _log.warning("%s: %s; using another port", config.node, error)
         return at("*")
 
     def close(self, *, remove: bool) -> None:
@@ -217,7 +217,9 @@ class Sidecar:
         try:
             self._worlds.write(msgspec.json.encode([worlds[number] for number in sorted(worlds)]))
         except OSError as error:
-            _log.warning("%s: a crash would forget what memory holds: %s", self.core.node, error)
+            _log.warning(
+                ("%s: snapshots in memory would not survive a crash: %s"), self.core.node, error
+            )
 
     def _readopt(self) -> None:
         """Take over the slots and the generation of an earlier process of this node."""

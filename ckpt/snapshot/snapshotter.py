@@ -143,7 +143,7 @@ class Snapshotter:
         where the state cannot be captured, or has changed shape at this rank alone.
         """
         if persist and self._checkpoint is None:
-            raise StoreError(f"step {step} is to be persisted, but no checkpoint root was given")
+            raise StoreError(f"step {step} cannot be persisted: no checkpoint root was given")
         self.fence()
         began_s = time.perf_counter()
         try:
@@ -184,7 +184,7 @@ class Snapshotter:
         anew = self._plan is not None
         if anew:
             self.stats.replans += 1
-            _log.info("the state is planned anew: %s", change)
+            _log.info("planning the state again: %s", change)
         try:
             return CapturePlan.build(
                 flat,
@@ -196,7 +196,7 @@ class Snapshotter:
             if not anew:
                 raise
             raise StateError(
-                f"the tracked state changed at this rank ({change}), and no plan came of it: "
+                f"the tracked state changed at this rank ({change}), and planning it failed: "
                 f"{error}. It must change at all ranks before the same snapshot; where an "
                 "optimizer makes state at each rank's first gradient, step it once with zero "
                 "gradients everywhere before training"
@@ -314,7 +314,7 @@ class Snapshotter:
         except CapacityError as error:
             self.stats.left_out += 1
             self._starved = True
-            self._discard(task, f"there was no room for it: {error}")
+            self._discard(task, f"it has no room in memory: {error}")
         except GivenUpError as error:
             self.stats.torn = "the state of another rank"
             self._discard(task, str(error))

@@ -57,7 +57,9 @@ class StoreGather:
         Raises ``StateError`` if other ranks do not call it in time, and at every later call.
         """
         if self._over:
-            raise StateError(f"the ranks cannot plan together any more: {self._over}")
+            raise StateError(
+                f"the ranks cannot plan together after an earlier failure: {self._over}"
+            )
         if self._size == 1:
             return [value]
         turn, self._turn = self._turn, self._turn + 1
@@ -91,7 +93,7 @@ class StoreGather:
                 if self._poll is not None:
                     self._poll()
                 if time.monotonic() > deadline_s:
-                    raise StateError(f"rank {rank} did not come to plan within {limit_s:g} s")
+                    raise StateError(f"rank {rank} did not begin to plan within {limit_s:g} s")
                 time.sleep(_POLL_S)
             found.append(self._get(turn, rank))
         return found
@@ -100,7 +102,7 @@ class StoreGather:
         head = f"{turn}/{rank}"
         count = self._store.get(head).decode()
         if count == _GIVEN_UP:
-            raise StateError(f"rank {rank} waited to plan, and gave up")
+            raise StateError(f"rank {rank} gave up waiting for the other ranks to plan")
         return b"".join(self._store.get(f"{head}/{i}") for i in range(int(count)))
 
 

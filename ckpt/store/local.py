@@ -61,7 +61,7 @@ def _refusals(path: Path, doing: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: not there (cannot {doing}); check the path") from error
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "see what the system says and try again")
+        remedy = _REMEDIES.get(error.errno or 0, "see the system's message and try again")
         raise StoreError(f"{path}: cannot {doing}: {error.strerror}; {remedy}") from error
 
 
@@ -100,7 +100,7 @@ class LocalFile:
             found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode):
             self.close()
-            raise CorruptError(f"{path}: is not a plain file; put there what was written")
+            raise CorruptError(f"{path}: it is not a regular file; restore the original")
         self.nbytes = found.st_size
 
     def read_into(self, buffers: Sequence[Buffer], at: int) -> int:

@@ -51,7 +51,9 @@ class NewFolder(Closing):
 
     def _refuse_existing(self) -> None:
         if os.path.lexists(self.target):
-            raise StoreError(f"{self.target}: exists; nothing is written over, choose another name")
+            raise StoreError(
+                f"{self.target}: already exists and is not overwritten; choose another name"
+            )
 
     def _remove_others(self) -> None:
         prefix = f".{self.target.name}."

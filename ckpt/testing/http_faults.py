@@ -28,7 +28,7 @@ class HttpFault(Enum):
     """The fault of a request."""
 
     REFUSE = "answer with an error status"
-    RESET_BEFORE = "reset the connection before the server hears of the request"
+    RESET_BEFORE = "reset the connection before the server gets the request"
     RESET_DURING = "reset both connections in the middle of the request's body"
     LOSE_REPLY = "let the server do it, then reset the connection instead of replying"
     TRUNCATE = "end the connection in the middle of the reply's body"

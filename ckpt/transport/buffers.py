@@ -62,7 +62,7 @@ class Buffers:
         if lent + nbytes > whole or held + nbytes > share:
             raise BusyError(
                 f"{lent:,} bytes are unanswered, {held:,} of them by this client; at most "
-                f"{whole:,} and {share:,} may be: ask again later"
+                f"{whole:,} and {share:,} may be: retry later"
             )
 
     @property

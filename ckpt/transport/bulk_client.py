@@ -130,7 +130,7 @@ class BulkClient:
         """Replace a lost session; raise if the old one has taken the request in progress."""
         sent = self._counter
         if self._open(deadline_s).seen >= sent:
-            raise PeerError(f"{op} was taken but its answer lost on the way; ask again")
+            raise PeerError(f"{op} was accepted, but its answer was lost; retry")
 
     def _configure(self, socket: zmq.Socket[bytes]) -> None:
         assert self._grant is not None

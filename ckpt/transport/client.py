@@ -140,7 +140,7 @@ class Client:
                 events = self._control.events()
                 refusals += events.count(REFUSED)
                 if LOST in events or refusals >= _REFUSALS:
-                    raise NoAnswerError(f"nobody serves there any more: no answer to {op}")
+                    raise NoAnswerError(f"the server has ended: no answer to {op}")
                 continue
             try:
                 header = decode_header(parts[0])

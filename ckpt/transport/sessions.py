@@ -115,7 +115,7 @@ class Sessions:
     def _find(self, name: bytes) -> BulkSession:
         session = self._table.get(name)
         if session is None or session.ends_s <= self._clock():
-            raise EnvelopeError(Reason.UNKNOWN_SESSION, "no such session: ask for one")
+            raise EnvelopeError(Reason.UNKNOWN_SESSION, "no such session: open one")
         self._table.move_to_end(name)
         return session
 

@@ -70,7 +70,8 @@ def _reopened(root: str, step: int, digest: int) -> SourceRanges:
     source = StoreSource(root, step)
     if _digest(source) != digest:
         raise CorruptError(
-            f"{source.origin}: was saved again since the Zarr store was made; open it anew"
+            f"{source.origin}: the step was saved again after the Zarr store was opened; open it "
+            "again"
         )
     return SourceRanges(source)
 

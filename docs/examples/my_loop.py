@@ -47,6 +47,6 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--step-s", type=float, default=0.0, help="how long a step takes at least")
+    parser.add_argument("--step-s", type=float, default=0.0, help="least duration of a step")
     torch.set_num_threads(1)
     main(parser.parse_args())

@@ -16,6 +16,9 @@ FACES: Final = {
 }
 """Public module → one sentence about it. Nothing else is public."""
 
+OPAQUE: Final = {"Loader"}
+"""Public classes whose members only the training loop calls. Their pages show no members."""
+
 
 class UndocumentedError(Exception):
     """A public name has no docstring, so that the reference would have an empty entry."""
@@ -100,5 +103,6 @@ def _page(face: str, home: dict[str, list[str]]) -> str:
             links.append(f"[`{name}`]({first}.md#{first}.{name})")
         lines += [f"Also here: {', '.join(links)}.", ""]
     for name in home[face]:
-        lines += [f"::: {face}.{name}", ""]
+        options = ["    options: {members: false}"] if name in OPAQUE else []
+        lines += [f"::: {face}.{name}", *options, ""]
     return "\n".join(lines)

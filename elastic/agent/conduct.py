@@ -277,9 +277,9 @@ class Conductor:
             self._finish(
                 JobOutcome(
                     ok=False,
-                    message=f"{why}, for the {self._stalls}. time without a newly protected step: "
-                    "do all ranks call the same collectives in the same order? the events "
-                    "'stack' say where each of them stands",
+                    message=f"{why}, for the {self._stalls}. time without a newly protected "
+                    "step: do all ranks call the same collectives in the same order? the events "
+                    "'stack' show the stack of each",
                 )
             )
             return

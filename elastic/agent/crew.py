@@ -334,8 +334,8 @@ class Crew:
         if self._roster.generation is None:
             command = " ".join(self._config.command)
             self._fail_job(
-                f"{worker.seat} ended without training ({command}): have the script call a "
-                "function decorated with @elastic.resilient"
+                f"{worker.seat} ended without training ({command}): the script must call a "
+                "function decorated with @holdfast.resilient"
             )
 
     def _describe(self, worker: SeatProcess, code: int) -> str:

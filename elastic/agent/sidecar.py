@@ -163,7 +163,11 @@ class SidecarKeeper:
 
     def _refused(self, sidecar: NodeSidecar, error: Exception) -> None:
         if not isinstance(error, FencedError):
-            _log.warning("the sidecar at %s is ended, it failed a call: %s", sidecar.address, error)
+            _log.warning(
+                ("ending the sidecar at %s, because a call to it failed: %s"),
+                sidecar.address,
+                error,
+            )
             sidecar.kill()
 
     def stop(self) -> None:

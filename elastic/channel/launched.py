@@ -169,7 +169,7 @@ class LaunchedChannel(Unwatched):
                 pass
             time.sleep(_POLL_S)
         raise JobFailedError(
-            f"rank 0 was not found through {self._where.master}: look at its output"
+            f"rank 0 cannot be found through {self._where.master}: look at its output"
         )
 
     def _board_of(self, *, serve: bool) -> TCPStore:
@@ -298,8 +298,8 @@ def _mesh(spec: JobSpec, processes: int) -> MeshSize:
         best = f", of which a mesh of {mesh.text} would use {mesh.ranks}" if mesh else ""
         wanted = spec.most if spec.dp is not None else f"at least {spec.least}"
         raise ConfigError(
-            f"the launcher started {processes} processes{best}, the script asks for {wanted}: "
-            "change the one or the other"
+            f"the launcher started {processes} processes{best}, and the script needs {wanted}: "
+            "change one of them"
         )
     return mesh
 

@@ -122,8 +122,8 @@ class Journal:
 
     def _error(self, error: OSError) -> CoordinatorError:
         return CoordinatorError(
-            f"{self._path}: {error.strerror}; the coordinator changes nothing it cannot write "
-            "down: make room, or choose another run directory"
+            f"{self._path}: {error.strerror}; the coordinator makes no change that it cannot "
+            "record: make room, or choose another run directory"
         )
 
 

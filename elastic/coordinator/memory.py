@@ -102,7 +102,7 @@ class KeyValueTable:
         """Write and return the revision. Raises ``LeaseExpiredError``."""
         if len(value) > MAX_VALUE_BYTES:
             raise CoordinatorError(
-                f"{key}: value of {len(value)} bytes, at most {MAX_VALUE_BYTES} are taken"
+                f"{key}: value of {len(value)} bytes, at most {MAX_VALUE_BYTES} are accepted"
             )
         if lease is not None:
             self._live(lease)

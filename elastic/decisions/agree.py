@@ -226,12 +226,14 @@ def decide(
     if stale and not _is_broken(view):
         until_s = now_s if seen.parted_s is None else seen.parted_s + policy.reach_settle_s
         if now_s < until_s and not all_asked(view):
-            clauses = [*told(parted(view)), "waiting for what the others reach"]
+            clauses = [*told(parted(view)), "waiting for the reports of the other nodes"]
             return Idle(until_s=until_s), "; ".join(clauses)
     if not stale:
         joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
         if stand and not me.leaving:
-            joins = joins or ["who wanted to join is gone, but the trainers stand"]
+            joins = joins or [
+                ("the worker that wanted to join is gone, but the trainers have halted")
+            ]
         elif not joins:
             return Idle(until_s=at_s), f"generation {view.number} stands"
         elif at_s is not None and now_s < at_s + step_s:
@@ -523,7 +525,7 @@ def _gather(
         if now_s < until_s:
             return WaitForFences(
                 until_s=until_s
-            ), f"nobody survived, {_names(pending)} still starting"
+            ), f"no trainer survived, {_names(pending)} still starting"
     turn_s = quorum_s + policy.stagger_s * _turn(view, node)
     if now_s < turn_s:
         return WaitForFences(until_s=turn_s), "another node proposes first"

@@ -70,7 +70,7 @@ def depart(
     if not mine:
         return lingers or (Leave(), "no worker of the node trains")
     if since_s < SETTLE_S and not rushed:
-        return Stay(), "others may have been told at the same time"
+        return Stay(), "other nodes may have got notice at the same time"
     order = sorted((each.leaving, name) for name, each in view.nodes.items() if each.leaving)
     if order and order[0][1] != node and not rushed:
         return Stay(), f"node {order[0][1]} leaves first"

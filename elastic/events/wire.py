@@ -60,8 +60,8 @@ class UserEvent(Event, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.name or self.name in KINDS:
             raise ConfigError(
-                f"an event of your own is called {self.name!r}, which is a kind of Holdfast's or "
-                "empty: give it another name"
+                f"the event name {self.name!r} is empty or one of Holdfast's kinds: choose "
+                "another name"
             )
         if taken := self.fields.keys() & {*ENVELOPE, "kind"}:
             raise ConfigError(
@@ -104,14 +104,14 @@ def decode(line: bytes | msgspec.Raw) -> Event:
             return decoder.decode(line)
         return of_fields(msgspec.json.decode(line, type=dict[str, Any]))
     except msgspec.MsgspecError as error:
-        raise EventFormatError(f"no event: {error}; in {bytes(line)[:200]!r}") from error
+        raise EventFormatError(f"not an event: {error}; in {bytes(line)[:200]!r}") from error
 
 
 def of_fields(told: Mapping[str, Any]) -> Event:
     """Return the event that a mapping is, of this or an older version; raises as `decode`."""
     version = told.get("v", 1)
     if not told.get("kind"):
-        raise EventFormatError(f"no event: it has no kind; in {dict(told)}")
+        raise EventFormatError(f"not an event: it has no kind; in {dict(told)}")
     if version > VERSION:
         raise EventFormatError(
             f"an event of version {version}; this Holdfast reads up to {VERSION}: read it with "
@@ -122,7 +122,7 @@ def of_fields(told: Mapping[str, Any]) -> Event:
         try:
             return msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
-            raise EventFormatError(f"no event: {error}; in {dict(told)}") from error
+            raise EventFormatError(f"not an event: {error}; in {dict(told)}") from error
     own = {name: value for name, value in fields.items() if name not in (*ENVELOPE, "kind")}
     envelope = {name: fields[name] for name in ENVELOPE if name in fields}
     return UserEvent(name=fields["kind"], fields=own, **envelope)

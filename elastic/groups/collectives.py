@@ -467,7 +467,9 @@ _graves: list[InterruptibleGroup] = []
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> InterruptibleGroup:
     guard = _guard
     if guard is None:
-        raise RuntimeError("the holdfast backend serves elastic.resilient; wrap the loop with it")
+        raise RuntimeError(
+            "the holdfast backend works only inside a function decorated with @holdfast.resilient"
+        )
     make = functools.partial(
         torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
     )

@@ -263,7 +263,7 @@ def settle(mark: Marker, guard: WaitGuard, *, timeout_s: float) -> None:
         while not mark.query():
             guard.check()
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"the device is not done with the step after {timeout_s:g} s")
+                raise TimeoutError(f"the device has not finished the step after {timeout_s:g} s")
             time.sleep(_SETTLE_POLL_S)
     guard.check()
 

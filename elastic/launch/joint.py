@@ -213,7 +213,10 @@ class JointLauncher(Launcher):
             if self._coordinator.compare_and_set(key, "{}", expected=0, lease=presence.lease):
                 self._number, self._number_lease = number, presence.lease
                 return number
-        return f"another launcher is number {joint.number}, or its end has yet to be noticed"
+        return (
+            f"another launcher is number {joint.number}, or the coordinator has not noticed its "
+            "end yet"
+        )
 
     def _presence_lost(self) -> None:
         """Note the loss, on the lease's thread; `_stay` claims the number again."""

@@ -87,7 +87,7 @@ def plan(
         _mesh_reason(mesh_reason, placement, mesh=mesh, spares=len(ready) - mesh.ranks),
         share_reason,
         why_left_out(everyone),
-        f"{_listed(sorted(held))} held off after repeated losses" if held else "",
+        f"{_listed(sorted(held))} excluded after repeated losses" if held else "",
         survives,
         _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
     ]

@@ -189,7 +189,7 @@ class HoldfastRendezvous(RendezvousHandler):
         try:
             self._link.say(participant)
         except CoordinatorError as error:
-            _log.info("to be said when the coordinator is back: %s", error)
+            _log.info("the node will register when the coordinator is back: %s", error)
 
     def _await_round(self, after: int, *, deadline_s: float) -> Enter:
         ready: tuple[str, ...] = ()
@@ -251,7 +251,7 @@ class HoldfastRendezvous(RendezvousHandler):
         else:
             store = _connect(host, int(port), read_s=self._patience.read_s)
         if store is None:
-            _log.info("round %d: nobody serves its store at %s", formed.number, formed.store)
+            _log.info("round %d: no process serves its store at %s", formed.number, formed.store)
             return None
         self._round, self._met = formed, store
         said = Participant(node=self._node, host=self._host, store=formed.store, waits_after=None)

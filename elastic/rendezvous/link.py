@@ -225,7 +225,7 @@ class RendezvousLink:
             try:
                 self._renew()
             except CoordinatorError as error:
-                _log.debug("the rendezvous is out of reach: %s", error)
+                _log.debug("the rendezvous cannot be reached: %s", error)
 
     def _renew(self) -> None:
         """Renew the lease.
@@ -238,7 +238,7 @@ class RendezvousLink:
             try:
                 coordinator = self._connected()
                 if self._lease is None:
-                    raise LeaseExpiredError("there is none")
+                    raise LeaseExpiredError("there is no lease")
                 coordinator.keep_alive(self._lease)
                 if coordinator.get(self._key_of(self._said)) is None:
                     raise LeaseExpiredError("the table was lost")  # its number may be reused

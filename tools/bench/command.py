@@ -94,41 +94,46 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "bench",
         help="measure snapshots, checkpoints and parity on this machine",
-        description="Times Holdfast's data path in turn with a physical reference (memcpy, a plain "
-        "file, a plain connection) and with what others offer (DCP is torch.distributed.checkpoint)"
-        ", and shows medians. Times as multiples: below 1 is faster than the other.",
+        description="Times Holdfast's data path in turn with a physical reference (memcpy, a "
+        "plain file, a plain connection) and with other tools (DCP is "
+        "torch.distributed.checkpoint), and shows medians. A ratio below 1 means that Holdfast "
+        "is faster.",
     )
     parser.add_argument(
         "sections",
         nargs="*",
         metavar="NAME",
-        help=f"what to measure (all of it): {', '.join(SECTIONS)}",
+        help=f"sections to measure (default: all): {', '.join(SECTIONS)}",
     )
     parser.add_argument(
         "--megabytes",
         type=_positive,
         metavar="M",
-        help=f"size of the state ({_MEGABYTES}; with --quick {_QUICK_MEGABYTES})",
+        help=f"size of the state in MiB (default: {_MEGABYTES}; with --quick: {_QUICK_MEGABYTES})",
     )
     parser.add_argument(
-        "--repeat", type=_positive, default=5, metavar="N", help="rounds after the warm-up (5)"
+        "--repeat",
+        type=_positive,
+        default=5,
+        metavar="N",
+        help="measured rounds after the warm-up (default: 5)",
     )
-    parser.add_argument("--quick", action="store_true", help="a small state, small worlds")
+    parser.add_argument("--quick", action="store_true", help="use a small state and few ranks")
     parser.add_argument(
         "--minutes",
         type=_minutes,
         metavar="M",
-        help="how long goodput trains (5; with --quick some seconds)",
+        help="minutes of training in the goodput section (default: 5; with --quick: a few seconds)",
     )
     parser.add_argument(
         "--dir",
         type=Path,
-        help="where to write; emptied afterwards (default: the directory for temporary files)",
+        help="directory for temporary files of the benchmark (default: the system's)",
     )
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="also write the figures as JSON, every sample in it (- is stdout)",
+        help="also write the figures and every sample as JSON (- means stdout)",
     )
     return parser
 
@@ -152,7 +157,9 @@ def _minutes(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Measure the requested sections and print the table."""
     if unknown := [name for name in args.sections if name not in SECTIONS]:
-        raise ConfigError(f"no section {unknown[0]!r} to measure; there is {', '.join(SECTIONS)}")
+        raise ConfigError(
+            f"no section {unknown[0]!r} to measure; choose from {', '.join(SECTIONS)}"
+        )
     chosen = [name for name in SECTIONS if not args.sections or name in args.sections]
     megabytes = args.megabytes or (_QUICK_MEGABYTES if args.quick else _MEGABYTES)
     size_bytes = megabytes << 20
@@ -221,18 +228,19 @@ def require_room(sections: Sequence[str], size_bytes: int, place: Path) -> None:
     memory = size_bytes * max(SECTIONS[name].memory for name in sections)
     if disk and (free := shutil.disk_usage(place).free) < disk + _SLACK_BYTES:
         raise StoreError(
-            f"{place}: {_megabytes(disk + _SLACK_BYTES)} are needed and {_megabytes(free)} are "
-            "free; choose another place with --dir, or fewer --megabytes"
+            f"{place}: the benchmark needs {_megabytes(disk + _SLACK_BYTES)} and "
+            f"{_megabytes(free)} are free; choose another directory with --dir, or a smaller "
+            "--megabytes"
         )
     if shared and (free := shutil.disk_usage(ARENA_ROOT).free) < shared + _SLACK_BYTES:
         raise CapacityError(
-            f"{ARENA_ROOT}: {_megabytes(shared + _SLACK_BYTES)} of shared memory are needed and "
-            f"{_megabytes(free)} are free; take fewer --megabytes"
+            f"{ARENA_ROOT}: the benchmark needs {_megabytes(shared + _SLACK_BYTES)} of shared "
+            f"memory and {_megabytes(free)} are free; choose a smaller --megabytes"
         )
     if (free := _free_memory()) < memory + _SLACK_BYTES:
         raise CapacityError(
-            f"{_megabytes(memory + _SLACK_BYTES)} of memory are needed and {_megabytes(free)} are "
-            "free; take fewer --megabytes"
+            f"the benchmark needs {_megabytes(memory + _SLACK_BYTES)} of memory and "
+            f"{_megabytes(free)} are free; choose a smaller --megabytes"
         )
 
 

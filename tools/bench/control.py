@@ -233,7 +233,7 @@ class _Plane:
                         if until_s is None:
                             return
                         self._now_s = max(self._now_s, until_s)
-        raise HoldfastError("the simulated control plane does not come to rest; report this")
+        raise HoldfastError("the simulated control plane does not settle; report this")
 
     def _look(self) -> agree.Decision:
         """Read the changes, decode them and decide, as an agent does."""

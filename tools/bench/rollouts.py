@@ -54,7 +54,9 @@ def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
         event.step: int(event.values["tokens"] or 0) for event in of_kind(events, MetricsLogged)
     }
     if len(ends) <= skipped:
-        raise ValueError(f"{len(ends)} steps were made, more than {skipped} are needed")
+        raise ValueError(
+            f"{len(ends)} steps were completed, and the measurement needs more than {skipped}"
+        )
     steps = sorted(ends)
     first, *counted = steps[skipped - 1 :]
     seconds = ends[counted[-1]] - ends[first]

@@ -67,7 +67,7 @@ class BenchRow:
         if not self.samples_s:
             raise ValueError(f"{self.section}: {self.name} was never timed")
         if not self.beside:
-            raise ValueError(f"{self.section}: {self.name} stands beside nothing")
+            raise ValueError(f"{self.section}: {self.name} has no reference beside it")
 
     @property
     def seconds(self) -> float:

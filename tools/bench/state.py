@@ -54,7 +54,7 @@ class BenchState:
         """Raise ``CorruptError`` unless ``other`` holds the same bits."""
         for name, tensor in self.tensors.items():
             if not torch.equal(tensor, other.tensors[name]):
-                raise CorruptError(f"{what}: {name} came back other than it was")
+                raise CorruptError(f"{what}: {name} differs from the saved tensor")
 
     def views(self) -> list[memoryview]:
         """Return the bytes of every tensor, in place."""
@@ -96,5 +96,5 @@ def read_raw(state: BenchState, path: Path) -> None:
             at = 0
             while at < view.nbytes:
                 if not (count := file.readinto(view[at:])):
-                    raise CorruptError(f"{path}: is shorter than the state")
+                    raise CorruptError(f"{path} is shorter than the state")
                 at += count

@@ -30,9 +30,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the commands and their arguments."""
     parser = subparsers.add_parser(
         "chaos",
-        help="hurt a training job, and judge what that did to it",
-        description="Hurts a job as a scenario says, and judges what that did to the training, not "
-        "only whether it went on.",
+        help="inject faults into a training job and check the training",
+        description="Injects the faults of a scenario into a training job and checks the result: "
+        "not only that the job goes on, but that it trains every sample once and reaches the "
+        "same state.",
         formatter_class=HelpFormatter,
     )
     inner = parser.add_subparsers(dest="chaos", metavar="COMMAND", required=True)

@@ -38,7 +38,7 @@ def find(text: str) -> tuple[Scenario, Path]:
     if text not in known and path.suffix != ".toml" and not path.is_file():
         close = difflib.get_close_matches(text, known) or list(known)
         raise ScenarioError(
-            f"{text}: no file, and no ready scenario of that name; there is {', '.join(close)} "
-            "(`holdfast chaos list`)"
+            f"{text}: there is no such file and no included scenario of that name; choose from "
+            f"{', '.join(close)} (`holdfast chaos list`)"
         )
     return load(path), path

@@ -22,8 +22,8 @@ _FAILURE = pytest.StashKey[str]()
 
 _MARKER = (
     "chaos(seed=0, nodes=2, trainers=1, parity=None, spares=0, domains={}, kinds=(), "
-    "deadline_s=120): the nodes of the `cluster` fixture: how many, or name → role → workers; what "
-    "the seed of `nemesis` is; kinds of faults that must be prepared before the job starts"
+    "deadline_s=120): the nodes of the `cluster` fixture (their number, or name → role → "
+    "workers), the seed of `nemesis`, and the kinds of faults to prepare before the job starts"
 )
 
 
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="seed of every nemesis, instead of that of the test's `chaos` marker",
+        help="seed of every nemesis; it overrides the seed of a test's `chaos` marker",
     )
 
 

@@ -48,7 +48,7 @@ def _history(folder: Path) -> ReportedRun:
     history = of_events(events)
     if not history.commits:
         raise HistoryError(
-            f"{folder}: neither a run nor a history; give the folder of `holdfast chaos run`, one "
-            "with many of them, or what HOLDFAST_HISTORY named"
+            f"{folder}: neither a run nor a history; give the folder of `holdfast chaos run`, a "
+            "folder of such folders, or the folder that HOLDFAST_HISTORY named"
         )
     return judged(events, history, check(history), folder=folder.name)

@@ -37,8 +37,8 @@ class ScenarioRuns:
         for kind in sorted({fault.kind for fault in scenario.fault}):
             if world not in CATALOGUE[kind].worlds:
                 raise ScenarioError(
-                    f"{path}: {kind} does not exist in the {world} world; `holdfast chaos faults` "
-                    "says what does"
+                    f"{path}: {kind} does not exist in the {world} world; `holdfast chaos "
+                    "faults` lists the kinds of each world"
                 )
         self._scenario, self._path, self._name = scenario, path, name
         self._world, self._tell = world, tell
@@ -120,7 +120,7 @@ def emptied(folder: Path) -> None:
     try:
         if folder.exists() and any(folder.iterdir()):
             if not ((folder / STRIKES).exists() or (folder / SCENARIO).exists()):
-                raise ConfigError(f"{folder}: there is something else in it; give another --out")
+                raise ConfigError(f"{folder}: the folder contains other files; give another --out")
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -58,7 +58,7 @@ examples:
   holdfast cat runs/demo optimizer.groups                  all plain values below a name
 
 bfloat16, float8 and float4 are shown as float32, complex32 as complex64; both are exact. Statistics
-are of the finite numbers; quantiles are right to 0.4 %. Only what is selected is read, and checked.
+are of the finite numbers; quantiles are right to 0.4 %. Only selected bytes are read, and verified.
 """
 
 
@@ -72,7 +72,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     add_path(parser)
-    parser.add_argument("name", metavar="NAME[SLICE]", help="a tensor, perhaps sliced, or a value")
+    parser.add_argument(
+        "name", metavar="NAME[SLICE]", help="a tensor, a slice of one, or a plain value"
+    )
     add_step(parser)
     parser.add_argument("--full", action="store_true", help="print every number")
     parser.add_argument("--stats", action="store_true", help="print statistics instead")
@@ -157,7 +159,7 @@ def _unknown(source: StoreSource, name: str, values: list[str]) -> NotFoundError
     names = [*source.manifest.tensors, *source.manifest.aliases, *values]
     near = difflib.get_close_matches(split_name(name)[0], names, n=4, cutoff=0.5)
     remedy = f"similar: {', '.join(near)}" if near else "`holdfast inspect PATH` lists the names"
-    return NotFoundError(f"{source.origin}: no tensor and no value {name!r}; {remedy}")
+    return NotFoundError(f"{source.origin}: no tensor or plain value is named {name!r}; {remedy}")
 
 
 def _numbers(reader: BoxReader, chosen: TensorSelection, part: Selection) -> Array:

@@ -31,8 +31,8 @@ def pointed_at(path: str, step: int | None) -> tuple[str, int | None]:
     root, named = locate(path)
     if named is not None and step not in (None, named):
         raise ConfigError(
-            f"{path} is step {named}, and step {step} is asked for; give the root {root}, or no "
-            "other step"
+            f"{path} is step {named}, but step {step} was requested; give the root {root}, or "
+            "leave the step out"
         )
     return root, named if step is None else step
 
@@ -88,7 +88,7 @@ def add_compress(parser: argparse._ActionsContainer) -> None:
         type=_codec,
         metavar="GLOB=CODEC",
         help="compress tensors whose names match, as in '*=zstd:3' or '*.exp_avg=blosc-lz4'; the "
-        "first match counts; '*=none' compresses nothing (default: as the source is)",
+        "first match counts; '*=none' compresses nothing (default: as in the source)",
     )
 
 
@@ -124,7 +124,7 @@ def add_select(parser: argparse.ArgumentParser) -> None:
         "--select",
         action="append",
         metavar="GLOB",
-        help="only names that match, as in 'model.*.weight'; may be given several times",
+        help="use only names that match, as in 'model.*.weight'; repeatable",
     )
 
 

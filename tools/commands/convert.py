@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from holdfast.tools.subcommand import Subparsers
 
 _DESCRIPTION: Final = (
-    "Converts between checkpoints of Holdfast, of torch.distributed.checkpoint, safetensors files "
-    "(single, or sharded as Hugging Face does), torch.save files and Zarr directories, piece by "
-    "piece in bounded memory. Formats are recognised where --from and --to are not given. Nothing "
-    "is overwritten, and the target appears complete or not at all."
+    "Converts between checkpoints of Holdfast, of torch.distributed.checkpoint, safetensors "
+    "files (single, or sharded as Hugging Face does), torch.save files and Zarr directories, "
+    "piece by piece in bounded memory. Without --from and --to the command recognises the "
+    "formats. Nothing is overwritten, and the target appears complete or not at all."
 )
 
 
@@ -55,7 +55,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("source", type=place, metavar="SOURCE", help="a file or a directory")
     parser.add_argument(
-        "target", type=place, metavar="TARGET", help="what to write; must not be there yet"
+        "target",
+        type=place,
+        metavar="TARGET",
+        help="file or directory to write; it must not exist yet",
     )
     parser.add_argument("--from", dest="source_format", choices=FORMATS, help="format of SOURCE")
     parser.add_argument("--to", dest="target_format", choices=FORMATS, help="format of TARGET")
@@ -65,24 +68,27 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
-    names = parser.add_argument_group("what is taken, and what it is called")
+    names = parser.add_argument_group("selection and names")
     names.add_argument(
         "--select",
         action="append",
         metavar="GLOB",
-        help="only names of SOURCE that match, as in 'model.*'; may be given several times",
+        help="convert only names of SOURCE that match, as in 'model.*'; repeatable",
     )
     prefix = names.add_mutually_exclusive_group()
     prefix.add_argument(
         "--prefix",
         type=_prefix,
         metavar="TEXT",
-        help="what names of a whole state have before those of its model, as in 'model.': taken "
-        "off on the way to safetensors and torch (what is not under it stays behind), put on on "
-        "the way from them",
+        help="prefix of the model's names in a whole state, as in 'model.'. A safetensors or "
+        "torch target gets the names without it (and only tensors that have it); a safetensors "
+        "or torch source gets the prefix added",
     )
     prefix.add_argument(
-        "--name", type=_module, metavar="NAME", help="the module: the same as --prefix NAME."
+        "--name",
+        type=_module,
+        metavar="NAME",
+        help="name of the model in the state; the same as --prefix NAME.",
     )
     names.add_argument(
         "--tie",
@@ -90,10 +96,12 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
         type=_tie,
         default=[],
         metavar="NAME=STORED",
-        help="safetensors: NAME is tied to the tensor STORED",
+        help="safetensors source: NAME is tied to the tensor STORED",
     )
     names.add_argument(
-        "--duplicate-tied", action="store_true", help="safetensors: store under every tied name"
+        "--duplicate-tied",
+        action="store_true",
+        help="safetensors target: store tied tensors under every name",
     )
 
 
@@ -116,7 +124,8 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         "--file-size",
         type=parse_bytes,
         metavar="SIZE",
-        help="safetensors: several files of this size and an index, where there is more (4GiB)",
+        help="safetensors target: split larger data into files of this size with an index "
+        "(default: 4GiB)",
     )
     ways.add_argument(
         "--memory",
@@ -139,7 +148,7 @@ def _tie(text: str) -> tuple[str, str]:
 def _prefix(text: str) -> str:
     if text and not text.endswith("."):
         raise argparse.ArgumentTypeError(
-            f"{text!r} ends within a name; write --prefix {text}. or --name {text}"
+            f"{text!r} does not end with a dot; write --prefix {text}. or --name {text}"
         )
     return text
 
@@ -248,4 +257,4 @@ def _report(args: argparse.Namespace, done: Transferred, *, kind: str, wanted: s
         f"{kind} to {wanted}"
     )
     if left_out:
-        print(f"{left_out} plain values have no place in {wanted} and were left out")
+        print(f"{left_out} plain values were left out: {wanted} cannot store them")

@@ -1,4 +1,4 @@
-"""`holdfast diff`: show where two checkpoints differ in names, shapes and values."""
+"""`holdfast diff`: show the differences between two checkpoints in names, shapes and values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "diff",
-        help="show where two checkpoints differ",
+        help="show the differences between two checkpoints",
         description="Compares names, shapes, element types and values of two checkpoints, "
         "whatever their layouts. Every byte that is read is checked.",
         epilog=_EPILOG,
@@ -84,14 +84,16 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--atol", type=_distance, help="absolute tolerance (none)")
     add_select(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--keys", action="store_true", help="names, shapes and types only")
-    what.add_argument("--values", action="store_true", help="plain values only")
+    what.add_argument("--keys", action="store_true", help="compare only names, shapes and types")
+    what.add_argument("--values", action="store_true", help="compare only plain values")
     what.add_argument(
         "--checksums",
         action="store_true",
         help="do not read tensors whose recorded checksums are equal: fast, but no proof",
     )
-    parser.add_argument("--full", action="store_true", help="show all that differs, not the first")
+    parser.add_argument(
+        "--full", action="store_true", help="show every difference, not only the first ones"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_resources(parser)
     return parser

@@ -83,7 +83,7 @@ def _new(path: str) -> str:
     """Return ``path``. Raises ``StoreError`` if it exists already."""
     if _is_file(path) or _names(path):
         raise StoreError(
-            f"{path}: there already, it is not overwritten; remove it or choose another target"
+            f"{path} already exists and is not overwritten; remove it or choose another target"
         )
     return path
 
@@ -216,11 +216,10 @@ def source_format(path: str) -> str:
         if entry.found(path):
             return name
     if not _is_file(path) and not _names(path):
-        raise MismatchError(f"{path}: there is nothing, or an empty directory; check the path")
+        raise MismatchError(f"{path} does not exist or is an empty directory; check the path")
     sought = "; ".join(f"{name}: {entry.evidence}" for name, entry in FORMATS.items())
     raise MismatchError(
-        f"{path}: of no format that is known by its looks; looked for: {sought}. Say what it is "
-        "with --from"
+        f"{path}: the format is not recognised; looked for: {sought}. Name it with --from"
     )
 
 
@@ -236,6 +235,6 @@ def target_format(path: str, source: str) -> str:
         return "holdfast"
     endings = ", ".join(s for entry in FORMATS.values() for s in entry.suffixes)
     raise MismatchError(
-        f"{path}: its name does not say which format to write (known endings: {endings}); say it "
+        f"{path}: the name does not tell the format to write (known endings: {endings}); name it "
         f"with --to: {', '.join(FORMATS)}"
     )

@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "inspect",
-        help="show what a checkpoint holds",
+        help="show the contents of a checkpoint",
         description="Shows the steps below a directory, and the tensors, plain values and layout "
         "of one of them. Reads no tensor.",
         epilog=_EPILOG,
@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add_path(parser)
     add_step(parser)
     parser.add_argument("--tree", action="store_true", help="show the names as a tree, with sizes")
-    parser.add_argument("--layout", action="store_true", help="show which writer holds which part")
+    parser.add_argument("--layout", action="store_true", help="show which rank wrote which part")
     add_select(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -157,7 +157,7 @@ def show_summary(manifest: Manifest, there: list[StepInfo], *, console: Console)
     }
     if bases := manifest.bases():
         homes = sorted({path.split("/")[1] for path in bases})
-        rows["refers to"] = f"{len(bases)} packs of {', '.join(homes)}, which have to stay"
+        rows["refers to"] = f"{len(bases)} packs of {', '.join(homes)}, which must be kept"
     codecs = sorted({str(tensor.codec) for tensor in manifest.tensors.values() if tensor.codec})
     if codecs:
         count = sum(tensor.codec is not None for tensor in manifest.tensors.values())

@@ -1,4 +1,4 @@
-"""`holdfast prune`: remove old checkpoints, never the newest verified one."""
+"""`holdfast prune`: remove old checkpoints, but never the newest verified one."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ examples:
   holdfast prune runs/demo --keep-best eval.loss:min:2      a plain value of the state
   holdfast prune runs/demo --ttl 7d --pin 4000              pins last until --unpin
 
-A step stays when any rule keeps it. --ttl ends what the others keep, but never a pinned step, and
-never the newest one whose bytes can be trusted. In days, hours or minutes, it counts from when this
-host first ran prune on the root and saw the step; other hosts' clocks are never looked at. In
-steps, as in 5000steps, it needs no clock. Packs that a step which stays refers to stay too.
+A step stays if any rule keeps it. --ttl also removes steps that other rules keep, but never a
+pinned step, and never the newest step whose bytes verify. An age in days, hours or minutes counts
+from the moment when prune on this host first saw the step; it uses no other host's clock. An age in
+steps, as in 5000steps, needs no clock. Packs to which a remaining step refers stay too.
 """
 
 
@@ -59,9 +59,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "prune",
-        help="remove old checkpoints, never the newest verified one",
+        help="remove old checkpoints, but never the newest verified one",
         description="Removes checkpoints below ROOT that no rule keeps, and says why. The newest "
-        "one whose bytes can be trusted stays in any case; when none can be trusted, all stay.",
+        "checkpoint whose bytes verify always stays; if none verifies, all stay.",
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
@@ -70,7 +70,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--keep-last", type=positive, default=3, metavar="N", help="keep the newest N (3)"
     )
     parser.add_argument(
-        "--keep-every", type=positive, metavar="K", help="keep steps that K divides"
+        "--keep-every", type=positive, metavar="K", help="keep every step that is a multiple of K"
     )
     parser.add_argument(
         "--keep-best",
@@ -78,16 +78,20 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="METRIC:min|max[:N]",
-        help="keep the N (1) best by a plain value; may be given several times",
+        help="keep the N (default: 1) best steps by a plain value; repeatable",
     )
-    parser.add_argument("--ttl", type=_limit, metavar="AGE", help="as in 7d, 12h or 5000steps")
+    parser.add_argument(
+        "--ttl", type=_limit, metavar="AGE", help="remove older steps, as in 7d, 12h or 5000steps"
+    )
     parser.add_argument(
         "--pin", type=step_number, nargs="+", default=[], metavar="STEP", help="never go"
     )
     parser.add_argument(
         "--unpin", type=step_number, nargs="+", default=[], metavar="STEP", help="may go"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be removed, and remove nothing"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -37,10 +37,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "reshard",
         help="rewrite a checkpoint for another layout",
-        description="Writes a checkpoint again, as the ranks of another mesh would have saved it. "
-        "Loading needs no resharding: any layout loads any checkpoint. Every byte is checked on "
-        "the way, and the source is not changed. Killed, the same command goes on behind the last "
-        "writer that was complete.",
+        description="Writes a checkpoint again, as the ranks of another mesh would have saved "
+        "it. Loading needs no resharding: any layout loads any checkpoint. Every byte is checked "
+        "on the way, and the source is not changed. After an interruption the same command "
+        "continues after the last complete writer.",
     )
     add_path(parser, "source", "SRC")
     parser.add_argument("target", type=place, metavar="DST", help="the root to write to")
@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         required=True,
         metavar="AXIS=N,…",
         help="the new layout, as in dp=4 or dp=2,tp=2; dp splits dim 0 of every tensor, as FSDP2 "
-        "does, other axes what --shard says",
+        "does; --shard defines the split along other axes",
     )
     parser.add_argument(
         "--shard",
@@ -58,8 +58,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=rule,
         default=[],
         metavar="GLOB=[AXIS:]DIM",
-        help="split dim DIM of the tensors that match, as in '*.wq.weight=0'; AXIS where the mesh "
-        "has several besides dp. The last one that fits counts",
+        help="split dim DIM of the tensors that match, as in '*.wq.weight=0'; name AXIS if the "
+        "mesh has several axes besides dp. The last rule that matches applies",
     )
     add_step(parser)
     parser.add_argument(
@@ -152,7 +152,9 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    resumed = f", {readable(total - done.bytes)} were there already" if total > done.bytes else ""
+    resumed = (
+        (f", {readable(total - done.bytes)} already in the target") if total > done.bytes else ""
+    )
     print(
         f"step {step} written: {written} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})"
     )

@@ -42,7 +42,7 @@ examples:
   holdfast run --nproc 2 --role rollout=2 rl.py      two trainers, two rollout workers
   holdfast run --nproc 4 -m package.training         a module, as python -m runs it
 
-Everything behind the script goes to the script. SIGKILL what you like: the job goes on.
+Arguments after the script go to the script. The job survives a SIGKILL of any worker.
 """
 _POLL_S = 0.1
 
@@ -71,20 +71,20 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="N workers of another role beside the trainers; may be repeated",
+        help="N workers of another role beside the trainers; repeatable",
     )
     add(
         "--parity",
         type=_parity,
         metavar="M",
         help="nodes that may be lost with their memory, or 'replicate' for whole copies "
-        "(default: what the script says)",
+        "(default: the script's value)",
     )
     add(
         "--parity-group",
         type=_positive,
         metavar="N",
-        help="preferred number of nodes that guard each other (default: what the script says)",
+        help="preferred number of nodes that guard each other (default: the script's value)",
     )
     add(
         "--memory",
@@ -94,18 +94,19 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "--checkpoint-bandwidth",
         metavar="RATE",
-        help="what a node may write of checkpoints, as in 500MB/s (default: no limit)",
+        help="limit of a node's checkpoint writes, as in 500MB/s (default: no limit)",
     )
     add(
         "--on-checkpoint-error",
         choices=("retry", "skip", "stop"),
         help="when a checkpoint cannot be written: try again and end the job only after several, "
-        "never end it, or end it at once (default: what the script says)",
+        "never end it, or end it at once (default: the script's value)",
     )
     add(
         "--disk",
         metavar="DIR",
-        help="spill snapshots to DIR on every node's own disk, and go on from what is there",
+        help="spill snapshots to DIR on every node's own disk, and resume from the snapshots "
+        "that are there",
     )
     add(
         "--stop-grace-s",
@@ -118,9 +119,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--coordinator",
         default=EMBEDDED,
         metavar="URL",
-        help="etcd://HOST:PORT[,HOST:PORT...] to agree through an etcd instead of a coordinator "
-        "that is part of this command; etcds:// with TLS; options: docs/reference/dependencies.md; "
-        "HOST:PORT with --nnodes: where the command on HOST serves it to the others",
+        help="address of the coordinator (default: this command runs one). "
+        "etcd://HOST:PORT[,HOST:PORT...] is an etcd, etcds:// one with TLS; options: "
+        "docs/reference/dependencies.md. With --nnodes, HOST:PORT is a coordinator that the "
+        "command on HOST runs for the others",
     )
     add(
         "--port",
@@ -146,14 +148,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=_seconds,
         default=LOCAL_TIMING.min_hang_s,
         metavar="S",
-        help="never call a worker hung before S seconds of silence (default %(default)g)",
+        help="least seconds of silence before a worker counts as hung (default %(default)g)",
     )
     add(
         "--max-hang-s",
         type=_seconds,
         default=LOCAL_TIMING.max_hang_s,
         metavar="S",
-        help="call a worker hung after S seconds at most, whatever its steps take "
+        help="most seconds of silence before a worker counts as hung, whatever its steps take "
         "(default %(default)g)",
     )
     add(
@@ -161,28 +163,29 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=_seconds,
         default=LOCAL_TIMING.first_hang_s,
         metavar="S",
-        help="the same for the first step of a generation, which may compile (default %(default)g)",
+        help="the same limit for the first step of a generation, which may compile (default "
+        "%(default)g)",
     )
     add(
         "--pause-s",
         type=_seconds,
         default=LOCAL_TIMING.pause_s,
         metavar="S",
-        help="the same for what is not training: building, restoring, a pause that the script "
-        "announced (default %(default)g)",
+        help="the same limit outside training: while the worker builds or restores, or in a "
+        "pause that the script announced (default %(default)g)",
     )
     add(
         "--notice-file",
         default="",
         metavar="FILE",
-        help="a node leaves in order once FILE exists; {node} in it stands for the node's name",
+        help="a node leaves in order once FILE exists; {node} in FILE stands for the node's name",
     )
     add(
         "--notice-url",
         default="",
         metavar="URL",
-        help="the same once a GET of URL succeeds with a body other than FALSE or NONE; EC2's, "
-        "below /latest/meta-data/, is asked with a session token (IMDSv2)",
+        help="a node leaves in order once a GET of URL succeeds with a body other than FALSE or "
+        "NONE; a request below EC2's /latest/meta-data/ carries a session token (IMDSv2)",
     )
     add(
         "--notice-header",
@@ -190,16 +193,17 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a header of those requests, as in Metadata-Flavor=Google; may be repeated",
+        help="a header of those requests, as in Metadata-Flavor=Google; repeatable",
     )
     add(
         "--grace-s",
         type=_seconds,
         default=NoticeConfig().grace_s,
         metavar="S",
-        help="time from such a notice, or an agent's SIGTERM, to the end (default %(default)g)",
+        help="seconds from such a notice, or from an agent's SIGTERM, to the end of the node "
+        "(default %(default)g)",
     )
-    add("--quiet", action="store_true", help="no progress lines on stderr")
+    add("--quiet", action="store_true", help="print no progress lines on stderr")
     add(
         "-m",
         "--module",
@@ -280,7 +284,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
     command = _command(args)
     if args.capture_output and args.run_dir is None:
-        raise ConfigError("--capture-output needs --run-dir DIR: that is where the output goes")
+        raise ConfigError("--capture-output needs --run-dir DIR: the output goes there")
     roles = dict(args.role)
     slots = {TRAINER: args.nproc, **roles}
     nodes = tuple(

@@ -31,8 +31,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--nnodes",
         metavar="N|MIN:MAX",
-        help="machines, each with its own `holdfast run`: MIN are waited for, MAX are the job's "
-        "full size (under srun: one per task)",
+        help="number of machines, each with its own `holdfast run`: the job waits for MIN and "
+        "uses at most MAX (under srun: one per task)",
     )
     add(
         "--node-rank",
@@ -43,22 +43,26 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--join",
         metavar="ADDRESS",
-        help="join the job whose coordinator is at HOST:PORT or etcd://...; never begin one",
+        help="join the job whose coordinator is at HOST:PORT or etcd://...; never start one",
     )
-    add("--host", metavar="ADDRESS", help="this machine's address for the others (default: found)")
+    add(
+        "--host",
+        metavar="ADDRESS",
+        help="this machine's address for the others (default: detected)",
+    )
     add(
         "--domain",
         metavar="NAME[,NAME...]",
-        help="what this launcher's nodes fail together with, such as a rack: one name for all of "
-        f"them, or one for each (default: {DOMAIN_ENV}; the machine with others, else each node "
-        "is a domain of its own)",
+        help="failure domain of this launcher's nodes, such as a rack: one name for all of them, "
+        f"or one for each (default: {DOMAIN_ENV}; else the machine if there are several, else "
+        "each node by itself)",
     )
     add("--job", metavar="NAME", help="the job's name at the coordinator (default: 'job')")
     add(
         "--key-file",
         metavar="FILE",
-        help=f"the key that admits launchers, the same on all machines (default: {KEY_FILE_ENV}, "
-        "~/.config/holdfast/key.json); made where there is none",
+        help="file with the key that admits launchers, the same on all machines (default: "
+        f"{KEY_FILE_ENV}, ~/.config/holdfast/key.json); created if missing",
     )
     add(
         "--join-timeout-s",
@@ -80,8 +84,8 @@ def joint_config(
     if not told and (step is None or step.tasks == 1):
         if args.coordinator != EMBEDDED and not is_etcd(args.coordinator):
             raise ConfigError(
-                f"--coordinator {args.coordinator}: one command alone needs no place to meet; add "
-                "--nnodes for several, or write etcd://HOST:PORT"
+                f"--coordinator {args.coordinator}: a single command runs its own coordinator; "
+                "add --nnodes for several machines, or write etcd://HOST:PORT"
             )
         return None
     least, most = _nnodes(args.nnodes) if args.nnodes else (1, 1)
@@ -133,8 +137,8 @@ def _place(args: argparse.Namespace, step: SlurmStep | None) -> CoordinatorPlace
     if step and step.hosts:
         return CoordinatorPlace(address=f"{step.hosts[0]}:{step.port}", may_host=step.task == 0)
     raise ConfigError(
-        "several machines need a place to meet: add --coordinator HOST:PORT (the launcher on HOST "
-        "serves it) or an etcd:// address, the same on all of them"
+        "several machines need a common coordinator: add --coordinator HOST:PORT (the launcher "
+        "on HOST serves it) or an etcd:// address, the same on all of them"
     )
 
 

@@ -54,7 +54,7 @@ as a container of its own (see docs/deploy):
   holdfast sidecar serve --run "$JOB" --host auto --file /shared/sidecar.json
 
 The script finds the sidecar by the file that HOLDFAST_SIDECAR names. When the launcher restarts the
-script's processes, they go on from the newest snapshot in the sidecars' memory. All nodes of a job
+script's processes, they resume from the newest snapshot in the sidecars' memory. All nodes of a job
 need the same --run and the same key file. A sidecar serves one job: stop it before another begins.
 """
 
@@ -63,9 +63,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "sidecar",
-        help="keep snapshots beside torchrun, Slurm or Kubernetes",
-        description="Run one node's sidecar by itself: it keeps the snapshots of a script that "
-        "another launcher starts, and starts anew.",
+        help="run one node's sidecar for a job that torchrun, Slurm or Kubernetes starts",
+        description="Run one node's sidecar by itself. It keeps the snapshots of a script that "
+        "another launcher starts and restarts.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -85,7 +85,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "--domain",
         metavar="NAME",
-        help=f"what the node fails together with, such as a rack (default: {DOMAIN_ENV}, itself)",
+        help=f"the node's failure domain, such as a rack (default: {DOMAIN_ENV}, itself)",
     )
     add(
         "--host",
@@ -97,13 +97,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "--file",
         metavar="FILE",
-        help=f"where the script finds it (default: {SIDECAR_ENV}, a file of the user's own)",
+        help=f"file in which the script finds the sidecar's address (default: {SIDECAR_ENV}, a "
+        "file of the user's own)",
     )
     add(
         "--key-file",
         metavar="FILE",
-        help=f"the job's key, the same on all nodes (default: {KEY_FILE_ENV}, "
-        "~/.config/holdfast/key.json); made where there is none",
+        help=f"file with the job's key, the same on all nodes (default: {KEY_FILE_ENV}, "
+        "~/.config/holdfast/key.json); created if missing",
     )
     add("--log-dir", type=Path, metavar="DIR", help="keep the sidecar's messages in DIR/logs")
     return parser
@@ -209,8 +210,8 @@ def _refuse_second(path: Path) -> SidecarFile | None:
         return None  # no file, or an unreadable one
     if found.pid != os.getpid() and _is_keeper(found.pid):  # containers reuse process ids
         raise ConfigError(
-            f"{path}: process {found.pid} keeps this sidecar already; `holdfast sidecar stop` ends "
-            "it, another --node or --file starts a second one"
+            f"{path}: process {found.pid} already runs this sidecar; `holdfast sidecar stop` "
+            "ends it, and another --node or --file starts a second one"
         )
     return found
 

@@ -30,7 +30,7 @@ _AT_ONCE: Final = 32
 _EPILOG: Final = """\
 examples:
   holdfast run --run-dir runs/live --nodes 3 train.py &
-  holdfast status runs/live                 what each node holds, and what it costs
+  holdfast status runs/live                 snapshots and costs of each node
   holdfast status runs/live --watch 2       the same, again every two seconds
   holdfast status runs/live --json | jq '.nodes[].status.protected'
   holdfast status runs/live --prometheus    for a scraper's text file collector
@@ -41,15 +41,18 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "status",
-        help="show how well a running job is protected",
-        description="Asks the sidecars of a running job what they hold: the newest protected step "
-        "and its age, how long protecting takes, what the stages cost, memory, and what is wrong. "
-        "Training is not touched.",
+        help="show how well a running job is protected, and the cost of it",
+        description="Shows the state of a running job's sidecars: the newest protected step and "
+        "its age, the time that protecting takes, the cost of each stage, memory, and problems. "
+        "The command does not disturb the training.",
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
     parser.add_argument(
-        "run_dir", type=Path, metavar="RUN_DIR", help="what `holdfast run --run-dir` was given"
+        "run_dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the directory that `holdfast run --run-dir` got",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, one line each time")
@@ -60,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--watch",
         type=_seconds,
         metavar="SECONDS",
-        help="again every so many seconds, until Ctrl-C",
+        help="repeat every SECONDS until Ctrl-C",
     )
     return parser
 
@@ -113,13 +116,13 @@ def ask(run_dir: Path) -> list[NodeStatus]:
 def _key(run_dir: Path) -> RunKey:
     if not run_dir.is_dir():
         raise NotFoundError(
-            f"{run_dir}: no such directory; give what `holdfast run --run-dir` was given"
+            f"{run_dir}: no such directory; give the directory that `holdfast run --run-dir` got"
         )
     path = run_dir / "key.json"
     if not path.exists():
         raise NotFoundError(
-            f"{run_dir}: no job was started here (there is no key.json); "
-            "give what `holdfast run --run-dir` was given"
+            f"{run_dir}: no job was started here (there is no key.json); give the directory that "
+            "`holdfast run --run-dir` got"
         )
     return RunKey.load(path)
 

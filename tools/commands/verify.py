@@ -26,7 +26,7 @@ examples:
   holdfast verify runs/demo --deep             and every byte of it
   holdfast verify runs/demo --all --deep --json
 
-What a step refers to in packs of other steps is checked with it. Each damage is told with file,
+Packs of other steps to which a step refers are checked with it. Each damage is reported with file,
 tensor, chunk (offset + shape) and offset in bytes. Exit codes: 0 sound, 1 damaged, 2 wrong command
 line.
 """
@@ -55,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
     """Check, print the damage, and return 1 if there is any."""
     root, step = pointed_at(args.path, args.step)
     if args.all and step is not None:
-        raise ConfigError(f"--all with step {step} alone; give the root {root} without a step")
+        raise ConfigError(
+            f"--all checks every step, but only step {step} was named; give the root {root} "
+            "without a step"
+        )
     there = committed_steps(root)
     if step is not None or not there:
         there = [choose(root, step)]

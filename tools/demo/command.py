@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
         "demo",
-        help="train with reinforcement learning under injected kills, and prove it",
+        help="train with reinforcement learning while processes are killed, and check the weights",
         description="Run the included RL job on three nodes of this machine while a seeded "
         "schedule kills a trainer, a rollout worker and a whole node; run it again undisturbed; "
         "compare the final weights bit for bit. Exits with 0 only if every check held.",
@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=Path,
         default=Path("holdfast-report"),
         metavar="DIR",
-        help="where report.json and report.html go (%(default)s)",
+        help="directory of report.json and report.html (default: %(default)s)",
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the schedule of kills (0)")
     add("--steps", type=int, metavar="N", help="optimizer steps of each job")
@@ -110,7 +110,7 @@ def _warm_up(config: RLConfig, place: Path, console: Console) -> RLConfig:
     from holdfast.adapters.rl.weights.warm_up import prepare
 
     config = msgspec.structs.replace(config, warm_start=str(place.absolute()))
-    with console.status("warming the model up on right answers"):
+    with console.status("pretraining the model on correct answers"):
         prepare(config)
     return config
 
@@ -143,7 +143,7 @@ def _job(
         result_file=run_dir / "result.json",
         hold_file=hold,
         steps=config.steps,
-        title=f"the job that is hurt, {len(plan)} kills to come" if plan else "undisturbed",
+        title=f"the job with {len(plan)} planned kills" if plan else "undisturbed",
         console=console,
         plan=plan,
         seed=seed,

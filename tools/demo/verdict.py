@@ -82,10 +82,10 @@ def _steps(evidence: Evidence) -> str | None:
 
 def _faults(evidence: Evidence) -> str | None:
     if evidence.kills_pending:
-        return f"{evidence.kills_pending} planned kills found no moment before the job ended"
+        return f"{evidence.kills_pending} planned kills did not happen before the job ended"
     for recovery in evidence.timeline.recoveries:
         if recovery.total_s is None:
-            return f"nothing answers the {recovery.kind} of {recovery.victim}"
+            return f"no recovery follows the {recovery.kind} of {recovery.victim}"
     killed = {f.victim for f in evidence.timeline.faults if f.kind == KILL_ROLLOUT}
     found = of_kind(evidence.events, RolloutRecovered)
     if killed and not any(event.worker in killed and event.unfinished for event in found):

@@ -205,7 +205,7 @@ def _stack(row: RecoveryRow, x: Scale, y: float) -> list[str]:
         if seconds <= 0.0:
             continue
         start, end = x(done_s), x(done_s + seconds)
-        name = PHASE_NAMES.get(phase, "hand on" if row.generation is None else "not told apart")
+        name = PHASE_NAMES.get(phase, "hand on" if row.generation is None else "phase unknown")
         parts.append(
             tag(
                 "rect",

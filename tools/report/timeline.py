@@ -135,7 +135,9 @@ def build(events: Iterable[Event]) -> Timeline:
     """
     found = sorted(events, key=lambda event: event.time_s)
     if not found:
-        raise ValueError("no events: nothing ran, or its run directory is another one")
+        raise ValueError(
+            "the run directory has no events: no job ran, or it used another directory"
+        )
     begin_s = next(iter(of_kind(found, JobStarted)), found[0]).time_s
     ended = next(iter(reversed(of_kind(found, JobEnded))), None)
     wall_s = max((ended or found[-1]).time_s - begin_s, 0.0)

@@ -41,13 +41,13 @@ _WHAT = {
     "sidecar_exit": "ended",
     "lease_lost": "lost its lease",
     "join": "joined",
-    "notice": "is to end",
-    "stall": "got no further",
+    "notice": "got notice of its end",
+    "stall": "made no progress",
 }
 _OF_NODES = ("node_lost", "sidecar_exit", "lease_lost", "unreachable")
 _ACTIONS = {
     "warn": "noted",
-    "skip": "the step is left out",
+    "skip": "the step is skipped",
     "rollback": "going back",
     "stop": "the job ends",
 }
@@ -81,7 +81,7 @@ class Narrator:
                 yield from self._resumed(event)
             case SnapshotsLeftOut():
                 yield (
-                    f"{event.seat}: SNAPSHOTS ARE LEFT OUT since step {event.newest}, "
+                    f"{event.seat}: SNAPSHOTS ARE SKIPPED since step {event.newest}, "
                     f"{event.count} so far: {event.reason}"
                 )
             case SidecarFailed(error=error):
@@ -122,7 +122,7 @@ class Narrator:
 def _remark(event: Event) -> Iterator[str]:
     match event:
         case WorkerStack(at=at) if at:
-            yield f"{event.seat} stands at {at}"
+            yield f"{event.seat} is in {at}"
         case StragglerFound(why=why):
             yield why
         case NodeReachable(victim=victim):

@@ -107,9 +107,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
             for at, why in self.unprotected.items()
         ]
         if self.memory.get("left_out"):
-            told.append(f"snapshots are left out: {self.memory['left_out']}")
+            told.append(f"snapshots are skipped: {self.memory['left_out']}")
         if self.memory.get("logs_refused"):
-            told.append(f"logs grow no more: {self.memory['logs_refused']}")
+            told.append(f"logs are full: {self.memory['logs_refused']}")
         told += [
             f"{purpose} for {peer}: {link['queued']} queued, the oldest {link['oldest_s']:.1f} s"
             + (f"; last error: {link['error']}" if link.get("error") else "")

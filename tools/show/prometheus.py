@@ -59,7 +59,7 @@ def _counter(name: str, about: str) -> MetricFamily:
 
 def _steps(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     generation = _gauge("generation", "The generation the sidecar guards.")
-    age = _gauge("restore_point_age_seconds", "Since the newest protected step was complete.")
+    age = _gauge("restore_point_age_seconds", "Age of the newest protected step.")
     for node in nodes:
         generation.add(node.generation, node=node.node)
         age.add(node.age_s, node=node.node)
@@ -74,11 +74,13 @@ def _steps(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
 
 def _stages(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
     families = {
-        "count": _counter("stage_runs", "How often a stage ran."),
-        "seconds": _counter("stage_seconds", "What a stage took in all."),
-        "bytes": _counter("stage_bytes", "What passed a stage."),
-        "median_s": _gauge("stage_median_seconds", "What the recent runs of a stage took."),
-        "max_s": _gauge("stage_max_seconds", "What the longest recent run of a stage took."),
+        "count": _counter("stage_runs", "Number of runs of a stage."),
+        "seconds": _counter("stage_seconds", "Total time of a stage."),
+        "bytes": _counter("stage_bytes", "Bytes that passed through a stage."),
+        "median_s": _gauge(
+            "stage_median_seconds", ("Quantiles of the time of a stage's recent runs.")
+        ),
+        "max_s": _gauge("stage_max_seconds", "Time of a stage's longest recent run."),
     }
     for stage in STAGES:
         for node in nodes:
@@ -89,10 +91,10 @@ def _stages(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
 
 
 def _memory(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
-    held = _gauge("memory_bytes", "Shared memory held, by purpose.")
-    needs = _gauge("memory_need_bytes", "The most that slots and parity will hold.")
-    logs = _gauge("memory_logs_most_bytes", "The most that logs may hold.")
-    budget = _gauge("memory_budget_bytes", "What was declared for all purposes, 0 for nothing.")
+    held = _gauge("memory_bytes", "Shared memory in use, by purpose.")
+    needs = _gauge("memory_need_bytes", "Upper limit of the memory of slots and parity.")
+    logs = _gauge("memory_logs_most_bytes", "Upper limit of the memory of logs.")
+    budget = _gauge("memory_budget_bytes", "Declared limit for all purposes, 0 for none.")
     disk = _gauge("disk_bytes", "Snapshots spilled to the node's own disk.")
     for node in nodes:
         for purpose in MEMORY:
@@ -105,10 +107,10 @@ def _memory(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
 
 
 def _queues(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
-    queued = _gauge("peer_queue_length", "What is to be asked or told of a peer.")
-    oldest = _gauge("peer_queue_oldest_seconds", "How long the oldest of it has waited.")
-    records = _gauge("log_lag_records", "Records of a log that are not on every copy.")
-    late = _gauge("log_lag_seconds", "How long the oldest of them has waited.")
+    queued = _gauge("peer_queue_length", "Waiting requests to a peer.")
+    oldest = _gauge("peer_queue_oldest_seconds", "Age of the oldest waiting request to a peer.")
+    records = _gauge("log_lag_records", "Records of a log that some copy lacks.")
+    late = _gauge("log_lag_seconds", "Age of the oldest record that some copy lacks.")
     for node in nodes:
         for (peer, purpose), link in node.peers.items():
             queued.add(link["queued"], node=node.node, peer=peer, purpose=purpose)

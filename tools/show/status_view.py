@@ -39,7 +39,7 @@ def summary(nodes: Sequence[NodeStatus]) -> str:
     if (step := newest.step("protected")) is None:
         held = newest.step("held")
         return f"{head}; no snapshot is protected yet" + (
-            "" if held is None else f", step {held} of a generation before is held"
+            "" if held is None else f", step {held} of an earlier generation is available"
         )
     age = f", {seconds(newest.age_s)} old" if newest.age_s is not None else ""
     return f"{head}; newest restore point step {step}{age}"

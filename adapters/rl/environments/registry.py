@@ -86,6 +86,6 @@ def _imported(path: str) -> Callable[..., Any]:
     except AttributeError as error:
         raise ConfigError(f"environment {path!r}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"environment {path!r} is {found!r}, needed: something to call")
+        raise ConfigError(f"environment {path!r} is {found!r}, needed: a callable")
     factory: Callable[..., Any] = found
     return factory

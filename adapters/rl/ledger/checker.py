@@ -179,7 +179,7 @@ class StepChecker:
         if missing:
             yield f"step {seen.step}: ordinals {missing} are in no state"
         if beyond := sorted(o for o in open_ | ordinals if o >= seen.admitted):
-            yield f"step {seen.step}: ordinals {beyond} were never let in"
+            yield f"step {seen.step}: ordinals {beyond} were never admitted"
 
     def _progress(self, seen: ObservedStep) -> Iterator[str]:
         """Check that no consumer goes back within a generation, except to finish older work."""

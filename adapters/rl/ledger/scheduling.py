@@ -43,13 +43,13 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if mode != "bounded" and self.order != GroupOrder.PROMPT:
             raise ValueError(
-                f"order {str(self.order)!r} in mode {mode!r}: there the steps take the prompts as "
-                "they are numbered; choose mode 'bounded'"
+                f"order {str(self.order)!r} in mode {mode!r}: in this mode the steps train the "
+                "prompts in the order of their numbers; choose mode 'bounded'"
             )
         if mode != "bounded" and self.token_budget is not None:
             raise ValueError(
-                f"token_budget in mode {mode!r}: what is set aside goes on under a newer version; "
-                "choose mode 'bounded'"
+                f"token_budget in mode {mode!r}: a sample that is set aside continues under a "
+                "newer policy version; choose mode 'bounded'"
             )
 
     def ahead(self, *, groups: int, eta: int) -> int:

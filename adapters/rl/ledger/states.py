@@ -11,7 +11,7 @@ class LedgerError(HoldfastError):
     """The ledger was asked for something that its state does not allow."""
 
     code = "HF024"
-    remedy = "Load the state of the same job; where it is, report this."
+    remedy = "Load the state of the same job; if it is the same job, report this."
 
 
 class OrdinalState(StrEnum):

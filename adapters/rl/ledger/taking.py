@@ -138,7 +138,7 @@ class ByPrompt(Taking):
         first = self.step * self.groups
         if sorted(self._oldest) == list(range(first, admitted)):
             return []
-        return [f"open ordinals are not exactly {first} to {admitted - 1}"]
+        return [f"the open ordinals are not exactly {first} to {admitted - 1}"]
 
 
 class ByArrival(Taking):

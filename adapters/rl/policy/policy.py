@@ -48,7 +48,7 @@ class Policy(nn.Module, ABC):
 
         Raises ``ConfigError`` if this kind of policy cannot be cut.
         """
-        raise ConfigError(f"a {type(self).__name__} cannot be cut over {mesh.size()} ranks")
+        raise ConfigError(f"a {type(self).__name__} cannot be split over {mesh.size()} ranks")
 
     @abstractmethod
     def layers(self) -> Sequence[nn.Module]:

@@ -436,7 +436,7 @@ class SamplingClient:
         if not told.digest:
             why = told.why if told.leading else "it does not lead"
             raise PeerError(
-                f"the leader tells no digest of version {place.version}: {why}; ask again"
+                f"the leader reports no digest of version {place.version}: {why}; ask again"
             )
         return told.digest
 
@@ -493,8 +493,9 @@ class SamplingClient:
         self._host.emit(VersionUnavailable(version=version, seconds=missing_s, why=str(error)))
         if missing_s > _MISSING_LIMIT_S:
             raise JobFailedError(
-                f"the weights of version {version} cannot be had any more, after {missing_s:.0f} s "
-                f"of trying: {error}; keep more snapshots than eta (Snapshots(keep=...))"
+                f"the weights of version {version} cannot be fetched any more, after "
+                f"{missing_s:.0f} s of trying: {error}; keep more snapshots than eta "
+                "(Snapshots(keep=...))"
             )
         return False
 

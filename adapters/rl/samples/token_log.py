@@ -74,7 +74,7 @@ class TokenLog:
 
     def _refused(self, error: CkptError) -> None:
         if isinstance(error, CapacityError) and not self._is_refused:
-            _log.warning("%s is sampled without its log: %s", self._name, error)
+            _log.warning("%s is sampled without a token log: %s", self._name, error)
             self._is_refused = True
 
     def release(self, below: int) -> None:

@@ -122,7 +122,7 @@ def decode_deltas(record: bytes | memoryview) -> list[Delta]:
             "with the program that wrote it"
         )
     if width not in _CODES:
-        raise CorruptError(f"a token record with ids of {width} bytes; there are 1, 2 and 4")
+        raise CorruptError(f"a token record with ids of {width} bytes; 1, 2 and 4 are possible")
     reader, deltas = _Reader(data, _LEAD.size), []
     while reader.at < data.nbytes:
         deltas.append(reader.delta(width))

@@ -69,7 +69,7 @@ def read_log(
             return {}
         except CkptError as error:
             if time.monotonic() > deadline or over():
-                _log.warning("log of %s is lost: %s", worker.seat, error)
+                _log.warning("the token log of %s is lost: %s", worker.seat, error)
                 return {}
             time.sleep(_RETRY_S)
 

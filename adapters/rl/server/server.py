@@ -503,7 +503,7 @@ class RolloutServer:
         try:
             term.logs.log_drop(worker.log, node=worker.node)
         except CkptError as error:
-            _log.warning("log of %s stays: %s", worker.seat, error)
+            _log.warning("the token log of %s cannot be removed: %s", worker.seat, error)
 
     def _recover(self, term: Term, worker: WorkerIdentity, pieces: dict[SampleId, Delta]) -> None:
         ledger, seen = term.ledger, term.seen.pop(worker.incarnation, None)

@@ -126,7 +126,8 @@ def pull(
         found = digest(source.indexes(), fqns)
         if expected is not None and (wanted := expected(place)) != found:
             raise RefusedWeightsError(
-                f"{source.origin}: the digest of the weights is {found}, published was {wanted}",
+                f"{source.origin}: the weights have the digest {found}, and the leader published "
+                f"{wanted}",
                 version=version,
                 ranks=frozenset(range(len(point.sources))),
             )

@@ -99,7 +99,7 @@ class SpillDirectory:
         try:
             header = slot.read_header(run=run_digest(snapshot.run))
             if header is None or header.entry() != entry:
-                raise CorruptError(f"{path}: is not the block it should be; use another copy")
+                raise CorruptError(f"{path}: it contains another block; use another copy")
             verify_block(slot.block(block_bytes(entry)), entry, origin=str(path))
         except CorruptError:
             slot.close()
@@ -112,12 +112,14 @@ class SpillDirectory:
         try:
             file = RowFile.open(path)
         except (OSError, ValueError) as error:
-            raise CorruptError(f"{path}: cannot be read ({error}); it is done without") from error
+            raise CorruptError(
+                f"{path}: cannot be read ({error}); recovery goes on without it"
+            ) from error
         file.borrowed = True
         label = file.read_label(run=run_digest(snapshot.run))
         if label is None or label.entry != entry or crc32c(file.row(entry.nbytes)) != entry.crc32c:
             file.close()
-            raise CorruptError(f"{path}: is not the row it should be; it is done without")
+            raise CorruptError(f"{path}: it contains another row; recovery goes on without it")
         return file
 
     def write(self, held: SpilledHoldings, *, pace: Callable[[int], None]) -> SpilledSnapshot:

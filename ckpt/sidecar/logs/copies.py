@@ -241,7 +241,7 @@ class Copier:
             self._failed(way, str(error))
         else:
             if before is not None and (way.transfer.at or 0) <= before and self._is_stuck(way):
-                self._failed(way, "the holder does not take the next records")
+                self._failed(way, "the holder does not accept the next records")
                 return
             self.error = ""
             with self._core.lock:

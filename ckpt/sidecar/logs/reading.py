@@ -90,8 +90,8 @@ class LogFinder:
         unheard = self._silent - {self._node} | {each.node for each in sources}
         if unheard:
             raise PeerError(
-                f"log {self._body.name!r} of node {self._node} may be on {sorted(unheard)}, which "
-                "do not answer; ask again"
+                f"log {self._body.name!r} of node {self._node} may be on {sorted(unheard)}, "
+                "which do not answer; retry"
             )
         asked = sorted({core.node, *peers})
         raise NotFoundError(
@@ -170,7 +170,7 @@ class LogFinder:
                 return found
         raise CorruptError(
             f"record {index} of log {self._body.name!r} of node {self._node} is damaged in every "
-            "copy; read on behind it, or do again what it recorded"
+            "copy; read on after it, or repeat the work that it recorded"
         )
 
 
@@ -181,7 +181,7 @@ def page_of(answer: Json, frames: list[memoryview], *, origin: str) -> Page:
     except msgspec.ValidationError as error:
         raise PeerError(f"{origin}: malformed page of a log: {error}") from error
     if len(frames) != 1:
-        raise CorruptError(f"{origin}: a page of a log without its records; ask again")
+        raise CorruptError(f"{origin}: a page of a log without its records; retry")
     found = parse(frames[0], message.at, count=message.count, origin=origin)
     return Page(base=message.base, end=message.end, frames=found)
 

@@ -99,7 +99,7 @@ class Columns:
     def _bytes(self, request: Request, body: AskBytes) -> None:
         key, base = (body.generation, body.step), (body.generation, body.base)
         if body.base >= 0 and not self._is_there(base):
-            raise MismatchError(f"step {body.base} was released: ask for whole columns")
+            raise MismatchError(f"step {body.base} was released: request whole columns")
         self._check_ranges(body)
         new = self._fill(key, body.stripe, body.column)
         old = self._fill(base, body.stripe, body.column) if body.base >= 0 else None

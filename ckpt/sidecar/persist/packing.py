@@ -110,14 +110,14 @@ class Packing:
     def _again(self, job: CheckpointJob, attempt: int, error: Exception) -> None:
         self._require(job)
         said = words(error, job)
-        _log.warning("%s; it is tried again (%d of %d)", said, attempt, job.target.retries)
+        _log.warning("%s; retrying (%d of %d)", said, attempt, job.target.retries)
         with self._core.lock:
             self._on_retry(job, attempt, said)
 
     @staticmethod
     def _require(job: CheckpointJob) -> None:
         if job.over:
-            raise GivenUpError(f"the checkpoint of step {job.step} is not wanted any more")
+            raise GivenUpError(f"the checkpoint of step {job.step} was cancelled")
 
     def _commit(self, job: CheckpointJob, receipts: tuple[Json, ...]) -> None:
         from holdfast.ckpt.checkpoints import commit as persist

@@ -144,7 +144,9 @@ class Persistence:
         try:
             pending.store(self._note, self._jobs.values())
         except OSError as error:
-            _log.warning("checkpoints under way are not noted, a crash forgets them: %s", error)
+            _log.warning(
+                ("running checkpoints cannot be recorded, so a crash would lose them: %s"), error
+            )
 
     # -- generations -----------------------------------------------------------------------------
 

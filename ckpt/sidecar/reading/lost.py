@@ -56,7 +56,9 @@ class LostBlock:
             at += nbytes
         with self._lock:
             if self._closed:
-                raise NotFoundError(f"the block of rank {self.entry.rank} is not read in parts now")
+                raise NotFoundError(
+                    f"the block of rank {self.entry.rank} is not being read in parts"
+                )
             try:
                 first = (offset for offset, _ in ranges)
                 self.work.read(self.plan, list(zip(first, parts, strict=True)))

@@ -252,7 +252,7 @@ class Rebuild:
                 self._core.count("corrupt_fragments")
                 _log.warning(
                     "%s: rank %d of step %d came out right only without the fragments of %s: "
-                    "what is there has changed since it was sealed",
+                    "those fragments have changed since they were sealed",
                     self._core.node,
                     work.entry.rank,
                     work.entry.step,
@@ -278,7 +278,7 @@ class Rebuild:
             ranks = range(len(body.world.rank_nodes))
             entries = entries_of(found, step, ranks)
             if missing := set(ranks) - set(entries):
-                why = f"nobody knows the blocks of ranks {sorted(missing)}"
+                why = f"no node knows the blocks of ranks {sorted(missing)}"
                 continue
             geometry = Geometry(body.world, entries)
             plan, why = plan_recovery(

@@ -153,7 +153,7 @@ class SlotRoom:
             _log.warning(
                 "%s: %s: up to %s bytes for slots and %s for parity",
                 self._core.node,
-                "the smaller mode, a snapshot waits until the one before is protected"
+                "the smaller mode, in which a snapshot waits until the previous one is protected"
                 if found.mode is InFlightMode.SMALL
                 else "the full mode",
                 f"{found.need.slots:,}",
@@ -315,7 +315,7 @@ class SlotRoom:
     def refuse(self, reason: str) -> None:
         """Record that a snapshot found no room."""
         if not self._refusal:
-            _log.warning("%s: snapshots are left out: %s", self._core.node, reason)
+            _log.warning("%s: snapshots are skipped: %s", self._core.node, reason)
         self._core.counters["left_out"] += 1
         self._refusal = reason
 

@@ -42,7 +42,9 @@ class Deadline:
     def check(self) -> None:
         """Raise ``OverdueError`` once there is no time left."""
         if self.left_s() <= 0:
-            raise OverdueError(f"not through within {self._within_s:g} s, though bytes were moving")
+            raise OverdueError(
+                f"not complete within {self._within_s:g} s, though bytes were moving"
+            )
 
 
 class S3Connection:

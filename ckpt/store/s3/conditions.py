@@ -119,8 +119,8 @@ def _probed(connection: S3Connection, probe: UploadTarget) -> bool:
         if takes(_is_at(version, quoted=False)) and not takes(_is_at(_NO_VERSION, quoted=False)):
             return False
     raise StoreError(
-        f"{probe.where}: the server takes no notice of If-None-Match and If-Match, so two writers "
-        "could overwrite each other's commit; use a server with conditional writes"
+        f"{probe.where}: the server ignores If-None-Match and If-Match, so two writers could "
+        "overwrite each other's commit; use a server with conditional writes"
     )
 
 

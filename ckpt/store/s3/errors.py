@@ -131,7 +131,7 @@ def said(error: BaseException) -> str:
         found: dict[str, Any] = error.response.get("Error", {})
         message = str(found.get("Message") or "").strip().rstrip(".")
         words = " ".join(filter(None, (code_of(error), f"({message})" if message else "")))
-        return f"the server says {status_of(error)} {words}".strip()
+        return f"the server answers {status_of(error)} {words}".strip()
     if isinstance(error, OverdueError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(".")
@@ -156,7 +156,7 @@ def _remedy(error: BaseException) -> str:
     remedy = _REMEDIES.get(code_of(error)) or _REMEDIES.get(str(status_of(error)))
     if remedy == _REGION and (region := _region_of(error)):
         return f"{_REGION}, {region}"
-    return remedy or "see what the server says and try again"
+    return remedy or "see the server's message and try again"
 
 
 def _region_of(error: BaseException) -> str:

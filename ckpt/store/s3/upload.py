@@ -234,9 +234,9 @@ class _Upload:
                 return
             found = f"{head['ContentLength']} bytes, ETag {head['ETag']}"
         raise StoreError(
-            f"{self._target.where}: the unfinished upload was completed or removed by somebody "
-            f"else, and in its place is {found}, not {wanted[1]} bytes with ETag {wanted[0]}; "
-            "write it again, and let nobody else write that name"
+            f"{self._target.where}: the unfinished upload was completed or removed by another "
+            f"program, and in its place is {found}, not {wanted[1]} bytes with ETag {wanted[0]}; "
+            "write it again, and let no other program write that name"
         )
 
     def _created(self) -> str:

@@ -284,6 +284,6 @@ def _text(key: bytes, value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise CoordinatorError(
-            f"key {key!r} of etcd holds no text: somebody else writes there; choose a prefix of "
-            "Holdfast's own, as in etcd://HOST:PORT/PREFIX"
+            f"key {key!r} of etcd contains no text: another program writes there; choose a "
+            "prefix of Holdfast's own, as in etcd://HOST:PORT/PREFIX"
         ) from error

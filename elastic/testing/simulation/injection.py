@@ -48,7 +48,7 @@ class Injection:
 
     def mend(self) -> None:
         """End all faults."""
-        self._sim.log("calm: everything is mended")
+        self._sim.log("calm: every fault has ended")
         self._sim.network.mend()
         for number in range(self._sim.config.nodes):
             self._sim.start_node(f"n{number}")

@@ -59,5 +59,5 @@ def test_the_verdict_is_readable(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "✕ no step skipped" in shown
     assert "step 1 of attempt 0 is followed by step 3" in shown
     assert "✓ one attempt at a time" in shown
-    assert "– samples once: not told" in shown
+    assert "– samples once: not reported" in shown
     assert "3 steps survive, of 3 that were trained in 1 attempts" in shown

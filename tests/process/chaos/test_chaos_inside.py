@@ -48,7 +48,7 @@ def test_a_worker_ends_as_it_was_ordered_to(hurt: Hurt, kind: str, code: int) ->
     remote, victim = hurt.worker()
     hurt.injector.strike(struck(kind, amount=7 if kind == "exit" else None), victim, hurt.site)
     assert remote.process.wait(DEADLINE_S) == code
-    with pytest.raises(MissedError, match="no process of it takes orders"):
+    with pytest.raises(MissedError, match="none of its processes listens for injected faults"):
         hurt.injector.strike(struck(kind), victim, hurt.site)
 
 

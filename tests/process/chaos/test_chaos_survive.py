@@ -35,7 +35,7 @@ def test_a_set_of_nodes_is_lost_as_predicted_and_not_tried_again(
     found, said = survived(tmp_path / "out", *words, capsys=capsys)
     (loss,) = found
     assert loss["outcome"] == loss["predicted"]
-    assert "the job undisturbed" in said and "lose: node" in said
+    assert "the job without faults" in said and "lose: node" in said
     again, said = survived(tmp_path / "out", *words, capsys=capsys)
     assert again == found
     assert said == "", "no job was run"

@@ -68,7 +68,7 @@ def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path)
         alone, other = running.results()
     assert alone["sums"] == other["sums"] == [[3.0]] * 3
     assert "model.extra is new" in alone["error"]
-    assert "rank 1 did not come to plan" in alone["error"]
+    assert "rank 1 did not begin to plan" in alone["error"]
     assert other["error"] == ""
     assert other["taken"] >= 2
 

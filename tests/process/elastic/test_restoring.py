@@ -264,7 +264,7 @@ def test_where_memory_has_nothing_good_the_checkpoint_is_loaded(
     results, states = restore(group, ranks, *points, root=tmp_path / "saved")
     assert [value(state) for state in states] == [7, 7]
     assert {(each.tier, each.step) for each in results} == {("checkpoint", 7)}
-    assert "nothing else is in memory" in results[0].how
+    assert "no other step is in memory" in results[0].how
     assert steps_held(group) == set()
 
 

@@ -242,7 +242,7 @@ def test_too_little_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(command, "_free_memory", lambda: 0)
     assert main(["bench", "parity", "--dir", str(tmp_path)]) == EXIT_FAILED
-    assert "of memory are needed" in capsys.readouterr().err
+    assert "of memory and" in capsys.readouterr().err
 
 
 def test_a_section_that_is_not_there_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_a_killed_sidecar_is_started_again_over_the_same_memory(
     assert SidecarFile.read(file).pid == found.pid
     second = command("serve", "--run", found.run, "--node", "a", "--file", str(file))
     assert second.returncode == 2
-    assert "keeps this sidecar already" in second.stderr
+    assert "already runs this sidecar" in second.stderr
     assert command("stop", "--file", str(file)).returncode == 0
     assert not file.exists()
     gone = command("stop", "--file", str(file))

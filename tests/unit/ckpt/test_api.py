@@ -252,7 +252,7 @@ def test_what_sidecars_import_does_not_import_torch() -> None:
         ({"base": "last"}, "base is 'last'; give an earlier step, or 'latest'"),
         ({"mesh": "dp=3"}, "mesh is 'dp=3'; give axes and their sizes"),
         ({"compression": "zstd"}, "compression is 'zstd'; give patterns"),
-        ({"state": nn.Linear(1, 1)}, "the state is a Linear; give names to what is in it"),
+        ({"state": nn.Linear(1, 1)}, "the state is a Linear; give a dict with names"),
     ],
 )
 def test_wrong_arguments_of_save_are_told_and_write_nothing(

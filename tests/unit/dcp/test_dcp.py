@@ -115,7 +115,7 @@ def test_what_is_no_plain_value_is_refused_by_name(tmp_path: Path) -> None:
     assert str(cause_of(failed)).startswith("extra.array: cannot capture a value of type numpy")
     with pytest.raises(CheckpointException) as failed:
         dcp.save({"dcp.paths.0": 1}, storage_writer=HoldfastWriter(tmp_path, step=1))
-    assert "are taken; rename" in str(cause_of(failed))
+    assert "are reserved; rename" in str(cause_of(failed))
     assert committed_steps(tmp_path) == []
 
 

@@ -153,7 +153,7 @@ def test_a_sink_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
     sink.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
-    with pytest.raises(StoreError, match="exists; nothing is written over"):
+    with pytest.raises(StoreError, match="already exists and is not overwritten"):
         DcpSink(tmp_path / "theirs").begin(source.specs, aliases={}, values={}, step=None)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot write it"):
@@ -216,7 +216,7 @@ def test_damaged_directories_are_named(tmp_path: Path) -> None:
         dcp.save({"w": torch.ones(40), "n": 1}, checkpoint_id=tmp_path / name)
         return tmp_path / name
 
-    with pytest.raises(CorruptError, match="missing, n is to be there"):
+    with pytest.raises(CorruptError, match="missing, and the metadata lists n in it"):
         (fresh("a") / "__0_0.distcp").unlink()
         DcpSource(tmp_path / "a")
     os.truncate(fresh("b") / "__0_0.distcp", 2200)

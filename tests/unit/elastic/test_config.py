@@ -191,7 +191,7 @@ def test_what_is_said_of_checkpoints_changes_nothing_where_there_are_none() -> N
         ({"snapshots": {"parity_group": 3}}, "snapshots.parity_group: there is only every, parity"),
         ({"snapshots": 3}, "overrides snapshots by 3: give values by name"),
         ({"snapshots": {"keep": 0}}, "Snapshots(keep=0)"),
-        ({"snapshots": {"keep": 1}}, "LossGuard(steps_back=1) needs snapshots that old"),
+        ({"snapshots": {"keep": 1}}, "LossGuard(steps_back=1) needs snapshots of that age"),
     ],
 )
 def test_a_wrong_override_is_named(overrides: dict[str, Any], named: str) -> None:

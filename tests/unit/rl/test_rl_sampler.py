@@ -200,7 +200,7 @@ def test_a_loop_that_others_sample_for_offers_nothing_before_its_first_batch(
 ) -> None:
     rollouts = Job().enter("p")
     model: Any = None
-    refused = pytest.raises(ConfigError, match="do not go together")
+    refused = pytest.raises(ConfigError, match="cannot be used beside it")
     with rollouts.serve(tmp_path / "meet", model), refused:
         next(rollouts.samples())
     assert not (tmp_path / "meet").exists(), "as in a rehearsal, which gets no further"

@@ -259,11 +259,11 @@ class _Crew:
 def answer(pipe: Connection) -> WindowOutcome:
     """Return a trainee's report on its window. Raises ``PeerError`` if there is none."""
     if not pipe.poll(_ANSWER_S):
-        raise PeerError(f"a training process gave no answer within {_ANSWER_S:g} s")
+        raise PeerError(f"a training process did not answer within {_ANSWER_S:g} s")
     try:
         found: WindowOutcome = pipe.recv()
     except EOFError as error:
-        raise PeerError("a training process ended early; run with fewer --megabytes") from error
+        raise PeerError("a training process ended early; run with a smaller --megabytes") from error
     return found
 
 

@@ -141,7 +141,7 @@ class SealingRanks:
             handle = client.open_block(saved, point.step, source)
         parts = client.read(saved, point.step, rank, [(0, handle.payload_bytes)])
         if not source.rebuilt or parts[0] != self.payloads[rank].data:
-            raise CorruptError(f"node {NAMES[rank]}: its block came back other than it was")
+            raise CorruptError(f"node {NAMES[rank]}: the rebuilt block differs from the original")
         self._nodes.start(NAMES[rank])
         self._adopt(None)
         return seconds[0]

@@ -101,10 +101,10 @@ def _in_a_fresh_process(setup: BenchSetup, point: RestorePoint, nodes: Nodes) ->
     theirs.close()
     try:
         if not ours.poll(_ANSWER_S):
-            raise PeerError(f"the fresh process gave no answer within {_ANSWER_S:g} s")
+            raise PeerError(f"the fresh process did not answer within {_ANSWER_S:g} s")
         return float(ours.recv())
     except EOFError as error:
-        raise PeerError("the fresh process ended early; take fewer --megabytes") from error
+        raise PeerError("the fresh process ended early; run with a smaller --megabytes") from error
     finally:
         process.join(_ANSWER_S)
         ours.close()

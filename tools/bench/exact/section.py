@@ -190,11 +190,11 @@ def _ask(pipes: Sequence[Connection], task: RankTask) -> list[Any]:
     found = []
     for pipe in pipes:
         if not pipe.poll(_ANSWER_S):
-            raise PeerError(f"a rank gave no answer within {_ANSWER_S:g} s; report this")
+            raise PeerError(f"a rank did not answer within {_ANSWER_S:g} s; report this")
         try:
             found.append(pipe.recv())
         except EOFError as error:
-            raise PeerError("a rank ended early; run with fewer --megabytes") from error
+            raise PeerError("a rank ended early; run with a smaller --megabytes") from error
     return found
 
 
@@ -227,10 +227,10 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
     """Print one line per way of summing and world size."""
     console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
     console.print(
-        "step: the gradients of 16 microbatches; cpu: processor time of all ranks.\n"
-        "Their mean beside float64's: error in the 2-norm, relative; worst of one element, in ulp "
-        "of the largest;\nspread: error where gradients span decades; moved: elements with other "
-        "bits than at 1 rank.\nTrained weights, 2-norm, relative: drift from 1 rank's; apart from "
+        "step: the gradients of 16 microbatches; cpu: processor time of all ranks.\nTheir mean "
+        "beside float64's: error in the 2-norm, relative; worst of one element, in ulp of the "
+        "largest;\nspread: error where gradients span decades; moved: elements whose bits differ "
+        "from 1 rank's.\nTrained weights, 2-norm, relative: drift from 1 rank's; apart from "
         "float32's at 1 rank."
     )
 

@@ -93,8 +93,9 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
             table.add_row(f"  {BEYOND}", "", *_spread(found[BEYOND]))
     console.print(table)
     console.print(
-        "s from the fault (a planned change: from the last step before it) until all ranks train "
-        "again, and until a new step is complete; ×: of ours, a worker killed",
+        "s from the fault (for a planned change: from the last step before it) until all ranks "
+        "train again, and until a new step is complete; ×: multiple of Holdfast's time for a "
+        "killed worker",
         highlight=False,
     )
 

@@ -59,7 +59,7 @@ class Log:
             for output in self._outputs()
             for line in output.read_text(errors="replace").splitlines()[-_TOLD_LINES:]
         ]
-        return "\n".join(["it said last:", *lines]) if lines else "it said nothing"
+        return "\n".join(["its last output:", *lines]) if lines else "it has no output"
 
 
 def trained(events: Sequence[Event], *, since_s: float, world: int) -> bool | None:

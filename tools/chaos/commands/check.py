@@ -17,29 +17,38 @@ from holdfast.tools.terminal import console, place, print_json, step_number
 EXIT_BROKEN: Final = 1
 
 WORDS: Final = Words(
-    help="check a history: no step skipped, no sample lost or trained twice, the same state",
+    help="check a history: no step skipped, no sample lost or trained twice, equal state",
     description="Checks the history of a job, with or without Holdfast: no step skipped, no "
-    "sample lost or trained twice, one attempt at a time, the state of an undisturbed run.",
+    "sample lost or trained twice, one attempt at a time, and the state of an undisturbed run.",
     epilog="""\
 examples:
   holdfast chaos check runs/hurt/history
   holdfast chaos check runs/hurt/history --against runs/calm/history --undone-most 1
   holdfast chaos check runs/demo --json
 
-A history is what holdfast.chaos.step, samples and state_hash wrote where HOLDFAST_HISTORY says, or
-the run directory of `holdfast run`, or both in one folder. A step survives if no later attempt
-completed it, or an earlier one, again; all that is promised is promised of what survives. Exit
-codes: 0 all held, 1 something is broken, 2 wrong command line or unreadable history.
+A history is the folder that HOLDFAST_HISTORY names, into which holdfast.chaos.step, samples and
+state_hash write, or the run directory of `holdfast run`, or both in one folder. A step survives if
+no later attempt completed it, or an earlier step, again; the checks cover the steps that survive.
+Exit codes: 0 every check passed, 1 a check failed, 2 wrong command line or unreadable history.
 """,
 )
 
 
 def declare(add: Add) -> None:
     """Declare the arguments."""
-    add("history", type=place, metavar="DIR", help="the history's folder")
-    add("--against", type=place, metavar="DIR", help="the history of the same job undisturbed")
-    add("--undone-most", type=step_number, metavar="N", help="steps that a restart may undo")
-    add("--dense", action="store_true", help="samples are numbers from 0 on; none may be left out")
+    add("history", type=place, metavar="DIR", help="folder of the history")
+    add("--against", type=place, metavar="DIR", help="history of the same job without faults")
+    add(
+        "--undone-most",
+        type=step_number,
+        metavar="N",
+        help="number of steps that a restart may undo",
+    )
+    add(
+        "--dense",
+        action="store_true",
+        help="sample names are consecutive numbers from 0; the check fails if one is missing",
+    )
     add("--json", action="store_true", help="print the verdict as JSON")
 
 
@@ -67,7 +76,7 @@ def show(verdict: HistoryVerdict, *, console: Console) -> None:
         elif name in verdict.checked:
             console.print(f"  ✓ {name}", style="green")
         else:
-            console.print(f"  – {name}: not told", style="dim")
+            console.print(f"  – {name}: not reported", style="dim")
     console.print()
     console.print(
         f"  {verdict.steps} steps survive, of {verdict.executed} that were trained in "

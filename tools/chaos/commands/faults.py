@@ -14,8 +14,8 @@ from holdfast.tools.terminal import console, print_json
 
 WORDS: Final = Words(
     help="show the kinds of faults",
-    description="Shows every kind of fault: what it does, what it can hit (the first where a "
-    "scenario says nothing), what its amount means, and in which worlds there is one.",
+    description="Shows every kind of fault: its effect, the parts it can hit (the first is the "
+    "default), the meaning of its amount, and the worlds that have it.",
 )
 
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({kind: msgspec.structs.asdict(info) for kind, info in CATALOGUE.items()})
         return 0
-    table = Table("kind", "what it does", "hits", "amount", "lasts", "worlds", box=None)
+    table = Table("kind", "effect", "hits", "amount", "lasts", "worlds", box=None)
     for kind, info in sorted(CATALOGUE.items()):
         lasts = "yes" if info.lasts else ""
         table.add_row(

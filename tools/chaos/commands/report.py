@@ -25,9 +25,10 @@ FORMAT: Final = 2
 """Version of the JSON file; grows with every change that its readers must know."""
 
 WORDS: Final = Words(
-    help="a page, JUnit's XML and JSON of one run or many",
-    description="Reports what one run or many came to: promises kept and broken, the timeline, "
-    "time to recover by fault and phase, goodput, machines lost, and the difference to others.",
+    help="report one run or many as text, HTML, JUnit XML or JSON",
+    description="Reports the results of one run or many: promises kept and broken, the timeline, "
+    "time to recover by fault and phase, goodput, lost machines, and the difference from other "
+    "runs.",
     epilog="""\
 examples:
   holdfast chaos report runs/kills --out report.html
@@ -35,18 +36,20 @@ examples:
   holdfast chaos report runs/today --junit chaos.xml --json chaos.json
   holdfast chaos report runs/plain/history --out report.html
 
-A folder is one run, or holds many, or is the history of any job. The exit code says whether the
-report could be made, 0 or 2; `holdfast chaos run` and `check` have said whether all held.
+A folder is one run, contains many runs, or is the history of any job. Exit codes: 0 the report was
+made, 2 it could not be made. `holdfast chaos run` and `check` tell whether all checks passed.
 """,
 )
 
 
 def declare(add: Add) -> None:
     """Declare the arguments."""
-    add("folders", type=place, nargs="+", metavar="DIR", help="runs, folders of them, histories")
+    add("folders", type=place, nargs="+", metavar="DIR", help="runs, folders of runs, or histories")
     add("--against", type=place, action="append", default=[], metavar="DIR", help="compare with")
-    add("--out", type=Path, metavar="FILE", help="write a page of HTML that needs no network")
-    add("--junit", type=Path, metavar="FILE", help="write JUnit's XML: a test case for each check")
+    add("--out", type=Path, metavar="FILE", help="write an HTML page that needs no network")
+    add(
+        "--junit", type=Path, metavar="FILE", help="write JUnit XML with a test case for each check"
+    )
     add("--json", type=Path, metavar="FILE", help="write all figures as JSON")
 
 

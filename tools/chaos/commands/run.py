@@ -24,9 +24,9 @@ from holdfast.tools.terminal import console, place, positive, print_json, step_n
 _OUT: Final = Path("holdfast-chaos")
 
 WORDS: Final = Words(
-    help="run a scenario, and judge what it did",
-    description="Runs the job of a scenario undisturbed, then hurts it as the scenario says, "
-    "and judges what that did to the training.",
+    help="run a scenario and check the training",
+    description="Runs the job of a scenario without faults, runs it again with the scenario's "
+    "faults, and compares the training of both runs.",
     epilog="""\
 examples:
   holdfast chaos run kill-a-rank
@@ -34,26 +34,48 @@ examples:
   holdfast chaos run mine.toml --seed 7 --only 0,3
   holdfast chaos run poisson --repeat 20 --shrink
 
-Exit codes: 0 all held, 1 something is broken, 2 wrong command line or scenario.
+Exit codes: 0 every check passed, 1 a check failed, 2 wrong command line or scenario.
 """,
 )
 
 
 def declare(add: Add) -> None:
     """Declare the arguments."""
-    add("scenario", type=place, metavar="SCENARIO", help="a TOML file, or the name of a ready one")
-    add("--seed", type=step_number, metavar="N", help="draw from another seed than the scenario's")
-    add("--only", type=_numbers, metavar="N,M", help="only the strikes with these numbers")
-    add("--dry-run", action="store_true", help="show the strikes, and run nothing")
-    add("--out", type=Path, metavar="DIR", help=f"where the run's files go ({_OUT}/NAME-SEED)")
+    add(
+        "scenario",
+        type=place,
+        metavar="SCENARIO",
+        help="a TOML file, or the name of an included scenario",
+    )
+    add(
+        "--seed", type=step_number, metavar="N", help="seed of the faults (default: the scenario's)"
+    )
+    add("--only", type=_numbers, metavar="N,M", help="inject only the strikes with these numbers")
+    add("--dry-run", action="store_true", help="show the strikes and run nothing")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"directory of the run's files (default: {_OUT}/NAME-SEED)",
+    )
     add(
         "--world",
         choices=("real", "simulated"),
         default="real",
-        help="real processes, or the simulation of them (%(default)s)",
+        help="use real processes or simulate them (default: %(default)s)",
     )
-    add("--repeat", type=positive, default=1, metavar="N", help="under N seeds, from this one on")
-    add("--shrink", action="store_true", help="of a broken run, find the few strikes that break it")
+    add(
+        "--repeat",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="run under N seeds, beginning with --seed",
+    )
+    add(
+        "--shrink",
+        action="store_true",
+        help="after a broken run, find a few strikes that suffice to break it",
+    )
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -138,11 +160,11 @@ def _show(result: Result, folder: Path, *, console: Console) -> None:
     for problem in result.problems:
         console.print(f"  ✕ {problem}", style="bold red", markup=False)
     if not hits:
-        console.print("  ! nothing was hit: this run shows nothing", style="yellow")
+        console.print("  ! no strike hit anything: this run proves nothing", style="yellow")
     if result.held:
         console.print("  held", style="bold green")
     else:
-        console.print("  broken; the same again:", style="bold red")
+        console.print("  broken; this command repeats the run:", style="bold red")
         console.print(f"    {result.replay}", markup=False, soft_wrap=True)
 
 
@@ -156,8 +178,8 @@ def _show_smallest(
     console: Console,
 ) -> None:
     if not fewest:
-        console.print("  it breaks without any fault", style="bold red")
+        console.print("  the job breaks without any fault", style="bold red")
         return
-    console.print(f"  what it takes to break it ({folder / SMALLEST}):", markup=False)
+    console.print(f"  these strikes suffice to break it ({folder / SMALLEST}):", markup=False)
     console.print(schedule(draw(scenario, seed=result.seed, only=fewest)))
     console.print(f"    {runs.replay(result.seed, fewest)}", markup=False, soft_wrap=True)

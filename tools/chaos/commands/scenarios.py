@@ -12,7 +12,7 @@ from holdfast.tools.chaos.library import load, ready
 from holdfast.tools.terminal import console, print_json
 
 WORDS: Final = Words(
-    help="show the ready scenarios",
+    help="show the included scenarios",
     description="Shows the scenarios that come with Holdfast: `holdfast chaos run NAME` runs "
     "one, and their files are examples for your own.",
 )
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             ]
         )
         return 0
-    table = Table("scenario", "what it shows", box=None, pad_edge=False)
+    table = Table("scenario", "purpose", box=None, pad_edge=False)
     for name, (_, scenario) in found.items():
         table.add_row(name, " ".join(scenario.about.split()))
     console().print(table)

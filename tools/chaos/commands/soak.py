@@ -16,16 +16,16 @@ from holdfast.tools.chaos.soak.strokes import SoakFaultKind
 from holdfast.tools.terminal import step_number
 
 WORDS: Final = Words(
-    help="random faults for minutes or hours, with flat resources",
-    description="Trains on four nodes of this machine under faults drawn from a seed. Wrong is "
-    "whatever differs from the same steps undisturbed, was lost though it was protected, "
-    "failed by itself, grew, or was left behind.",
+    help="train under random faults for minutes or hours, and check results and resources",
+    description="Trains on four nodes of this machine under faults drawn from a seed. The soak "
+    "fails if the weights differ from an undisturbed run, a protected step is lost, a process "
+    "fails by itself, memory or open files grow, or anything is left behind.",
     epilog="""\
 examples:
   holdfast chaos soak --minutes 5 --seed 7
   holdfast chaos soak --minutes 5 --kinds "lose a machine" "flip a bit in parity" --pause 0.5 2
 
-Exit codes: 0 nothing is wrong, 1 something is, 2 wrong command line.
+Exit codes: 0 every check passed, 1 a check failed, 2 wrong command line.
 """,
 )
 
@@ -40,7 +40,7 @@ def declare(add: Add) -> None:
         nargs=2,
         default=(1.0, 6.0),
         metavar="S",
-        help="the least and the most seconds between two strokes (1 6)",
+        help="least and most seconds between two faults (default: 1 6)",
     )
     add(
         "--kinds",
@@ -48,7 +48,7 @@ def declare(add: Add) -> None:
         nargs="+",
         default=tuple(SoakFaultKind),
         metavar="KIND",
-        help=f"only these faults: {', '.join(map(repr, map(str, SoakFaultKind)))}",
+        help=f"inject only these faults: {', '.join(map(repr, map(str, SoakFaultKind)))}",
     )
     add("--keep", action="store_true", help="keep events and logs")
 
@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
     words = _words(args)
     fills = own_shared_memory([sys.executable, "-P", "-m", "holdfast.tools.cli", *words])
     if not fills:
-        say("shared memory is not filled: no mount namespace of our own can be had (unshare)")
+        say(
+            "the soak does not fill shared memory: this process may not create a mount namespace "
+            "(unshare)"
+        )
     folder = Path(tempfile.mkdtemp(prefix="holdfast-soak-"))
     options = SoakOptions(
         minutes=args.minutes,
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         shutil.rmtree(folder)
     if wrong:
-        say(f"the same again: {shlex.join(['holdfast', *words])}")
+        say(f"this command repeats the soak: {shlex.join(['holdfast', *words])}")
     say("failed" if wrong else "all well")
     return 1 if wrong else 0
 

@@ -25,9 +25,9 @@ _OUT: Final = Path("holdfast-chaos")
 _MOST_REAL: Final = 16
 
 WORDS: Final = Words(
-    help="try which sets of nodes a job may lose at once",
-    description="Loses every set of nodes of a job at once, with their memory, each in a job "
-    "of its own, and shows which were survived.",
+    help="find out which sets of nodes a job can lose at once",
+    description="Kills every set of nodes at once, with their memory, each set in a job of its "
+    "own, and shows which losses the training survives.",
     epilog="""\
 examples:
   holdfast chaos survive --nodes 4 --parity 1
@@ -35,10 +35,10 @@ examples:
   holdfast chaos survive --nodes 4 --parity 1 --world real --out runs/survive
   holdfast chaos report runs/survive --out survive.html
 
-Every set of at most PARITY nodes must be survived from memory, every larger one from memory or from
-a checkpoint. With real processes the simulation predicts what becomes of each set, and nothing
-worse may; a second call goes on behind the sets that are in the folder. Exit codes: 0 all as
-promised, 1 something was lost, 2 wrong command line.
+After the loss of at most PARITY nodes a job must go on from memory, after a larger loss from memory
+or from a checkpoint. With real processes the simulation predicts the result of each set, and the
+real result may not be worse. A second call skips the sets that the folder already has. Exit codes:
+0 every promise was kept, 1 a promise was broken, 2 wrong command line.
 """,
 )
 
@@ -60,22 +60,41 @@ class _Tried(msgspec.Struct, frozen=True, kw_only=True):
 def declare(add: Add) -> None:
     """Declare the arguments."""
     most = simulated.MOST_NODES
-    add("--nodes", type=positive, required=True, metavar="N", help=f"at most {most}")
-    add("--parity", type=step_number, required=True, metavar="M", help="nodes that may be lost")
-    add("--seed", type=step_number, default=0, metavar="N", help="of the simulations (0)")
+    add(
+        "--nodes",
+        type=positive,
+        required=True,
+        metavar="N",
+        help=f"number of nodes, at most {most}",
+    )
+    add(
+        "--parity",
+        type=step_number,
+        required=True,
+        metavar="M",
+        help="number of nodes that the job must be able to lose",
+    )
+    add(
+        "--seed",
+        type=step_number,
+        default=0,
+        metavar="N",
+        help="seed of the simulations (default: 0)",
+    )
     add(
         "--world",
         choices=("real", "simulated"),
         default="simulated",
-        help="real processes, or the simulation of them (%(default)s)",
+        help="use real processes or simulate them (default: %(default)s)",
     )
     add(
         "--most",
         type=positive,
         metavar="N",
-        help=f"only so many sets, drawn by the seed ({_MOST_REAL} of real processes, or all)",
+        help=f"try only N sets, drawn with the seed (default: {_MOST_REAL} with real processes, "
+        "else all)",
     )
-    add("--out", type=Path, metavar="DIR", help="where runs of real processes go, and are found")
+    add("--out", type=Path, metavar="DIR", help="directory of the runs of real processes")
     add("--json", type=Path, metavar="FILE", help="write the matrix as JSON")
 
 

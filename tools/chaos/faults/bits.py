@@ -107,7 +107,7 @@ class BitsInjector:
             path = paths[int(strike.pick * len(paths)) % len(paths)]
             flip(path, bits=int(strike.amount or 1), pick=strike.pick)
         except FileNotFoundError as error:
-            raise MissedError(f"{victim.name}: {error.filename} went in the meantime") from error
+            raise MissedError(f"{victim.name}: {error.filename} was removed meanwhile") from error
 
     def close(self) -> None:
         """Do nothing: nothing is left to clean up."""

@@ -51,8 +51,8 @@ class InsideInjector:
         for strike in strikes:
             if strike.kind == "exit" and not 0 <= _amount(strike) <= _MOST_STATUS:
                 raise ScenarioError(
-                    f"strike {strike.number} (exit): amount is {_amount(strike):g}, a status is "
-                    f"from 0 to {_MOST_STATUS}"
+                    f"strike {strike.number} (exit): amount is {_amount(strike):g}; an exit "
+                    f"status is from 0 to {_MOST_STATUS}"
                 )
         self._folder = site.folder / "orders"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class InsideInjector:
         struck = [pid for pid in pids if self._tell(pid, order)]
         if not struck:
             raise MissedError(
-                f"{victim.name}: no process of it takes orders"
+                f"{victim.name}: none of its processes listens for injected faults"
                 + (" and has imported torch.optim" if strike.kind in _OF_TRAINING else "")
             )
         lasts = strike.kind in _ENDED and strike.lasts_s

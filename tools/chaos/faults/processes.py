@@ -57,7 +57,7 @@ class Processes:
 
     def _lose(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         if not site.lose(victim.node, even_last=strike.target.which == "all"):
-            raise MissedError(f"{victim.name} is gone already, or is the last")
+            raise MissedError(f"{victim.name} has already ended, or is the last one")
         return lambda: site.give_back(victim.node)
 
     def _stop(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
@@ -116,7 +116,7 @@ class Processes:
         wanted = strike.target.nodes or site.nodes
         absent = [n for n in site.nodes if n not in there and n in wanted]
         if not absent:
-            raise MissedError("no node is away that could join")
+            raise MissedError("every node has joined already")
         site.give_back(absent[int(strike.pick * len(absent)) % len(absent)])
         return None
 

@@ -82,14 +82,15 @@ class StoreInjector:
         upstream = os.environ.get(ENDPOINT) or os.environ.get(_ANY_SERVICE)
         if not upstream:
             raise ScenarioError(
-                f"faults of the store stand between the job and an S3 server: set {ENDPOINT} to "
-                "its address, http://HOST:PORT (for a checkpoint in a folder take the kinds disk-*)"
+                "faults of the store need an S3 server, which the job reaches through a proxy: "
+                f"set {ENDPOINT} to its address, http://HOST:PORT (for a checkpoint in a folder "
+                "use the kinds disk-*)"
             )
         url = urlsplit(upstream)
         if url.scheme != "http" or not url.hostname:
             raise ScenarioError(
-                f"{ENDPOINT} is {upstream}: faults are put into plain HTTP only; give a server "
-                "without TLS, http://HOST:PORT"
+                f"{ENDPOINT} is {upstream}: Holdfast injects faults into plain HTTP only; give a "
+                "server without TLS, http://HOST:PORT"
             )
         self._proxy = FaultProxy(f"http://{url.hostname}:{url.port or _PORT}", keeps=_LISTING)
         return {ENDPOINT: self._proxy.endpoint}

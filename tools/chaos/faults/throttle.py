@@ -24,7 +24,7 @@ _TICK_S: Final = 0.01
 
 _REMEDY: Final = (
     "run it as root, or where systemd lends a cgroup: systemd-run --user --scope holdfast chaos "
-    "run ...; in a container, have /sys/fs/cgroup writable"
+    "run ...; in a container, mount /sys/fs/cgroup writable"
 )
 
 

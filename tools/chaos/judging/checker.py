@@ -142,7 +142,7 @@ def _bounded(history: History, reference: History | None, promises: Promises) ->
 def _as_many(history: History, reference: History | None, promises: Promises) -> _Told:
     """Yield missing steps: the job must make all steps of the reference."""
     if reference is not None and (missing := reference.surviving.keys() - history.surviving.keys()):
-        yield f"{len(missing)} steps of the reference were not made: {_some(sorted(missing))}"
+        yield f"{len(missing)} steps of the reference were not completed: {_some(sorted(missing))}"
 
 
 # -- samples ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _all_ranks(history: History, reference: History | None, promises: Promises) 
             told[each.step].add(each.rank)
     for step, attempt in history.surviving.items():
         if step in told and (silent := history.ranks[attempt, step] - told[step]):
-            yield f"ranks {_some(sorted(silent))} completed step {step} without samples"
+            yield f"ranks {_some(sorted(silent))} completed step {step} and reported no samples"
 
 
 def _by_step(history: History) -> dict[int, Counter[tuple[int, int | str]]]:
@@ -219,8 +219,8 @@ def _same_state(history: History, reference: History | None, promises: Promises)
         wanted = known.get((each.step, each.rank), each.digest)
         if history.survives(each) and wanted != each.digest:
             yield (
-                f"behind step {each.step} the state of rank {each.rank} is {each.digest}, the "
-                f"reference's {wanted}; it is the first that differs"
+                f"after step {each.step} the state of rank {each.rank} is {each.digest}, and the "
+                f"reference has {wanted}; this is the first difference"
             )
             return
 
@@ -232,8 +232,8 @@ def _repeatable(history: History, reference: History | None, promises: Promises)
         before = seen.setdefault((each.step, each.rank), each.digest)
         if before != each.digest:
             yield (
-                f"step {each.step} of rank {each.rank} came to {each.digest} in attempt "
-                f"{each.attempt} and to {before} before"
+                f"step {each.step} of rank {each.rank} has state {each.digest} in attempt "
+                f"{each.attempt} and had {before} in an earlier attempt"
             )
             return
 

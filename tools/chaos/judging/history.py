@@ -29,7 +29,7 @@ class HistoryError(ConfigError):
     """A history of a job cannot be read."""
 
     code = "HF027"
-    remedy = "Give the folder of a finished run, or mend the line that the message names."
+    remedy = "Give the folder of a finished run, or correct the line that the message names."
 
 
 def read(folder: Path) -> History:
@@ -41,8 +41,9 @@ def read(folder: Path) -> History:
     history = of_events(told(folder))
     if not history.commits:
         raise HistoryError(
-            f"{folder}: no step was told here; call holdfast.chaos.step in the training loop with "
-            "HOLDFAST_HISTORY naming this folder, or give the run directory of a Holdfast job"
+            f"{folder}: no step was reported here; call holdfast.chaos.step in the training loop "
+            "with HOLDFAST_HISTORY naming this folder, or give the run directory of a Holdfast "
+            "job"
         )
     return history
 

@@ -79,4 +79,4 @@ def load(folder: Path) -> Result:
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror}; give the folder of a finished run") from error
     except msgspec.MsgspecError as error:
-        raise ResultError(f"{path}: not the result of a run: {error}") from error
+        raise ResultError(f"{path}: this is not the result of a run: {error}") from error

@@ -34,7 +34,7 @@ def left_keys(address: str, run: str) -> list[str]:
         with contextlib.closing(EtcdCoordinator(EtcdAddress.parse(address))) as coordinator:
             return keys_of(coordinator, run)
     except CoordinatorError as error:
-        return [f"etcd could not be asked what is left in it: {error}"]
+        return [f"cannot list the keys that are left in etcd: {error}"]
 
 
 def keys_of(

@@ -100,7 +100,7 @@ def _found(root: str) -> tuple[list[Unreferenced], str]:
     try:
         return list(unreferenced(open_store(root))), ""
     except CkptError as error:
-        return [], f"checkpoints could not be looked at for what is left: {error}"
+        return [], f"cannot list the files that are left in the checkpoint's store: {error}"
 
 
 def _not_saved(work: Path) -> set[int]:

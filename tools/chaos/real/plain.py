@@ -105,7 +105,7 @@ class PlainJob:
     def _last_words(self) -> str:
         text = self._output.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
-        return f"its output ({self._output}) ends: {lines[-1] if lines else 'nothing was said'}"
+        return f"its output ({self._output}) ends: {lines[-1] if lines else 'it is empty'}"
 
     def lose(self, node: str, *, even_last: bool = False) -> bool:
         """Return False: there are no nodes."""

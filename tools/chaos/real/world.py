@@ -88,7 +88,7 @@ def run(
         calm = undisturbed(scenario, folder=folder, source=source, tell=tell)
     elif scenario.checks.undisturbed and calm and calm.history != folder / CALM:
         shutil.copytree(calm.history, folder / CALM, dirs_exist_ok=True)
-    tell(f"the job that is hurt, {len(strikes)} strikes drawn from seed {seed}")
+    tell(f"the job with faults, {len(strikes)} strikes drawn from seed {seed}")
     place = JobFolders.made(folder, history=HISTORY, work=_WORK)
     job = _job(scenario, place, source)
     play = _play(scenario, strikes, job, place, source=source, tell=tell)
@@ -123,7 +123,7 @@ def undisturbed(
     It uses the embedded coordinator, whichever one is hit later: the training does not depend on
     it.
     """
-    tell("the job undisturbed")
+    tell("the job without faults")
     place = JobFolders.made(folder, history=CALM, work=_CALM_WORK)
     workload = msgspec.structs.replace(scenario.workload, coordinator=EMBEDDED)
     alone = msgspec.structs.replace(scenario, workload=workload)
@@ -237,8 +237,8 @@ def _of_ending(scenario: Scenario, ending: Ending | None) -> list[str]:
     if scenario.checks.succeeds:
         return [] if ending.ok else [f"the job failed: {ending.message}"]
     if ending.ok:
-        return ["the job ended well, where it had to fail with a clear error"]
-    return [] if ending.message.strip() else ["the job failed without a word"]
+        return ["the job succeeded, but the scenario expects a clear error"]
+    return [] if ending.message.strip() else ["the job failed without an error message"]
 
 
 def _judge(scenario: Scenario, folder: Path, calm: Calm | None) -> tuple[HistoryVerdict, list[str]]:

@@ -99,8 +99,8 @@ def _unknown(history: History, story: Timeline | None, *, generations: bool) -> 
     missing = {
         "any step": not history.commits,
         "generations, and the phases of recoveries": not generations,
-        "which samples were trained on": not history.consumed,
-        "the state behind the steps": not history.states,
-        "what was done to it": story is None or not story.faults,
+        "the trained samples": not history.consumed,
+        "the state after each step": not history.states,
+        "the injected faults": story is None or not story.faults,
     }
     return tuple(words for words, absent in missing.items() if absent)

@@ -35,7 +35,7 @@ from holdfast.tools.report.timeline import Fault, Recovery, Timeline
 _NO_NODES: Final = {"launcher", "chaos"}
 """Writers of events that are not nodes."""
 
-_NOT_TOLD: Final = "how long its phases took is not told"
+_NOT_TOLD: Final = "the durations of its phases are not reported"
 
 
 def tells_generations(events: Iterable[Told]) -> bool:

@@ -56,22 +56,22 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         memory=True,
     ),
     "preempt": FaultInfo(
-        about="SIGTERM, and SIGKILL when the grace is over",
+        about="SIGTERM, and SIGKILL after the grace time",
         parts=("node", "worker"),
         amount="grace in seconds (10)",
     ),
     "slow": FaultInfo(
-        about="stopped and let go on, again and again",
+        about="stopped and continued, again and again",
         parts=("worker", "sidecar", "agent", "node"),
         lasts=True,
-        amount="share of the time it is stopped (0.8)",
+        amount="share of the time in which it is stopped (0.8)",
     ),
     "join": FaultInfo(
-        about="a node that is away comes: a spare one, or one that was lost or left",
+        about="an absent node joins: a spare one, or one that was lost or left",
         parts=("job",),
     ),
     "leave": FaultInfo(
-        about="a node is given notice and leaves in order; it comes again after lasts_s",
+        about="a node gets notice and leaves in order; it returns after lasts_s",
         parts=("node",),
         lasts=True,
     ),
@@ -93,7 +93,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         memory=True,
     ),
     "memory-balloon": FaultInfo(
-        about="the process takes memory; 512 MiB are left to the machine",
+        about="the process allocates memory until the machine has 512 MiB left",
         parts=("worker", "sidecar", "agent"),
         lasts=True,
         amount="MiB (1024)",
@@ -105,7 +105,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         amount="threads (as many as processors)",
     ),
     "cpu-throttle": FaultInfo(
-        about="its processes may use little of a processor, by a control group (cgroup)",
+        about="a control group (cgroup) limits the processor time of its processes",
         parts=("worker", "sidecar", "agent", "node"),
         lasts=True,
         amount="processors they may use together (0.1)",
@@ -142,7 +142,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         memory=True,
     ),
     "flip-spill": FaultInfo(
-        about="bits flip in what a node spilled to disk, below the run's folder",
+        about="bits flip in a snapshot on a node's disk, below the run's folder",
         parts=("node",),
         amount="bits (1)",
         memory=True,
@@ -153,15 +153,15 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         amount="bits (1)",
     ),
     "flip-manifest": FaultInfo(
-        about="bits flip in what commits the newest checkpoint below the run's folder",
+        about="bits flip in the manifest of the newest checkpoint below the run's folder",
         parts=("job", "store"),
         amount="bits (1)",
     ),
     "flip-wire": FaultInfo(
-        about="bits flip in what travels between a node and the sidecars of others",
+        about="bits flip in messages between a node and the sidecars of others",
         parts=("node",),
         lasts=True,
-        amount="bytes from one to the next, in the mean (10000000)",
+        amount="mean number of bytes between two flips (10000000)",
     ),
     "disk-full": FaultInfo(
         about="ENOSPC on new files and writes below the run's folder",
@@ -174,7 +174,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         lasts=True,
     ),
     "disk-readonly": FaultInfo(
-        about="EROFS on all that changes files below the run's folder",
+        about="EROFS on every change of files below the run's folder",
         parts=("sidecar", "worker", "node", "job"),
         lasts=True,
     ),
@@ -185,9 +185,9 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         amount="seconds per call (0.05)",
     ),
     "disk-torn": FaultInfo(
-        about="a part of the next write below the run's folder arrives, then SIGKILL",
+        about="the next write below the run's folder is cut short, then SIGKILL",
         parts=("sidecar", "worker", "node", "job"),
-        amount="share that arrives (0.5)",
+        amount="share of the write that is done (0.5)",
         memory=True,
     ),
     "clock-jump": FaultInfo(
@@ -212,10 +212,10 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         about="the S3 store answers requests with 503 SlowDown",
         parts=("store",),
         lasts=True,
-        amount="one in so many requests (2)",
+        amount="every Nth request (2)",
     ),
     "store-slow": FaultInfo(
-        about="the S3 store takes and gives bytes slowly",
+        about="the S3 store receives and sends bytes slowly",
         parts=("store",),
         lasts=True,
         amount="bytes per second of each request (100000)",
@@ -224,19 +224,19 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         about="replies of the S3 store end in the middle",
         parts=("store",),
         lasts=True,
-        amount="one in so many reads (2)",
+        amount="every Nth read (2)",
     ),
     "store-lost-reply": FaultInfo(
-        about="the S3 store does what it is asked, and the reply is lost",
+        about="the S3 store executes the request, and the reply is lost",
         parts=("store",),
         lasts=True,
-        amount="one in so many requests (2)",
+        amount="every Nth request (2)",
     ),
     "store-stale-list": FaultInfo(
-        about="the S3 store lists what was there before",
+        about="the S3 store returns an outdated listing",
         parts=("store",),
         lasts=True,
-        amount="one in so many listings (1)",
+        amount="every Nth listing (1)",
     ),
     "coordinator-restart": FaultInfo(
         about="members of etcd are killed and started again after lasts_s",
@@ -304,11 +304,11 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         parts=("node", "worker", "sidecar", "agent"),
     ),
     "half-open": FaultInfo(
-        about="its ends of all connections are gone, and the others do not know",
+        about="its ends of all connections vanish without a message to the others",
         parts=("node", "worker", "sidecar", "agent"),
     ),
     "hang": FaultInfo(
-        about="makes no progress and reacts to nothing, for good",
+        about="makes no progress and never reacts again",
         parts=("worker",),
         worlds=_SIMULATED,
     ),
@@ -327,11 +327,11 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         lasts=True,
     ),
     "weather": FaultInfo(
-        about="messages everywhere are lost, doubled and late",
+        about="messages on all connections are lost, duplicated and delayed",
         parts=("job",),
         worlds=_SIMULATED,
         lasts=True,
-        amount="how bad, from 0 to 1 (0.5)",
+        amount="severity, from 0 to 1 (0.5)",
     ),
     "outage": FaultInfo(
         about="answers nobody",

@@ -165,7 +165,7 @@ def parse(found: dict[str, Any], *, source: str) -> Scenario:
 def _wrong(fault: FaultSpec) -> str:
     info = CATALOGUE.get(fault.kind)
     if info is None:
-        return f"no such kind; there are {', '.join(sorted(CATALOGUE))}"
+        return f"unknown kind; choose from {', '.join(sorted(CATALOGUE))}"
     when = fault.when
     named = [
         name
@@ -181,7 +181,7 @@ def _wrong(fault: FaultSpec) -> str:
     if fault.target.count < 1:
         return f"target.count is {fault.target.count}; give 1 or more"
     if fault.lasts_s and not info.lasts:
-        return "lasts_s: this kind is over at once; leave it out"
+        return "lasts_s: this kind has no duration; leave it out"
     if fault.amount is not None and not info.amount:
         return "amount: this kind has none; leave it out"
     return ""

@@ -129,7 +129,7 @@ def _wrong(fault: FaultSpec) -> str:
     if part not in parts:
         return f"of a part {part!r} it is not simulated; give target.part = {' or '.join(parts)}"
     if fault.target.which == "slowest":
-        return "nobody is the slowest in a simulation; give another target.which"
+        return "no rank of a simulation is the slowest; give another target.which"
     for told in (fault.when.state, fault.when.recovery):
         if told is not None and told not in EVENTS:
             return f"no event {told!r} is simulated; give one of {', '.join(EVENTS)}"

@@ -122,7 +122,7 @@ def _faults_of(outcome: JobOutcome, *, succeeds: bool) -> tuple[str, ...]:
     if succeeds and not outcome.ok:
         return (f"the job failed: {outcome.message}",)
     if not succeeds and outcome.ok:
-        return ("the job ended well, though more was lost than it can survive",)
+        return ("the job succeeded, though it lost more than it can survive",)
     return ()
 
 

@@ -36,7 +36,7 @@ _STEPS_UNDER_WAY = 4
 _GRUMBLES = (
     "thread is still busy",
     "still running",
-    "snapshots are left out",
+    "snapshots are skipped",
     "no slot became free",
 )
 MIB = 1 << 20

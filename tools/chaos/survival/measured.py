@@ -50,8 +50,8 @@ class Measuring:
         for loss in run.losses:
             if loss.nodes == predicted.nodes:
                 return loss, why
-        missed = f"not all of them could be hit; {why or 'the job ended before'}"
-        return None, f"{missed}: remove {folder}, and call again"
+        missed = f"the strike did not hit all of them: {why or 'the job ended before'}"
+        return None, f"{missed}: remove {folder}, and run the command again"
 
     def _run(self, folder: Path, predicted: Prediction) -> None:
         emptied(folder)

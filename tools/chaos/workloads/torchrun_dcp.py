@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("checkpoints"))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save-every", type=int, default=5)
-    parser.add_argument("--step-s", type=float, default=0.0, help="how long a step takes at least")
+    parser.add_argument("--step-s", type=float, default=0.0, help="least duration of a step")
     options = parser.parse_args()
     torch.manual_seed(0)
     dist.init_process_group("gloo")

@@ -164,9 +164,9 @@ def long_sources(
             load[node] += -(-entries[rank].payload_bytes // 8) * 8 + entries[rank].index_bytes
         sources.append(BlockSource(rank=rank, node=node, rebuilt=rank in missing))
     if not missing:
-        return sources, "every rank's block is held"
+        return sources, "every rank's block is in memory"
     where = ", ".join(f"rank {s.rank} on {s.node}" for s in sources if s.rebuilt)
-    return sources, f"every rank's block is held or rebuilt from parity ({where})"
+    return sources, f"every rank's block is in memory or rebuilt from parity ({where})"
 
 
 @briefly

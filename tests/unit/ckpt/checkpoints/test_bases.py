@@ -137,7 +137,7 @@ def test_a_damaged_index_holds_everything_back(caplog: pytest.LogCaptureFixture)
         before = files_of(store)
         prune("", keep_last=1)
         assert {name for name in before - files_of(store) if "/data/" in name} == set()
-        assert "no pack of a removed step is removed" in caplog.text
+        assert "no pack of a removed step is deleted" in caplog.text
         store.write(index, [good])
         sweep(store)
         assert {name for name in before - files_of(store) if "/data/" in name} == set()

@@ -95,7 +95,7 @@ def test_memory_that_changed_since_it_was_captured_is_not_published(
     chunk = {"first": chunks[0], "large": max(chunks, key=lambda c: c.nbytes), "last": chunks[-1]}
     spoiled = bytearray(payload)
     spoiled[chunk[where].at + chunk[where].nbytes - 1] ^= 1
-    with pytest.raises(CorruptError, match="nothing is published of them"):
+    with pytest.raises(CorruptError, match="none of them is published"):
         write_pack(tmp_path, step=1, index=index, payload=memoryview(spoiled), options=AROUND)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

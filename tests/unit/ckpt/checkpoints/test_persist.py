@@ -271,6 +271,6 @@ def test_writers_that_do_not_share_a_root_are_told_so(tmp_path: Path) -> None:
         view = memoryview(payload)
         receipts.append(commit.write_pack(tmp_path / place, step=1, index=index, payload=view))
     about = {"run": index.run, "step": 1, "generation": index.generation}
-    with pytest.raises(StoreError, match=r"writer 1 wrote.*one root that all of them see"):
+    with pytest.raises(StoreError, match=r"writer 1 wrote.*one root that all of them can read"):
         commit.commit(tmp_path / "here", receipts=receipts, mesh={"dp": 2}, **about)
     assert committed_steps(tmp_path / "here") == []

@@ -64,7 +64,7 @@ def test_the_pieces_may_be_asked_for_long_before_they_are_pushed() -> None:
 def test_another_piece_than_the_next_is_refused() -> None:
     filler = Filler([Kept("a", "b")])
     list(filler.pieces())
-    with pytest.raises(StateError, match="not what comes next"):
+    with pytest.raises(StateError, match="not the next piece"):
         push(filler, "b")
     filler.abandon()
 
@@ -74,7 +74,7 @@ def test_a_piece_that_never_came_is_noticed() -> None:
     filler = Filler([file])
     list(filler.pieces())
     push(filler, "a")
-    with pytest.raises(StateError, match="never came"):
+    with pytest.raises(StateError, match="never pushed"):
         filler.finish()
     filler.abandon()
     assert file.data is None

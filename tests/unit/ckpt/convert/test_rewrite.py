@@ -253,11 +253,11 @@ def test_pieces_out_of_turn_are_refused(tmp_path: Path) -> None:
     source, sink = ArraySource(sample_arrays()), CheckpointSink(tmp_path)
     sink.begin(source.specs, aliases={}, values={}, step=1)
     (fqn, box), *_ = sink.pieces()
-    with pytest.raises(StateError, match="not what comes next"):
+    with pytest.raises(StateError, match="not the next piece"):
         sink.write("model.bias", box, memoryview(b""))
     sink.close()
     fresh = CheckpointSink(tmp_path)
-    with pytest.raises(StateError, match="in that order"):
+    with pytest.raises(StateError, match="in its order"):
         fresh.write(fqn, box, memoryview(b""))
 
 

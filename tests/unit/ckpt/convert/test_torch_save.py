@@ -114,7 +114,7 @@ class Strange:
         (nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear, which is refused"),
         ({"x": torch.eye(2).to_sparse()}, "x: layout torch.sparse_coo"),
         ({"a": {"b": torch.ones(1)}, "a.b": torch.ones(2)}, "two entries are called a.b"),
-        ({"x": {(1, 2): torch.ones(1)}}, r"x: key \(1, 2\) is not a name"),
+        ({"x": {(1, 2): torch.ones(1)}}, r"x: key \(1, 2\) is not a non-empty string"),
         ([torch.ones(1)], "holds a list, a dict is needed"),
     ],
 )

@@ -349,7 +349,7 @@ def test_version_1_may_not_repeat_a_key_either(good: MemoryStore) -> None:
     body = hostile.body_of(good.read(f"{FOLDER}/{MANIFEST}")).replace(
         b'{"format":2,', b'{"format":1,"run":"x",', 1
     )
-    with pytest.raises(CorruptError, match="a field is there twice"):
+    with pytest.raises(CorruptError, match="a field occurs twice"):
         read_manifest(hostile.sealed(body), origin="here")
 
 

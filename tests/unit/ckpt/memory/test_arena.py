@@ -168,7 +168,7 @@ def test_a_second_owner_waits_for_the_first(
 ) -> None:
     first = Arena.open(tmp_path / "holdfast-r-n", run="r")
     monkeypatch.setattr("holdfast.ckpt.memory.arena._OWNER_WAIT_S", 0.05)
-    with pytest.raises(FencedError, match="another sidecar of this node is at work"):
+    with pytest.raises(FencedError, match="another sidecar of this node is running"):
         Arena.open(tmp_path / "holdfast-r-n", run="r")
     first.release()
     Arena.open(tmp_path / "holdfast-r-n", run="r").remove()

@@ -61,7 +61,7 @@ def test_with_everybody_there_each_block_comes_from_its_own_node() -> None:
         (1, "b", False),
         (2, "c", False),
     ]
-    assert reason == "step 2 of generation 1: every rank's block is held"
+    assert reason == "step 2 of generation 1: every rank's block is in memory"
 
 
 def test_a_lost_node_is_rebuilt_from_parity() -> None:

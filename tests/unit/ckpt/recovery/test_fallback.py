@@ -95,7 +95,7 @@ def test_nothing_is_left_when_all_points_have_failed() -> None:
         assert now.point and now.point.step == step
         now = next_course(now, [fault(0, "a")])
     assert now.point is None
-    assert now.why.endswith("nothing else is in memory")
+    assert now.why.endswith("no other step is in memory")
     assert len(now.reasons) == 4
     with pytest.raises(ValueError, match="no attempt"):
         next_course(now, [fault(0, "a")])

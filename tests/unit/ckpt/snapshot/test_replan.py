@@ -52,11 +52,11 @@ def test_what_was_read_by_all_is_removed() -> None:
 def test_a_rank_that_waits_alone_is_told_so_and_plans_no_more() -> None:
     first, second = gathers(2, timeout_s=0.05)
     together([first, second], [0, 0])
-    with pytest.raises(StateError, match=r"rank 1 did not come to plan within 0\.05 s"):
+    with pytest.raises(StateError, match=r"rank 1 did not begin to plan within 0\.05 s"):
         first(1)
-    with pytest.raises(StateError, match="rank 0 waited to plan, and gave up"):
+    with pytest.raises(StateError, match="rank 0 gave up waiting for the other ranks to plan"):
         second(1)
-    with pytest.raises(StateError, match="cannot plan together any more: rank 1 did not come"):
+    with pytest.raises(StateError, match="after an earlier failure: rank 1 did not begin"):
         first(2)
 
 

@@ -72,7 +72,7 @@ def test_a_kind_that_is_not_known_is_an_event_of_the_users() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "wrong"),
     [
-        ("step", {}, "a kind of Holdfast's"),
+        ("step", {}, "one of Holdfast's kinds"),
         ("", {}, "empty"),
         ("mine", {"node": "x"}, r"fields \['node'\]"),
         ("mine", {"kind": "x"}, r"fields \['kind'\]"),
@@ -100,7 +100,7 @@ def test_a_line_of_a_newer_version_is_refused_with_the_remedy() -> None:
     "line", [b"nonsense", b"[1]", b'{"v": 2}', b'{"kind": ""}', b'{"kind": "step", "v": 2}']
 )
 def test_a_line_that_is_no_event_is_refused(line: bytes) -> None:
-    with pytest.raises(EventFormatError, match="no event"):
+    with pytest.raises(EventFormatError, match="not an event"):
         decode(line)
 
 

@@ -101,7 +101,7 @@ def test_leaving_on_notice_does_not_count_and_is_known_after_the_node_is_gone() 
     assert list(seen.leavers) == ["b"]
     decision, _ = decide(back, seen, node="a", now_s=2.0, policy=POLICY)
     assert isinstance(decision, Propose)
-    assert set(decision.record.nodes) == {"a", "b"}, "it would be held off after another loss"
+    assert set(decision.record.nodes) == {"a", "b"}, "it would be excluded after another loss"
     assert decision.record.setbacks == {"b": Setback(losses=1)}
     later = msgspec.structs.replace(decision.record, nodes={"a": old.nodes["a"]})
     seen = observe(fakes.view(member("a"), generation=later), seen, now_s=3.0)
@@ -126,7 +126,7 @@ def test_flapping_node_is_left_out_of_a_generation_that_others_make() -> None:
     assert set(decision.record.nodes) == {"a"}
     assert [each.node for each in decision.record.members] == ["a"]
     assert decision.record.setbacks == {"b": Setback(losses=3), "c": Setback(losses=1)}
-    assert "b held off after repeated losses" in reason
+    assert "b excluded after repeated losses" in reason
 
 
 def test_node_started_again_within_its_generation_is_held_off_too() -> None:
@@ -145,7 +145,7 @@ def test_flapping_node_is_taken_in_where_the_job_cannot_go_on_without() -> None:
     decision, reason = ask(view, at_s=1.0)
     assert isinstance(decision, Propose)
     assert set(decision.record.nodes) == {"a", "b"}
-    assert "held off" not in reason
+    assert "excluded" not in reason
 
 
 def test_flapping_node_is_taken_in_where_it_holds_what_others_do_not() -> None:

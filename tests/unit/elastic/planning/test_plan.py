@@ -334,4 +334,4 @@ def test_replicas_need_one_column_and_another_node() -> None:
     assert (record.snapshots.parity, record.snapshots.columns) == (1, 1)
     alone, reason = plan(fakes.view(fakes.node("a", trainer(0, spec=spec))))
     assert (alone.snapshots.parity, alone.snapshots.columns) == (0, 0)
-    assert "parity 1 was asked, 1 nodes allow 0: no parity: what a lost node held" in reason
+    assert "parity 1 was asked, 1 nodes allow 0: no parity: the memory of a lost node" in reason

@@ -69,7 +69,7 @@ def test_an_environment_of_ones_own_is_imported_with_its_settings(module: str) -
         ("no.such.module:make", {}, r"cannot be imported: ModuleNotFoundError: .*PYTHONPATH"),
         ("{}:missing", {}, "has no attribute 'missing'"),
         ("{}_broken:make", {}, "cannot be imported: SyntaxError"),
-        ("{}:number", {}, "is 3, needed: something to call"),
+        ("{}:number", {}, "is 3, needed: a callable"),
         ("{}:Mute", {}, "needed: an object with the methods prompt and respond"),
         ("{}:Echo", {"volume": 3}, r"does not take the settings \['seed', 'volume'\]: .*volume"),
         ("{}:picky", {"mean": 3}, "mean is 3"),

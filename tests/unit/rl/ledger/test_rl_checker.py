@@ -90,9 +90,9 @@ PLANTED: dict[str, tuple[Callable[[ObservedStep], dict[str, Any]], str]] = {
         lambda seen: {"states": {**seen.states, 6: "trained"}},
         r"open ordinals \[6\] are trained",
     ),
-    "never let in": (
+    "never admitted": (
         lambda seen: {"states": {**seen.states, 9: "running"}},
-        r"ordinals \[9\] were never let in",
+        r"ordinals \[9\] were never admitted",
     ),
     "a log-probability less": (
         lambda seen: {"rows": changed(seen, 1, logprobs=2)},

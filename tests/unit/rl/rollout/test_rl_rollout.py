@@ -119,7 +119,7 @@ def test_a_version_that_stays_gone_ends_the_worker_with_the_reason(
     ask(worker, monkeypatch, protected=6, error=GONE)
     deadline_s = time.monotonic() + 10
     with pytest.raises(
-        JobFailedError, match=r"version 3 cannot be had any more.*keep more snapshots"
+        JobFailedError, match=r"version 3 cannot be fetched any more.*keep more snapshots"
     ):
         while time.monotonic() < deadline_s:
             worker._ready_for(3)

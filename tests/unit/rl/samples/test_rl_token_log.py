@@ -269,7 +269,7 @@ def test_a_worker_whose_log_has_no_room_samples_on_and_says_so_once(
     for _ in range(3):
         log.append([], lambda: held)
     (said,) = [each.getMessage() for each in caplog.records if each.name == token_log.__name__]
-    assert "w is sampled without its log: the logs of node a" in said
+    assert "w is sampled without a token log: the logs of node a" in said
     assert "memory=1,048,576" in said
     log.append([], lambda: held[:4])
     found = fold(client.log_read("w", node="a"))

@@ -163,7 +163,7 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
         return trainer.published(own(0))
 
     with pytest.raises(
-        RefusedWeightsError, match=r"the digest of the weights is .*, published was"
+        RefusedWeightsError, match=r"the weights have the digest .*, and the leader published"
     ):
         trainer.pull(1, replica=replica, expected=expected)
     assert asked == [own(1)]

@@ -179,7 +179,7 @@ def test_a_source_of_no_known_format_is_told_what_was_looked_for(
     said = capsys.readouterr().err
     assert all(f"{name}: {entry.evidence}" in said for name, entry in FORMATS.items())
     assert main(["convert", str(tmp_path / "nothing"), str(tmp_path / "x")]) == 1
-    assert "there is nothing" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_the_target_s_format_follows_from_its_name(

@@ -103,7 +103,7 @@ def test_everything_wrong_is_a_line() -> None:
     for line in (
         "n0: step 41 is not protected: no room for a parity row",
         "n0: fragments for n1: 3 queued, the oldest 4.2 s; last error: no answer",
-        "n0: logs grow no more: the logs of node n0 hold 1,048,576 bytes and may hold 1,048,576",
+        "n0: logs are full: the logs of node n0 hold 1,048,576 bytes and may hold 1,048,576",
         "n0: log rollout/0: 7 records are not on every copy, the oldest for 1.5 s",
         "n0: checkpoint of step 40 failed: full",
         "n0: messages refused: 2 stale generation",
@@ -126,7 +126,7 @@ def test_a_node_that_is_not_reached_is_a_line() -> None:
 
 def test_what_was_protected_before_a_loss_does_not_count_as_protected() -> None:
     lost = NodeStatus(node="n0", sidecar=7, status={**STORED, "protected": -1, "held": 40})
-    told = "; no snapshot is protected yet, step 40 of a generation before is held"
+    told = "; no snapshot is protected yet, step 40 of an earlier generation is available"
     assert summary([lost]).endswith(told)
 
 

@@ -164,10 +164,10 @@ def test_snapshots_without_room_are_told_of_in_a_loud_voice() -> None:
         step=14,
         newest=10,
         count=4,
-        reason="there was no room for it: declare more",
+        reason="it has no room in memory: declare more",
     )
     assert told(left_out) == [
-        "trainer/1: SNAPSHOTS ARE LEFT OUT since step 10, 4 so far: there was no room for it: "
+        "trainer/1: SNAPSHOTS ARE SKIPPED since step 10, 4 so far: there was no room for it: "
         "declare more"
     ]
 
@@ -227,7 +227,7 @@ PACE: dict[str, Any] = {
         ),
         (
             Detected(victim="node1", what="notice", why="SIGTERM"),
-            "node1 is to end (SIGTERM)",
+            "node1 got notice of its end (SIGTERM)",
         ),
     ],
     ids=lambda value: value.kind if isinstance(value, Event) else "",

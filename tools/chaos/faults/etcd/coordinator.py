@@ -58,7 +58,7 @@ class CoordinatorInjector:
         if not site.run:
             raise ScenarioError(
                 "faults of the coordinator are for jobs that Holdfast starts (workload.nodes): "
-                "another has no coordinator that could be found"
+                "Holdfast cannot find the coordinator of another job"
             )
         for strike in strikes:
             if strike.kind == "coordinator-restart" and not strike.lasts_s:
@@ -123,9 +123,9 @@ class CoordinatorInjector:
                 entries, revision = member.entries()
                 if not any(f"/{run_prefix(site.run)}".encode() in b"/" + key for key in entries):
                     raise ScenarioError(
-                        "the job does not use this etcd: an embedded coordinator shares its "
-                        "process with who started the job, and cannot be hit alone; give the "
-                        'workload coordinator = "etcd"'
+                        "the job does not use this etcd: an embedded coordinator runs in the "
+                        "process that started the job, and no fault can hit it alone; set "
+                        'coordinator = "etcd" in the workload'
                     )
                 return member, entries, revision
         raise MissedError("no member of etcd answers now")
@@ -197,7 +197,7 @@ def _local(address: str) -> list[int]:
     if not found:
         raise ScenarioError(
             f"{ADDRESS} is {address}: no etcd of this machine listens there; start one here, or "
-            "leave the variable out and have etcd on the PATH"
+            "unset the variable and put etcd on the PATH"
         )
     return sorted(found)
 

@@ -52,8 +52,9 @@ class EtcdProcess:
         url = (told or _DEFAULT).split(",")[0].replace("0.0.0.0", "127.0.0.1")
         if not url.startswith("http://"):
             raise ScenarioError(
-                f"etcd at {url} wants TLS: its leader, leases and revisions are asked for over "
-                "plain HTTP; give an etcd without certificates, or take the kinds kill and stop"
+                f"etcd at {url} requires TLS, and this tool queries leader, leases and revisions "
+                "over plain HTTP; give an etcd without certificates, or use the kinds kill and "
+                "stop"
             )
         return url
 

@@ -69,7 +69,7 @@ class Preload:
         self._library, self._rules = folder / "preload.so", folder / "rules"
         if " " in str(self._library) or ":" in str(self._library):
             raise ScenarioError(
-                f"{self._library}: LD_PRELOAD takes no path with a space or a colon; choose "
+                f"{self._library}: LD_PRELOAD accepts no path with a space or a colon; choose "
                 "another folder for the run"
             )
         if not self._library.exists():

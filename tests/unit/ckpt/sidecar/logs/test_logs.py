@@ -147,7 +147,7 @@ def test_a_log_that_a_silent_node_may_have_is_to_be_asked_for_again(three: Sidec
     write(three.clients["a"], RECORDS)
     three.kill("a", wipe=True)
     three.kill("b", wipe=False)
-    with pytest.raises(PeerError, match=r"may be on \['b'\], which do not answer; ask again"):
+    with pytest.raises(PeerError, match=r"may be on \['b'\], which do not answer; retry"):
         three.clients["c"].log_read("tokens", node="a")
     three.start("b")
     three.adopt(generation=2)

@@ -72,7 +72,7 @@ def test_the_ready_scenarios_can_be_read_and_drawn(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "fields", "says"),
     [
-        (InsideInjector, "exit", {"amount": 256}, "a status is from 0 to 255"),
+        (InsideInjector, "exit", {"amount": 256}, "an exit status is from 0 to 255"),
         (BitsInjector, "flip-slot", {"amount": 0}, "give 1 or more"),
         (DiskInjector, "disk-torn", {"amount": 1}, "0 or more, less than 1"),
         (NetworkInjector, "network-loss", {"amount": 1.5}, "more than 0, 1 at most"),

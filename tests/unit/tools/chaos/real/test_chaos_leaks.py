@@ -55,7 +55,7 @@ def test_an_embedded_coordinator_ends_with_the_job() -> None:
 def test_an_etcd_that_does_not_answer_is_told() -> None:
     pytest.importorskip("aetcd")
     (said,) = left_keys("etcd://127.0.0.1:1", RUN)
-    assert said.startswith("etcd could not be asked")
+    assert said.startswith("cannot list the keys")
 
 
 def test_places_are_found_in_the_words_of_a_job(tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_steps_that_were_told_to_be_not_saved_may_be_unfinished(tmp_path: Path) 
 
 def test_a_place_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
     (said,) = Objects(["--to=s3:///no-bucket"], tmp_path).left(ended_well=True, hurt=False)
-    assert said.startswith("checkpoints could not be looked at") and "s3:///no-bucket" in said
+    assert said.startswith("cannot list the files") and "s3:///no-bucket" in said

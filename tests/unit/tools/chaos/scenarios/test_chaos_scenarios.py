@@ -158,7 +158,7 @@ def test_a_folder_with_something_else_is_not_emptied(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="there is something else in it"):
+    with pytest.raises(ConfigError, match="the folder contains other files"):
         imagined(tmp_path).run(seed=1, only=None, folder=out)
     assert (out / "thesis.tex").exists()
 

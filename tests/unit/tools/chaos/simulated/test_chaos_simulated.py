@@ -181,7 +181,7 @@ def test_count_of_a_target_are_hit_at_once() -> None:
     [
         (fault("preempt"), "it is not simulated"),
         (fault("kill", target={"part": "coordinator"}), "of a part 'coordinator'"),
-        (fault("kill", target={"which": "slowest"}), "nobody is the slowest"),
+        (fault("kill", target={"which": "slowest"}), "no rank of a simulation is the slowest"),
         (fault("kill", when={"state": "stack"}), "no event 'stack'"),
     ],
 )
