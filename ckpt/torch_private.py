@@ -280,6 +280,38 @@ def unwatch_workers(iterator: Any) -> None:
         iterator._worker_pids_set = False
 
 
+@contextmanager
+def watched_loaders(
+    *, begun: Callable[[Any], None], advanced: Callable[[Any], None]
+) -> Iterator[None]:
+    """Call ``begun`` and ``advanced`` with the iterator of a DataLoader, in the body.
+
+    ``begun`` is called after it is made, and after it begins anew with persistent workers;
+    ``advanced`` before it gives a batch. torchdata's loaders are included.
+    """
+    from torch.utils.data.dataloader import _BaseDataLoaderIter as Base
+
+    make, reset, advance = Base.__init__, Base._reset, Base.__next__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        begun(self)
+
+    def begin_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+        reset(self, *args, **kwargs)
+        begun(self)
+
+    def next_of(self: Any) -> Any:
+        advanced(self)
+        return advance(self)
+
+    Base.__init__, Base._reset, Base.__next__ = init, begin_anew, next_of  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Base.__init__, Base._reset, Base.__next__ = make, reset, advance  # type: ignore[method-assign]
+
+
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return a tree of lists, tuples, dicts and the like with ``function`` of every leaf."""
     from torch.utils import _pytree

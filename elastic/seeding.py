@@ -1,4 +1,4 @@
-"""Sets the global random generators of torch, NumPy and Python."""
+"""Sets the global random generators of torch, NumPy and Python, and the run's named ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,60 @@ import random
 import numpy as np
 import torch
 
+from holdfast.elastic import randomness
+
+
+class _Named:
+    """The generators of `named`, and the last seed of `seed_all`."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], torch.Generator] = {}
+        self._last = 0
+
+    def seed(self, seed: int) -> None:
+        """Seed each from ``seed`` and its name."""
+        self._last = seed
+        for (name, _), generator in self._made.items():
+            self._seed(generator, name)
+
+    def get(self, name: str, device: torch.device) -> torch.Generator:
+        found = self._made.get((name, str(device)))
+        if found is None:
+            found = self._made[name, str(device)] = torch.Generator(device)
+            self._seed(found, name)
+        return found
+
+    def drop(self) -> None:
+        self._made.clear()
+
+    def _seed(self, generator: torch.Generator, name: str) -> None:
+        generator.manual_seed(randomness.stream_seed(self._last, f"generator {name}"))
+
+
+_NAMED = _Named()
+
 
 def seed_all(seed: int) -> None:
-    """Seed every global generator, including those of devices, with the 63-bit ``seed``."""
+    """Seed every global generator, including those of devices, with the 63-bit ``seed``.
+
+    The generators of `named` get seeds that follow from it and their names.
+    """
     torch.manual_seed(seed)
     _seed_plain(seed)
+    _NAMED.seed(seed)
+
+
+def named(name: str, device: torch.device) -> torch.Generator:
+    """Return the generator of this name on a device, the same one until `drop_named`.
+
+    It is seeded whenever the global generators are, and like them global to the process.
+    """
+    return _NAMED.get(name, device)
+
+
+def drop_named() -> None:
+    """Seed the generators of `named` no more."""
+    _NAMED.drop()
 
 
 def seed_host(seed: int) -> None:

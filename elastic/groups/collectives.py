@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias
@@ -69,7 +69,11 @@ def leave_behind(thread: threading.Thread) -> None:
 
 
 class WaitGuard:
-    """Guard of a generation's waits: interrupts them at the fence, and reports and times them."""
+    """Guard of a generation's waits: interrupts them at the fence, and reports and times them.
+
+    ``look``, if set, is called with the group and the name of every collective before it starts; it
+    may raise.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class WaitGuard:
     ) -> None:
         self.generation, self._fenced, self._waiting = generation, fenced, waiting
         self._grace_s = grace_s
+        self.look: Callable[[InterruptibleGroup, str], None] | None = None
         self._waited_s = self._all_waited_s = 0.0
 
     def own_s(self) -> float:
@@ -312,6 +317,8 @@ def _by_device(
     ) -> Callable[Concatenate[InterruptibleGroup, _P], Work]:
         @functools.wraps(on_cpu)
         def start(self: InterruptibleGroup, /, *args: _P.args, **kwargs: _P.kwargs) -> Work:
+            if self.guard.look is not None:
+                self.guard.look(self, name)
             if self._device is not None and on_device((*args, *kwargs.values())):
                 return self._device.start(name, *args, **kwargs)
             return on_cpu(self, *args, **kwargs)
@@ -338,7 +345,8 @@ class InterruptibleGroup(torch_private.PythonGroup):
     """gloo, with waits that poll a `WaitGuard`. Made by `create` through ``init_process_group``.
 
     It serves all devices itself, as torch requires of a group written in Python: tensors that are
-    not on the CPU go to ``device``, if there is one.
+    not on the CPU go to ``device``, if there is one. ``ranks`` are its members by their numbers in
+    the world; none for the default group.
     """
 
     def __init__(
@@ -349,9 +357,11 @@ class InterruptibleGroup(torch_private.PythonGroup):
         *,
         guard: WaitGuard,
         device: DeviceGroup | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
         super().__init__(rank, size)
         self._gloo, self.guard, self._device = gloo, guard, device
+        self.ranks = tuple(ranks)
         self._flight: deque[tuple[Work, Any]] = deque()
 
     def _work(
@@ -453,6 +463,8 @@ class InterruptibleGroup(torch_private.PythonGroup):
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
         """Wait for all ranks, but not for their devices."""
+        if self.guard.look is not None:
+            self.guard.look(self, "barrier")
         token = torch.zeros(1)
         return self._work(self._gloo.allreduce([token], AllreduceOptions()), token)
 
@@ -464,18 +476,31 @@ _groups: list[InterruptibleGroup] = []
 _graves: list[InterruptibleGroup] = []
 
 
-def _create(store: Store, rank: int, size: int, timeout: timedelta) -> InterruptibleGroup:
+class GroupRequest(Protocol):
+    """The part of torch's description of a wanted group that is used here."""
+
+    store: Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    global_ranks_in_group: Sequence[int]
+
+
+def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
     guard = _guard
     if guard is None:
         raise RuntimeError(
             "the holdfast backend works only inside a function decorated with @holdfast.resilient"
         )
+    store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
     make = functools.partial(
         torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
     )
     gloo = guard.call(make, name="form-group")
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
-    group = InterruptibleGroup(gloo, rank, size, guard=guard, device=device)
+    group = InterruptibleGroup(
+        gloo, rank, size, guard=guard, device=device, ranks=wanted.global_ranks_in_group
+    )
     _groups.append(group)
     return group
 
@@ -488,7 +513,7 @@ def use(guard: WaitGuard, *, host: str, connect: Connect | None = None) -> None:
     global _guard, _host, _connect
     _guard, _host, _connect = guard, host, connect
     if not torch_private.is_registered(BACKEND):
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 
 def bury() -> int:

@@ -54,6 +54,7 @@ from holdfast.elastic.loop.rehearsal import WarmJoin
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
+from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.keeper import StateKeeper
 
 _log = logging.getLogger(__name__)
@@ -241,7 +242,7 @@ class Loop:
     ) -> _R:
         """Call ``body`` once. A nonempty ``anew`` is the reason why it restores nothing."""
         channel, settings = self._channel, self._settings
-        torch.manual_seed(randomness.build_seed(settings.seed))
+        seed_all(randomness.build_seed(settings.seed))
         keeper = StateKeeper(
             channel,
             settings,
@@ -255,7 +256,8 @@ class Loop:
         keeper.open_ahead()
         run = Run(channel, settings, world, pulse=self._pulse, keeper=keeper, losses=self._losses)
         try:
-            result = body(run)
+            with run._watching():
+                result = body(run)
             run._finish()
             channel.done({"step": run.completed, **run.metrics})
         finally:

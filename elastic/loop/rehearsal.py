@@ -47,6 +47,7 @@ from holdfast.elastic.loop.prefetch import Donors, Prefetcher
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
+from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.cursor import KEY
 from holdfast.elastic.tracked.keeper import StateKeeper
 
@@ -237,7 +238,7 @@ class WarmJoin:
             try:
                 with _limited(LIMIT_S):
                     _train_once(world)
-                    torch.manual_seed(randomness.build_seed(self._settings.seed))
+                    seed_all(randomness.build_seed(self._settings.seed))
                     body(run)
             finally:
                 run._close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
+from holdfast.elastic.data.foreign import ForeignLoaders, Moment
 from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
 from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.work import MapDataset, StepWork
@@ -33,18 +34,23 @@ from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.gradients.summing import Replicas
+from holdfast.elastic.groups.by_microbatch import STAND_IN, ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.loop.inside import Inside, users_line
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.session import Session
+from holdfast.elastic.loop.whole_pass import WholePass
 from holdfast.elastic.loss import LossAction
 from holdfast.elastic.randomness import Draws
-from holdfast.elastic.seeding import seed_all
+from holdfast.elastic.seeding import drop_named, named, seed_all
 from holdfast.elastic.tracked.handover import Wish, wish_of
 from holdfast.elastic.tracked.keeper import StateKeeper
 from holdfast.elastic.tracked.protection import Protection
 
 if TYPE_CHECKING:
     from holdfast.elastic.loop.pipeline import Feed, Schedule, Stage
+
+_Value = TypeVar("_Value", torch.Tensor, float, int)
 
 
 class Run:
@@ -79,6 +85,11 @@ class Run:
         self._losses = losses
         self._began = (0.0, 0.0, 0.0)
         self._share = 0
+        self._inside, self._whole = Inside(world), WholePass()
+        self._by_microbatch = ByMicrobatch(
+            settings.batch.microbatches, gather=world.gather_groups, peers=world.dp
+        )
+        self._ran: list[int] = []
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -246,11 +257,13 @@ class Run:
     def _begin_step(self) -> None:
         self.check()
         self._in_step, self._has_gradients, self._phase = True, False, 0
+        self._ran = []
         self._began = (time.time(), time.perf_counter(), time.process_time())
         self._pulse.set(WorkerPhase.COMPUTE, step=self.completed)
         seed_all(self._draws().before_microbatches())
 
     def _end_step(self, *, last: bool) -> None:
+        self._whole.check()
         if self._has_gradients or not self._phase:
             raise ConfigError(
                 f"step {self.completed} ended without run.step(optimizer): call it after every "
@@ -322,12 +335,16 @@ class Run:
         `step` that applies its gradient. All passes of a step have the same samples; with ``fresh``
         a pass takes the next ones of a loader. All passes of a phase have the same random draws.
         """
-        pieces = self._begin_pass(dataset, fresh=fresh)
-        for piece in pieces:
-            self._tracked().begin_microbatch(last=piece is pieces[-1])
-            yield self._begin_microbatch(piece)
-        self._piece = None
-        self._end_pass(len(pieces))
+        with self._whole.one():
+            pieces = self._begin_pass(dataset, fresh=fresh)
+            for piece in pieces:
+                self._tracked().begin_microbatch(last=piece is pieces[-1])
+                batch = self._begin_microbatch(piece)
+                with self._inside.microbatch(piece.microbatch):
+                    yield batch
+            self._piece = None
+            self._ran = [p.microbatch if p.samples else STAND_IN for p in pieces]
+            self._end_pass(len(pieces))
 
     def _begin_pass(
         self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool = False
@@ -361,6 +378,44 @@ class Run:
     def _draws(self) -> Draws:
         """Return the seeds of the present phase."""
         return Draws(seed=self._session.seed, step=self.completed, phase=self._phase)
+
+    def gather(self, values: Sequence[torch.Tensor], *, fill: float | None = None) -> torch.Tensor:
+        """Return ``[microbatches, ...]``: a tensor of every microbatch, in their order.
+
+        ``values`` has one tensor for each microbatch that this rank ran in the last pass, of one
+        shape and dtype. The result has their bits, the same on all ranks and for any number of
+        ranks; it is a new leaf without a gradient. If a microbatch has no samples, as at the end of
+        an epoch, its row is ``fill``. Collective, between the passes. Raises ``ConfigError`` inside
+        a microbatch, for other numbers or kinds of values, and without ``fill`` for a microbatch
+        without samples.
+        """
+        self._inside.refuse("run.gather")
+        self._whole.check()
+        return self._by_microbatch.tensors(values, self._ran, fill=fill)
+
+    def reduce(self, values: Sequence[_Value], how: How) -> _Value:
+        """Return the sum, mean, largest or smallest of a value of every microbatch.
+
+        ``values`` is as for `gather`, or of numbers. ``how`` is ``"sum"``, ``"mean"``, ``"max"`` or
+        ``"min"``, of each element; it is taken in the order of the microbatches, so the bits are
+        the same for any number of ranks. Microbatches without samples are left out, and all others
+        count equally in the mean. Collective, between the passes. Raises ``ConfigError`` like
+        `gather`.
+        """
+        self._inside.refuse("run.reduce")
+        self._whole.check()
+        found: _Value = self._by_microbatch.reduced(values, self._ran, how=how)
+        return found
+
+    def generator(self, name: str = "", *, device: torch.device | str = "cpu") -> torch.Generator:
+        """Return a random generator of the run's, the same object for every ``name``.
+
+        It is seeded from the run's seed, its name and the step at the start and the end of each
+        step's microbatches, and in each microbatch from that as well. So it draws the same numbers
+        for any number of ranks, and again after a restore. Use it in the loop, not in a data set:
+        samples are read under seeds of their own.
+        """
+        return named(name, torch.device(device))
 
     @property
     def share(self) -> int:
@@ -407,9 +462,11 @@ class Run:
         """
         from holdfast.elastic.loop.pipeline import pair, run_schedule
 
+        self._whole.check()
         pieces = self._begin_pass(dataset)
         self._tracked().begin_schedule()
-        losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._draws())
+        with self._inside.microbatch(pieces[0].microbatch):
+            losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._draws())
         self._backwards = len(pieces)
         for piece, loss in zip(pieces, losses, strict=True):
             self._logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
@@ -469,6 +526,7 @@ class Run:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this microbatch's loss (the mean over the microbatch's samples)."""
+        self._whole.check_left()
         if self._piece is None:
             raise ConfigError("run.backward belongs inside `for ... in run.microbatches(...)`")
         self._backwards += 1
@@ -483,6 +541,7 @@ class Run:
         """
         if not optimizers:
             raise ConfigError("run.step needs the optimizer: run.step(optimizer)")
+        self._whole.check()
         if not self._has_gradients:
             raise ConfigError(
                 "run.step follows a complete pass over run.microbatches with run.backward, once "
@@ -532,6 +591,19 @@ class Run:
         else:
             self._logs.add(self._piece.microbatch, values, samples=self._piece.samples)
 
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Watch the user's DataLoaders while the function runs; called by the loop."""
+        loaders = ForeignLoaders(moment=self._moment, line=users_line)
+        with loaders.watched():
+            yield
+
+    def _moment(self) -> Moment:
+        inside = self._inside
+        if inside.number is None:
+            return Moment(step=self.completed if self._in_step else None)
+        return Moment(step=self.completed, microbatch=inside.number, visit=inside.visits)
+
     def _finish(self) -> None:
         """Make the last step durable if requested, and wait for all ranks; called by the loop."""
         if self._in_step and self._phase and not self._has_gradients:
@@ -542,6 +614,8 @@ class Run:
 
     def _close(self) -> None:
         """Release everything that holds the model or the data."""
+        self._inside.leave()
+        drop_named()
         self._work.close()
         if self._gradients is not None:
             self._gradients.close()

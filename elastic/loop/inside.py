@@ -1,0 +1,146 @@
+"""The microbatch that is under way, and the refusal of the user's collectives inside it.
+
+Ranks run different numbers of microbatches, and how many depends on the world. So a collective over
+data-parallel ranks inside a microbatch has another result at every world size, and waits forever
+where the shares are uneven. Along the other axes of the mesh all ranks run the same microbatches.
+Holdfast's own collectives and those of FSDP2 and DDP are arranged for uneven shares.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from holdfast.ckpt import torch_private
+from holdfast.elastic.data.foreign import ForeignLoaders
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.collectives import InterruptibleGroup
+from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.loop.user_code import is_users, line_of, user_line
+from holdfast.elastic.planning.meshes import coordinates
+
+_MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
+"""Axes along which all ranks run the same microbatches, or theirs at the same time."""
+
+_SOUND: Final = (
+    "holdfast.",
+    "torch.distributed.fsdp.",
+    "torch.distributed.pipelining.",
+    "torch.nn.parallel.",
+)
+"""Callers that know of uneven shares, by the start of their modules' names."""
+
+_TRANSPARENT: Final = frozenset(
+    {__name__, InterruptibleGroup.__module__, ForeignLoaders.__module__, torch_private.__name__}
+)
+"""Modules that stand between the user's call and the look at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsersCall:
+    """A line of the user's code, and the function of torch.distributed called there, or ''."""
+
+    name: str
+    line: str
+
+
+class Inside:
+    """The microbatch that one rank runs: its number, None outside of microbatches.
+
+    ``visits`` counts the microbatches that were begun.
+    """
+
+    def __init__(self, world: GenerationWorld) -> None:
+        self._world = world
+        self._model_groups: set[str] | None = None
+        self.number: int | None = None
+        self.visits = 0
+
+    @contextmanager
+    def microbatch(self, number: int) -> Iterator[None]:
+        """Refuse collectives of the user's over data-parallel ranks in the body."""
+        self.number, self._world.guard.look = number, self._look
+        self.visits += 1
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Allow all collectives again."""
+        self.number = self._world.guard.look = None
+
+    def refuse(self, call: str) -> None:
+        """Raise ``ConfigError`` inside a microbatch: ``call`` of Holdfast belongs after it."""
+        if self.number is not None:
+            raise ConfigError(
+                f"{call} at {user_line()} inside microbatch {self.number}: call it after the loop "
+                "over run.microbatches, with one value of each microbatch"
+            )
+
+    def _look(self, group: InterruptibleGroup, operation: str) -> None:
+        """Raise ``ConfigError`` if the user calls a collective over data-parallel ranks."""
+        if self._spans_data(group) and (call := call_of_users(_SOUND)):
+            raise ConfigError(
+                f"{call.name or operation} at {call.line} inside microbatch {self.number}: ranks "
+                "run different numbers of microbatches, so a collective over data-parallel ranks "
+                "depends on the world and may wait forever. Collect one value of each microbatch "
+                "and call run.gather(values) or run.reduce(values, 'sum') after the loop over "
+                "run.microbatches; a loss over all samples takes two passes. Collectives along "
+                "the other axes of run.mesh are sound"
+            )
+
+    def _spans_data(self, group: InterruptibleGroup) -> bool:
+        """Return whether ranks of the group run different microbatches, in a world of any size.
+
+        A group of a single rank that is no axis of the model may have more ranks in another world.
+        """
+        if not group.ranks:
+            return True
+        mesh = self._world.record.mesh
+        if len({coordinates(rank, mesh).dp // mesh.ep for rank in group.ranks}) > 1:
+            return True
+        return len(group.ranks) == 1 and str(group.group_name) not in self._names_of_model_groups()
+
+    def _names_of_model_groups(self) -> set[str]:
+        if self._model_groups is None:
+            mesh = self._world.mesh
+            axes = _MODEL_AXES.intersection(mesh.mesh_dim_names or ())
+            self._model_groups = {str(mesh.get_group(axis).group_name) for axis in axes}
+        return self._model_groups
+
+
+def call_of_users(known: tuple[str, ...]) -> UsersCall | None:
+    """Return the library call of the user's code that is running.
+
+    None if a module whose name starts like one of ``known`` is nearer than the user's code.
+    """
+    name = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if is_users(frame.f_code.co_filename):
+            return UsersCall(name=name, line=line_of(frame))
+        if f"{module}.".startswith(known) and module not in _TRANSPARENT:
+            return None
+        if module.startswith("torch.distributed."):
+            name = _name_of(frame, module) or name
+        frame = frame.f_back
+    return None
+
+
+def users_line() -> str | None:
+    """Return the line of the user's code that is being executed, None in code of Holdfast's."""
+    call = call_of_users(("holdfast.",))
+    return None if call is None else call.line
+
+
+def _name_of(frame: FrameType, module: str) -> str:
+    name = frame.f_code.co_name
+    if name.startswith("_") or module == "torch.distributed.c10d_logger":
+        return ""
+    return f"dist.{name}" if module == "torch.distributed.distributed_c10d" else name
