@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import (
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -153,6 +154,12 @@ def _order_of(loader: DataLoader[Any]) -> SampleOrder:
             return Shuffled()
         ones = [1.0] * len(loader.dataset)  # type: ignore[arg-type]
         return Weighted(ones, count=sampler.num_samples, replacement=sampler.replacement)
+    if isinstance(sampler, DistributedSampler):
+        raise ConfigError(
+            "run.loader: the DataLoader's DistributedSampler divides the data set by rank, and "
+            "run.loader divides every step itself, for any number of ranks: leave sampler= out "
+            "and give shuffle=True or False"
+        )
     raise ConfigError(
         f"run.loader: the DataLoader's {type(sampler).__name__} depends on the world or on its "
         "own state; give order= (elastic.Weighted, or an order of yours) beside the DataLoader"

@@ -34,6 +34,9 @@ _SOUND: Final = (
 )
 """Callers that know of uneven shares, by the start of their modules' names."""
 
+_AUTOGRAD: Final = "torch.autograd.graph"
+"""Module that runs the backward, and the hooks in it."""
+
 _TRANSPARENT: Final = frozenset(
     {__name__, InterruptibleGroup.__module__, ForeignLoaders.__module__, torch_private.__name__}
 )
@@ -129,8 +132,10 @@ def call_of_users(known: tuple[str, ...]) -> UsersCall | None:
             return None
         if module.startswith("torch.distributed."):
             name = _name_of(frame, module) or name
+        if module == _AUTOGRAD:
+            known = ()  # a hook of the user's, in a backward that Holdfast began
         frame = frame.f_back
-    return None
+    return UsersCall(name=name, line="a hook") if name else None  # in autograd's own thread
 
 
 def users_line() -> str | None:

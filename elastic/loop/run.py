@@ -167,6 +167,13 @@ class Run:
         """
         if self._gradients is not None:
             raise ConfigError("run.track was called twice; name all state in one call")
+        for name, value in state.items():
+            if isinstance(value, torch.Generator):
+                raise ConfigError(
+                    f"run.track: {name} is a torch.Generator, whose state would depend on the "
+                    f"microbatches of this rank: use run.generator({name!r}), which is seeded in "
+                    "every microbatch and needs no tracking"
+                )
         with self._pulse.phase(WorkerPhase.IDLE):
             self._keeper.track(state)
         self._gradients = Gradients(
@@ -360,6 +367,13 @@ class Run:
         self._logs.begin_pass()
         self._backwards = 0
         return self._work.pieces(dataset, step=self.completed)
+
+    @property
+    def microbatch(self) -> int:
+        """The number of the present microbatch in the step, from 0, the same on any rank."""
+        if self._piece is None:
+            raise ConfigError("run.microbatch belongs inside `for ... in run.microbatches(...)`")
+        return self._piece.microbatch
 
     @property
     def microbatch(self) -> int:
