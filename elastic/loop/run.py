@@ -375,13 +375,6 @@ class Run:
             raise ConfigError("run.microbatch belongs inside `for ... in run.microbatches(...)`")
         return self._piece.microbatch
 
-    @property
-    def microbatch(self) -> int:
-        """The number of the present microbatch in the step, from 0, the same on any rank."""
-        if self._piece is None:
-            raise ConfigError("run.microbatch belongs inside `for ... in run.microbatches(...)`")
-        return self._piece.microbatch
-
     def _begin_microbatch(self, piece: LoadedMicrobatch) -> Any:
         self.check()
         batch = piece.fetch()
