@@ -23,6 +23,7 @@ from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.decisions import agree, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.decisions.standing import told
 from holdfast.elastic.decisions.stragglers import Straggler, stragglers
 from holdfast.elastic.events import (
     Detected,
@@ -273,19 +274,23 @@ class Conductor:
         self._stalls = 1 if self._progress > self._stalled_at else self._stalls + 1
         self._stalled_at = self._progress
         why = f"all ranks of generation {number} wait for each other"
+        where = f": {found}" if (found := told(self.view)) else ""
         if self._stalls >= self._config.max_attempts:
             self._finish(
                 JobOutcome(
                     ok=False,
-                    message=f"{why}, for the {self._stalls}. time without a newly protected "
-                    "step: do all ranks call the same collectives in the same order? the events "
-                    "'stack' show the stack of each",
+                    message=f"{why}, for the {self._stalls}. time without a newly protected step"
+                    + (
+                        where
+                        or ": do all ranks call the same collectives in the same order? the events "
+                        "'stack' show the stack of each"
+                    ),
                 )
             )
             return
         if self._speaks:
-            self._reporter.emit(Detected(what="stall", victim="trainers", why=why))
-        self._fence(number, reason=why)
+            self._reporter.emit(Detected(what="stall", victim="trainers", why=why + where))
+        self._fence(number, reason=why + where)
 
     @property
     def _speaks(self) -> bool:
@@ -394,6 +399,7 @@ class Conductor:
 
     def publish(self) -> None:
         """Publish the node's present record."""
+        stands = self._crew.stands(self._known)
         record = NodeRecord(
             node=self._config.node,
             incarnation=self._incarnation,
@@ -406,6 +412,8 @@ class Conductor:
             sidecar_starts=self.sidecar.starts,
             leaving=self._place,
             stalled=self._known if self._crew.stalled(self._known) else 0,
+            standing=self._known if stands else 0,
+            stands=stands,
             unreachable=self._reach.probing.unreachable,
             probed=self._reach.probing.probed(self.view),
         )

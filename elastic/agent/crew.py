@@ -12,6 +12,7 @@ import msgspec
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import Reporter
+from holdfast.elastic.agent.stacks import stand_of
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable
 from holdfast.elastic.decisions.detect import (
     park_limit_s,
@@ -266,7 +267,9 @@ class Crew:
     def _await_stacks(self, worker: SeatProcess) -> None:
         found = worker.probe.poll() if worker.probe else None
         if found is not None:
-            worker.probe = None
+            worker.probe, worker.stands = None, stand_of(found.text)
+            if worker.verdict is None and worker.stalled < worker.generation:
+                return  # it may still go on
             self._reporter.emit(
                 WorkerStack(
                     seat=worker.seat,
@@ -298,6 +301,21 @@ class Crew:
         """Return whether all trainers here wait so long that the node should probe the others."""
         inside = self._trainers_in(generation)
         return bool(inside) and all(self._meets_too_long(w, probe_limit_s) for w in inside)
+
+    def stands(self, generation: int) -> dict[str, str]:
+        """Return where the trainers here wait in the user's code, by seat, as far as it is known.
+
+        Their stacks are read once all of them have waited as long as for `waits`.
+        """
+        if not self.waits(generation):
+            return {}
+        inside = self._trainers_in(generation)
+        for worker in inside:
+            since_ns = worker.page.last_beat().at_ns
+            if worker.asked_ns != since_ns:
+                worker.asked_ns, worker.stands = since_ns, ""
+                worker.ask_stacks()
+        return {worker.seat: worker.stands for worker in inside if worker.stands}
 
     def _meets_too_long(self, worker: SeatProcess, limit: Callable[..., float]) -> bool:
         beat = worker.page.last_beat()

@@ -9,18 +9,33 @@ is written, py-spy is tried if installed: it reads a stopped process's memory.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import holdfast
 from holdfast.elastic.channel.base import STACK_SIGNAL
 
 MAX_TEXT: Final = 16 << 10
 """Characters of the stacks that are kept; the main thread's come first."""
+
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+) in (.+)')
+_LIBRARIES: Final = (
+    *(f"{path}/" for path in holdfast.__path__),
+    f"{sysconfig.get_path('stdlib')}/",
+)
+_WRAPPERS: Final = frozenset({"wrapper", "inner", "apply", "forward"})
+_COLLECTIVES: Final = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/nn/functional.py",
+)
 
 _SIGNAL_S, _ALL_S = 0.2, 0.6
 _QUIET_S = 0.08  # the handler marks no end: assume it when nothing more is written
@@ -118,6 +133,39 @@ def _main_first(text: str) -> list[str]:
 def _frames(block: str) -> list[str]:
     """Return the lines of a block that name a frame, innermost first."""
     return [line.strip() for line in block.splitlines()[1:] if line.strip()]
+
+
+def stand_of(text: str) -> str:
+    """Return the call of the user's code that the main thread is in, as ``dist.barrier at x.py:3``.
+
+    ``text`` is as in `Stacks`; the result is empty if no frame is the user's.
+    """
+    name = ""
+    for frame in _frames(text.partition("\n\n")[0]):
+        if (found := _FRAME.fullmatch(frame)) is None:
+            continue
+        file, line, function = found.groups()
+        if not _is_librarys(file):
+            return f"{name or function} at {Path(file).name}:{line}"
+        if function == "_finish" and file.endswith("loop/run.py"):
+            return "the end of the function"
+        name = _public_name(file, function) or name
+    return ""
+
+
+def _is_librarys(file: str) -> bool:
+    return file.startswith(("<", *_LIBRARIES)) or "/site-packages/" in file
+
+
+def _public_name(file: str, function: str) -> str:
+    """Return how users call a function of torch.distributed or of a run; '' for all others."""
+    if function.startswith("_") or function in _WRAPPERS:
+        return ""
+    if file.endswith("holdfast/elastic/loop/run.py"):
+        return f"run.{function}"
+    if file.endswith(_COLLECTIVES):
+        return f"dist.{function}"
+    return ""
 
 
 def kernel_state(pid: int) -> str:

@@ -41,6 +41,9 @@ _REHEARSALS = 2
 class SeatProcess:
     """One worker process as its agent sees it; ``state`` is its state in the node's record.
 
+    ``stands`` is the place in the user's code where it waits, ``asked_ns`` the time of the beat
+    since when it does.
+
     ``unready`` counts the previous workers of the seat in a row that died before they were ready.
     """
 
@@ -61,6 +64,8 @@ class SeatProcess:
         self.stepped = 0
         self.halted = self.handed = 0  # generations
         self.stalled = 0
+        self.stands = ""
+        self.asked_ns = 0
         self.spec: JobSpec | None = None
         self.info: dict[str, Json] = {}
         self.result: Json = None
@@ -268,6 +273,8 @@ class SeatProcess:
 
     def ask_stacks(self) -> None:
         """Start to read its stacks."""
+        if self.probe is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             self.probe = StackProbe(self.child.pid, fd=self._stack_fd)
 

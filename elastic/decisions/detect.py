@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from holdfast.elastic.decisions.standing import apart
 from holdfast.elastic.membership.phases import Beat, WorkerPhase
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.reach import all_asked, parted
@@ -86,6 +87,9 @@ def probe_limit_s(step_seconds: Sequence[float], *, first: bool, limits: Silence
 def stalled(view: JobView) -> bool:
     """Return whether every rank of the newest generation has waited too long for others.
 
+    A collective of the user's that only some ranks have called is known sooner, also in a first
+    step.
+
     Then no single rank is at fault that could be ended: a connection broke without an error, or the
     ranks wait in different collectives. By then all nodes have probed each other, and reach each
     other; otherwise `planning.reach` decides which nodes are left out.
@@ -93,7 +97,7 @@ def stalled(view: JobView) -> bool:
     members = view.generation.members if view.generation else ()
     homes = (view.nodes.get(member.node) for member in members)
     waits = bool(members) and all(node and node.stalled == view.number for node in homes)
-    return waits and all_asked(view) and not parted(view)
+    return (waits or apart(view)) and all_asked(view) and not parted(view)
 
 
 def park_limit_s(quiet_seconds: Sequence[float], *, least_s: float, limits: SilenceLimits) -> float:

@@ -217,9 +217,11 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sidecar from its predecessor. ``fenced`` is the newest generation in which no local worker is
     active any more, or ever will be; ``inventory`` was taken after that. ``leaving`` is its place
     among the nodes with a notice, which leave one after the other; 0: no notice. ``stalled`` is the
-    generation in which all its trainers have waited too long for others. ``unreachable`` are the
-    nodes that its agent does not reach, each with its identity (`membership.identity`) at the time
-    of the probe; ``probed`` is the generation in which it has probed all nodes of the group.
+    generation in which all its trainers have waited too long for others; ``stands`` are the places
+    in the user's code where they wait in generation ``standing``, by seat, sooner than that.
+    ``unreachable`` are the nodes that its agent does not reach, each with its identity
+    (`membership.identity`) at the time of the probe; ``probed`` is the generation in which it has
+    probed all nodes of the group.
     """
 
     node: str
@@ -233,6 +235,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sidecar_starts: int = 1
     leaving: int = 0
     stalled: int = 0
+    standing: int = 0
+    stands: dict[str, str] = {}
     unreachable: dict[str, str] = {}
     probed: int = 0
 

@@ -140,7 +140,9 @@ def all_asked(view: JobView) -> bool:
 @by_nodes(lambda view: (view.generation,))
 def _stalled(nodes: Iterable[NodeRecord], generation: GenerationRecord | None) -> dict[str, bool]:
     number = generation.number if generation else 0
-    return {node.node: True for node in nodes if node.stalled == number > 0}
+    return {
+        node.node: True for node in nodes if number > 0 and number in (node.stalled, node.standing)
+    }
 
 
 @once

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+import holdfast
 from holdfast.elastic.agent import stacks
 from holdfast.elastic.agent.stacks import MAX_TEXT, StackProbe, Stacks
 
@@ -91,3 +92,39 @@ def test_the_state_of_a_process_that_is_gone_is_empty() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert stacks.kernel_state(child.pid) == ""
+
+
+STACK = """Current thread 0x1 (most recent call first):
+  File "{package}/elastic/groups/collectives.py", line 186 in await_work
+  File "/venv/site-packages/torch/distributed/distributed_c10d.py", line 5356 in barrier
+  File "/venv/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/train.py", line 13 in train
+  File "{package}/elastic/loop/generations.py", line 260 in _enter
+  File "/home/me/train.py", line 21 in <module>
+
+Thread 0x2 (most recent call first):
+  File "/home/me/other.py", line 1 in elsewhere"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "place"),
+    [
+        ("", "dist.barrier at train.py:13"),
+        ('  File "{package}/elastic/loop/run.py", line 5 in _end_pass\n'
+         '  File "{package}/elastic/loop/run.py", line 9 in microbatches\n',
+         "run.microbatches at train.py:13"),
+        ('  File "{package}/elastic/loop/run.py", line 5 in _finish\n', "the end of the function"),
+        ('  File "/home/me/model.py", line 3 in forward\n', "forward at model.py:3"),
+    ],
+)  # fmt: skip
+def test_a_place_is_the_users_call_that_waits(inner: str, place: str) -> None:
+    package = next(iter(holdfast.__path__))
+    stack = STACK
+    if inner:
+        lines = STACK.splitlines(keepends=True)
+        stack = "".join([*lines[:2], inner, *lines[4:]])
+    assert stacks.stand_of(stack.format(package=package)) == place
+
+
+def test_a_stack_without_the_users_code_has_no_place() -> None:
+    assert stacks.stand_of("") == stacks.stand_of("Thread 9: x\n    read (io.py:1)") == ""

@@ -1,0 +1,31 @@
+"""A training whose leader alone calls a collective in its first step."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import holdfast
+
+DATA = torch.randn(64, 4, generator=torch.Generator().manual_seed(3))
+
+
+@holdfast.resilient(batch=holdfast.Batch(microbatches=4, size=2), exact="float32")
+def train(run: holdfast.Run) -> None:
+    """Train some steps; ``alone`` lets the leader call a barrier, ``all`` every rank."""
+    torch.set_num_threads(1)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer)
+    for _ in run.steps(3):
+        for batch in run.microbatches(DATA):
+            run.backward(model(batch).square().mean())
+        if run.is_leader or sys.argv[1] == "all":
+            dist.barrier()
+        run.step(optimizer)
+
+
+train()

@@ -1,0 +1,51 @@
+"""Ranks that wait in different calls are found and named, once all of them have told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.decisions.standing import apart, stands_of, told
+from holdfast.elastic.membership.view import JobView
+from holdfast.elastic.testing import fakes
+
+BARRIER, BACKWARD = "dist.barrier at train.py:13", "run.backward at train.py:11"
+
+
+def view(*places: str, standing: int = 3) -> JobView:
+    """Return a view of generation 3 with one rank per node; '' has not told."""
+    nodes = [
+        msgspec.structs.replace(
+            fakes.node(f"n{i}"),
+            standing=standing,
+            stands={f"trainer/{i}": place} if place else {},
+            probed=3,
+        )
+        for i, place in enumerate(places)
+    ]
+    ranks = [(f"n{i}", fakes.worker(f"trainer/{i}")) for i in range(len(places))]
+    return fakes.view(*nodes, generation=fakes.generation(3, nodes, ranks=ranks))
+
+
+def test_a_call_of_some_ranks_alone_stalls_the_generation_and_is_named() -> None:
+    found = view(BARRIER, BACKWARD, BACKWARD)
+    assert apart(found) and stalled(found)
+    assert stands_of(found) == {BARRIER: ["trainer/0"], BACKWARD: ["trainer/1", "trainer/2"]}
+    assert told(found) == (
+        f"trainer/0 in {BARRIER}; trainer/1, trainer/2 in {BACKWARD}. "
+        f"Call {BARRIER} on all ranks alike, or on none"
+    )
+
+
+def test_ranks_that_may_still_go_on_are_not_apart() -> None:
+    assert not apart(view(BARRIER, "")), "one computes"
+    assert not apart(view(BARRIER, BARRIER)), "a slow transfer"
+    assert not apart(view(BARRIER, "dist.barrier at train.py:15")), "the same call elsewhere"
+    assert not apart(view(BACKWARD, "run.step at train.py:14")), "nothing is the user's"
+    assert not apart(view(BARRIER, BACKWARD, standing=2)), "that was another generation"
+    assert not apart(fakes.view())
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    assert told(view("", "")) == ""
+    assert told(view(BACKWARD, BACKWARD)) == f"trainer/0, trainer/1 in {BACKWARD}"
