@@ -22,6 +22,8 @@ from torch._C._distributed_c10d import PrefixStore as PrefixStore  # noqa: PLC04
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
 from torch._C._distributed_c10d import Store as Store  # noqa: PLC0414
 from torch._C._distributed_c10d import TCPStore as TCPStore  # noqa: PLC0414
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -75,6 +77,36 @@ def divide_each(tensors: list[torch.Tensor], divisor: float) -> None:
 def add_to_each(tensors: list[torch.Tensor], summand: float) -> None:
     """Add a number to every tensor, in place."""
     torch._foreach_add_(tensors, summand)
+
+
+# Optimizers and scalers
+
+
+def has_scheduler(optimizer: Optimizer) -> bool:
+    """Return whether a learning-rate scheduler was ever made for an optimizer."""
+    # The first scheduler replaces `step` by a function with this mark.
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def scaler_records(scaler: GradScaler) -> dict[int, dict[str, Any]]:
+    """Return a scaler's notes of each optimizer since its last update, by the optimizer's id.
+
+    ``stage`` is the optimizer's `OptState`. ``found_inf_per_device`` is, by device, a tensor that
+    is 1 where a gradient is not finite.
+    """
+    found: dict[int, dict[str, Any]] = scaler._per_optimizer_states
+    return found
+
+
+def is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    """Return whether ``scaler.unscale_(optimizer)`` was called since the last update."""
+    record = scaler_records(scaler).get(id(optimizer))
+    return record is not None and record["stage"] is OptState.UNSCALED
+
+
+def forget_optimizers(scaler: GradScaler) -> None:
+    """Drop a scaler's notes of optimizers, as an update does, and leave the scale as it is."""
+    scaler_records(scaler).clear()
 
 
 # Modules

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
@@ -173,6 +173,8 @@ class _Flattener:
             self._trace.holders.append(value)
             for part in value:
                 self._module(name, part)
+        elif isinstance(value, LBFGS):  # its history is in lists, one for all parameters
+            self._tree(name, value.state_dict, value.load_state_dict)
         elif isinstance(value, Optimizer):
             self._pending.append((name, value))
         elif isinstance(value, LEAVES):

@@ -254,6 +254,22 @@ class Gradients:
         for (name, parameter, level), total in zip(whole + sharded, sums, strict=True):
             yield parameter, (name, level), total
 
+    def parameters(self) -> Parameters:
+        """Return every tracked parameter once, with its name."""
+        return self._wrapped.parameters()
+
+    @property
+    def moves_parameters(self) -> bool:
+        """Whether FSDP2 exchanges parameters in a pass: whole ones for shards."""
+        return self._wrapped.is_sharded
+
+    def spoil(self) -> None:
+        """Replace all gradients by NaN: they were not finite, and no mean was made of them."""
+        self.clear()
+        for _, parameter in self._wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, torch.nan, requires_grad=False)
+
     def clear(self) -> None:
         """Drop all gradients."""
         self._buckets.drop()

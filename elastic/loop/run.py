@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -39,6 +40,8 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.inside import Inside, users_line
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.session import Session
+from holdfast.elastic.loop.updates.evaluations import Evaluations, SkippedUpdate
+from holdfast.elastic.loop.updates.watch import UpdateWatch
 from holdfast.elastic.loop.whole_pass import WholePass
 from holdfast.elastic.loss import LossAction
 from holdfast.elastic.randomness import Draws
@@ -90,6 +93,8 @@ class Run:
             settings.batch.microbatches, gather=world.gather_groups, peers=world.dp
         )
         self._ran: list[int] = []
+        self._updates = UpdateWatch(stages=world.record.mesh.pp)
+        self._evaluations: Evaluations | None = None
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -190,6 +195,9 @@ class Run:
             bounds=self._keeper.cursor.bounds,
             check=self._world.guard.check,
         )
+        self._updates.track(
+            state, self._gradients.parameters, moves=self._gradients.moves_parameters
+        )
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the number of each step still to do until ``count`` are complete.
@@ -252,6 +260,7 @@ class Run:
         )
 
     def _begin(self, count: int) -> None:
+        self._updates.begin()
         self._keeper.begin(count)
         if self._losses is not None:
             self._losses.begin(self._world, completed=self.completed)
@@ -265,6 +274,7 @@ class Run:
         self.check()
         self._in_step, self._has_gradients, self._phase = True, False, 0
         self._ran = []
+        self._updates.begin_step(self.completed)
         self._began = (time.time(), time.perf_counter(), time.process_time())
         self._pulse.set(WorkerPhase.COMPUTE, step=self.completed)
         seed_all(self._draws().before_microbatches())
@@ -279,6 +289,7 @@ class Run:
         self._world.settle()  # before anything of the step is kept
         self._in_step = False
         self._tracked().end_step()
+        self._updates.end_step()
         cursor = self._keeper.cursor
         cursor.metrics.update(self._logs.latest)
         cursor.step += 1
@@ -349,6 +360,7 @@ class Run:
                 batch = self._begin_microbatch(piece)
                 with self._inside.microbatch(piece.microbatch):
                     yield batch
+                self._updates.after_microbatch()
             self._piece = None
             self._ran = [p.microbatch if p.samples else STAND_IN for p in pieces]
             self._end_pass(len(pieces))
@@ -360,10 +372,11 @@ class Run:
         gradients = self._tracked()
         if not self._in_step:
             raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
-        if fresh:
+        if fresh and not self._is_repeated:
             self._work.renew(dataset)
         self._work.sharing.begin()
         gradients.begin_pass(self._phase)
+        self._updates.begin_pass(fresh=not self._has_gradients)
         self._logs.begin_pass()
         self._backwards = 0
         return self._work.pieces(dataset, step=self.completed)
@@ -496,14 +509,28 @@ class Run:
         try:
             self._tracked().end_pass(backwards=self._backwards, agree=agree, wish=wish)
         except NotFiniteError as error:
-            if self._losses is None:
+            if self._updates.defers(error):
+                self._tracked().spoil()
+            elif self._losses is None or self._is_repeated:
                 raise
-            wrong = str(error)
+            else:
+                wrong = str(error)
+        self._updates.end_pass()
         self._logs.end_pass(self._world, speaks=self._world.speaks)
         if self._backwards > 0:
             self._has_gradients, self._share = True, count
-            self._judge_loss(wrong)
+            if not self._is_repeated:
+                self._judge_loss(wrong)
+            if self._evaluations is not None:
+                self._evaluations.end_pass(
+                    self._world, speaks=self._world.speaks, logged=self._logs.latest
+                )
         seed_all(self._draws().after_microbatches())
+
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether the pass is another evaluation by the optimizer of `minimize`."""
+        return self._evaluations is not None and self._evaluations.first is not None
 
     def _judge_loss(self, wrong: str) -> None:
         """Let the loss guard decide about the step; it may end the generation, or the job."""
@@ -536,29 +563,85 @@ class Run:
         self._whole.check_left()
         if self._piece is None:
             raise ConfigError("run.backward belongs inside `for ... in run.microbatches(...)`")
+        self._updates.before_backward()
         self._backwards += 1
+        if self._evaluations is not None:
+            self._evaluations.add(self._piece.microbatch, loss, samples=self._piece.samples)
         if self._piece.weight != 1.0:
             loss = loss * self._piece.weight
         self._tracked().backward(loss)
+        self._updates.after_backward()
 
-    def step(self, *optimizers: Optimizer) -> None:
+    def step(self, *optimizers: Optimizer, scaler: GradScaler | None = None) -> None:
         """Apply the mean gradient and drop it. Call it after each pass with `backward`.
 
-        It applies nothing if the `LossGuard` skips the step's gradient.
+        Give it all optimizers of the pass in one call. It applies nothing if the `LossGuard` skips
+        the step's gradient. ``scaler`` is the ``torch.amp.GradScaler`` that scaled the loss: the
+        gradients are unscaled, unless ``scaler.unscale_`` did so before; if one is not finite at
+        any rank, all ranks skip the update; then the scale is updated. Raises ``ConfigError`` for
+        an optimizer or a scaler that is not tracked.
         """
         if not optimizers:
-            raise ConfigError("run.step needs the optimizer: run.step(optimizer)")
-        self._whole.check()
-        if not self._has_gradients:
             raise ConfigError(
-                "run.step follows a complete pass over run.microbatches with run.backward, once "
-                "per pass: give all optimizers of the pass to one run.step(a, b)"
+                "run.step needs the optimizer: run.step(optimizer), or with a GradScaler "
+                "run.step(optimizer, scaler=scaler)"
+            )
+        self._whole.check()
+        if self._evaluations is not None:
+            raise ConfigError("run.step inside run.minimize: the optimizer steps by itself there")
+        if not self._has_gradients:
+            self._updates.refuse_second()
+        self.check()
+        self._updates.apply(
+            optimizers,
+            scaler=scaler,
+            skips=self._skips,
+            fence=self._keeper.fence_steps_of,  # tracked ones are fenced already
+            agree=self._world.max_,
+        )
+        self._end_update()
+
+    def minimize(self, optimizer: Optimizer, closure: Callable[[], object]) -> float:
+        """Make one update with an optimizer that evaluates the loss several times, such as LBFGS.
+
+        It replaces `step`. ``closure`` makes one pass over `microbatches` with `backward`; every
+        call sees the same samples and the same random draws. The optimizer gets the mean gradient
+        and the mean loss of all ranks' microbatches, whatever ``closure`` returns. Returns the loss
+        before the update, and keeps the metrics logged with it. Raises ``ConfigError`` for an
+        optimizer that is not tracked, or that has sharded parameters.
+        """
+        if not self._in_step or self._has_gradients or self._evaluations is not None:
+            raise ConfigError(
+                "run.minimize makes its own pass and update: call it inside `for step in "
+                "run.steps(...)`, alone, not after a pass with run.backward or in a closure"
             )
         self.check()
-        if not self._skips:
-            for optimizer in optimizers:
-                self._keeper.fence_steps_of(optimizer)  # tracked ones are fenced already
-                optimizer.step()
+        self._evaluations = evaluations = Evaluations(self._settings.batch.microbatches)
+
+        def evaluate() -> torch.Tensor:
+            self._tracked().clear()
+            self._has_gradients = False
+            with torch.enable_grad():
+                closure()
+            if not self._has_gradients:
+                raise ConfigError(
+                    "the closure of run.minimize made no pass over run.microbatches with "
+                    "run.backward: both belong inside it"
+                )
+            if self._skips:
+                raise SkippedUpdate
+            self._updates.evaluated(optimizer)
+            return evaluations.loss
+
+        try:
+            self._updates.minimize(optimizer, evaluate, fence=self._keeper.fence_steps_of)
+        finally:
+            self._evaluations = None
+        self._logs.latest.update(evaluations.logged)
+        self._end_update()
+        return evaluations.first_loss
+
+    def _end_update(self) -> None:
         self._tracked().clear()
         self._has_gradients = False
         self._phase += 1
@@ -621,6 +704,7 @@ class Run:
 
     def _close(self) -> None:
         """Release everything that holds the model or the data."""
+        self._updates.close()
         self._inside.leave()
         drop_named()
         self._work.close()
