@@ -27,7 +27,11 @@ class OptimizerWatch:
     """
 
     def __init__(
-        self, roster: TrackedObjects, *, place: Callable[[], int | None], in_pass: Callable[[], bool]
+        self,
+        roster: TrackedObjects,
+        *,
+        place: Callable[[], int | None],
+        in_pass: Callable[[], bool],
     ) -> None:
         self._roster, self._place, self._in_pass = roster, place, in_pass
         self._own: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()

@@ -17,9 +17,9 @@ from holdfast.elastic.gradients.wrapped import Parameters
 from holdfast.elastic.loop.updates.evaluations import SkippedUpdate
 from holdfast.elastic.loop.updates.interposed import Interposed
 from holdfast.elastic.loop.updates.optimizers import OptimizerWatch, refuse_shards
-from holdfast.elastic.loop.updates.tracked_objects import TrackedObjects, parameters_of
 from holdfast.elastic.loop.updates.scaling import ScalerWatch
 from holdfast.elastic.loop.updates.schedulers import SchedulerWatch
+from holdfast.elastic.loop.updates.tracked_objects import TrackedObjects, parameters_of
 from holdfast.elastic.loop.user_code import user_line
 
 

@@ -62,7 +62,7 @@ def test_a_tied_name_takes_the_place_of_the_one_that_is_left_out() -> None:
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
-    with pytest.raises(MismatchError, match="the name .same. is taken"):
+    with pytest.raises(MismatchError, match=r"the name .same. is taken"):
         Renamed(source(), lambda _: "same")
 
 
