@@ -36,12 +36,12 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class _MadeLoader:
     moment: Moment
     line: str
 
 
-_EARLIER = _Made(moment=Moment(), line="an earlier line")
+_EARLIER = _MadeLoader(moment=Moment(), line="an earlier line")
 
 
 class ForeignLoaders:
@@ -53,7 +53,7 @@ class ForeignLoaders:
 
     def __init__(self, *, moment: Callable[[], Moment], line: Callable[[], str | None]) -> None:
         self._moment, self._line = moment, line
-        self._made: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[Any, _MadeLoader] = weakref.WeakKeyDictionary()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -63,7 +63,7 @@ class ForeignLoaders:
 
     def _begun(self, iterator: Any) -> None:
         if (line := self._line()) is not None:
-            self._made[iterator] = _Made(moment=self._moment(), line=line)
+            self._made[iterator] = _MadeLoader(moment=self._moment(), line=line)
 
     def _advanced(self, iterator: Any) -> None:
         made, moment = self._made.get(iterator, _EARLIER), self._moment()

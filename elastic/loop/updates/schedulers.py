@@ -24,7 +24,7 @@ _MAKERS = (LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler)
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _MadeScheduler:
     scheduler: weakref.ref[LRScheduler]
     line: str
     late: bool
@@ -34,7 +34,7 @@ class SchedulerWatch:
     """The schedulers that the training function makes, from its beginning on."""
 
     def __init__(self, interposed: Interposed) -> None:
-        self._made: list[_Made] = []
+        self._made: list[_MadeScheduler] = []
         self._judged = -1
         self._late = False
         for maker in _MAKERS:
@@ -43,7 +43,7 @@ class SchedulerWatch:
 
     def _on_init(self, scheduler: LRScheduler, *_: object, **__: object) -> None:
         if all(each.scheduler() is not scheduler for each in self._made[-4:]):
-            self._made.append(_Made(weakref.ref(scheduler), user_line(), self._late))
+            self._made.append(_MadeScheduler(weakref.ref(scheduler), user_line(), self._late))
 
     def tracked(self) -> None:
         """Note that ``run.track`` was called."""
@@ -85,7 +85,7 @@ class SchedulerWatch:
                     "lost in a restore: make both inside the function, and name both in run.track"
                 )
 
-    def _untracked(self, roster: TrackedObjects) -> tuple[_Made, str, str] | None:
+    def _untracked(self, roster: TrackedObjects) -> tuple[_MadeScheduler, str, str] | None:
         reached: dict[int, object] | None = None
         for made in reversed(self._made):  # one of several schedulers is made after its parts
             scheduler = made.scheduler()

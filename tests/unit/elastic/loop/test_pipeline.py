@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.elastic.data.loaders import LoadedMicrobatch
 from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.loop.pipeline import Stage, pair, run_schedule, stages_of
+from holdfast.elastic.randomness import Draws
 
 
 class OneRank:
@@ -81,7 +82,7 @@ def test_what_does_not_fit_is_named(
     made: ScheduleGPipe, work: list[LoadedMicrobatch], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        run_schedule(made, work, feed=pair, seed=0, step=0)
+        run_schedule(made, work, feed=pair, draws=Draws(seed=0, step=0))
 
 
 def test_several_stages_of_one_rank_are_one_model_after_the_other(mesh: DeviceMesh) -> None:
@@ -92,7 +93,7 @@ def test_several_stages_of_one_rank_are_one_model_after_the_other(mesh: DeviceMe
         stages, n_microbatches=2, loss_fn=nn.functional.mse_loss, scale_grads=False
     )
     work = pieces(4, 4, width=3)
-    losses = run_schedule(looped, work, feed=pair, seed=0, step=0)
+    losses = run_schedule(looped, work, feed=pair, draws=Draws(seed=0, step=0))
     found = [parameter.grad for module in modules for parameter in module.parameters()]
     whole = nn.Sequential(*modules)
     whole.zero_grad()
@@ -144,9 +145,9 @@ def test_a_schedule_that_hides_gradients_from_exact_mode_is_refused(mesh: Device
         work = pieces(4, 4, width=3)
         if exact:
             with pytest.raises(ConfigError, match="zero bubble"):
-                run_schedule(split, work, feed=pair, seed=0, step=0)
+                run_schedule(split, work, feed=pair, draws=Draws(seed=0, step=0))
         else:
-            assert len(run_schedule(split, work, feed=pair, seed=0, step=0)) == 2
+            assert len(run_schedule(split, work, feed=pair, draws=Draws(seed=0, step=0))) == 2
 
 
 @pytest.mark.parametrize(("error", "told"), [(GenerationOverError, False), (ValueError, True)])
@@ -161,7 +162,7 @@ def test_the_end_of_a_generation_is_no_error_of_its_schedule(
         stages, n_microbatches=2, loss_fn=nn.functional.mse_loss, scale_grads=False
     )
     with pytest.raises(error, match="over"):
-        run_schedule(looped, pieces(4, 4, width=3), feed=pair, seed=0, step=0)
+        run_schedule(looped, pieces(4, 4, width=3), feed=pair, draws=Draws(seed=0, step=0))
     assert ("caught exception" in caplog.text) == told
 
 
@@ -172,4 +173,4 @@ def test_a_schedule_with_other_places_for_the_stages_is_refused(mesh: DeviceMesh
     )
     bent.pp_group_size, bent.stage_index_to_group_rank = 2, {0: 0, 1: 1, 2: 1, 3: 0}
     with pytest.raises(ConfigError, match="other stages than every pp-th"):
-        run_schedule(bent, pieces(4, 4, width=3), feed=pair, seed=0, step=0)
+        run_schedule(bent, pieces(4, 4, width=3), feed=pair, draws=Draws(seed=0, step=0))
