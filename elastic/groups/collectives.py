@@ -27,7 +27,12 @@ import torch.distributed as dist
 from torch.distributed import AllreduceOptions, ReduceScatterOptions, Work
 
 from holdfast.ckpt import torch_private
-from holdfast.ckpt.torch_private import ALL_GATHER_SINGLE, REDUCE_SCATTER_SINGLE, Store
+from holdfast.ckpt.torch_private import (
+    ALL_GATHER_SINGLE,
+    REDUCE_SCATTER_SINGLE,
+    PrefixStore,
+    Store,
+)
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.errors import GenerationOverError
 
@@ -71,8 +76,8 @@ def leave_behind(thread: threading.Thread) -> None:
 class WaitGuard:
     """Guard of a generation's waits: interrupts them at the fence, and reports and times them.
 
-    ``look``, if set, is called with the group and the name of every collective before it starts; it
-    may raise.
+    ``look``, if set, is called with the group and the name of every collective before it starts. It
+    may raise, or return True for a collective of the user's that is to meet only such ones.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class WaitGuard:
     ) -> None:
         self.generation, self._fenced, self._waiting = generation, fenced, waiting
         self._grace_s = grace_s
-        self.look: Callable[[InterruptibleGroup, str], None] | None = None
+        self.look: Callable[[InterruptibleGroup, str], bool] | None = None
         self._waited_s = self._all_waited_s = 0.0
 
     def own_s(self) -> float:
@@ -307,21 +312,23 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
 def _by_device(
     name: str,
 ) -> Callable[
-    [Callable[Concatenate[InterruptibleGroup, _P], Work]],
+    [Callable[Concatenate[InterruptibleGroup, Any, _P], Work]],
     Callable[Concatenate[InterruptibleGroup, _P], Work],
 ]:
-    """Make a method start ``name`` of the device's group for tensors on the device."""
+    """Make a method start ``name`` of the device's group for tensors on the device.
+
+    For all others the method gets the gloo group that serves the caller.
+    """
 
     def dispatch(
-        on_cpu: Callable[Concatenate[InterruptibleGroup, _P], Work],
+        on_cpu: Callable[Concatenate[InterruptibleGroup, Any, _P], Work],
     ) -> Callable[Concatenate[InterruptibleGroup, _P], Work]:
         @functools.wraps(on_cpu)
         def start(self: InterruptibleGroup, /, *args: _P.args, **kwargs: _P.kwargs) -> Work:
-            if self.guard.look is not None:
-                self.guard.look(self, name)
+            users = self.guard.look is not None and self.guard.look(self, name)
             if self._device is not None and on_device((*args, *kwargs.values())):
                 return self._device.start(name, *args, **kwargs)
-            return on_cpu(self, *args, **kwargs)
+            return on_cpu(self, self._users_gloo() if users else self._gloo, *args, **kwargs)
 
         return start
 
@@ -335,8 +342,8 @@ def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
     """
 
     @_by_device(name)
-    def start(self: InterruptibleGroup, *args: Any) -> Work:
-        return self._work(getattr(self._gloo, name)(*args), *args, lazy=lazy)
+    def start(self: InterruptibleGroup, gloo: Any, *args: Any) -> Work:
+        return self._work(getattr(gloo, name)(*args), *args, lazy=lazy)
 
     return start
 
@@ -347,6 +354,9 @@ class InterruptibleGroup(torch_private.PythonGroup):
     It serves all devices itself, as torch requires of a group written in Python: tensors that are
     not on the CPU go to ``device``, if there is one. ``ranks`` are its members by their numbers in
     the world; none for the default group.
+
+    ``users`` makes a second gloo group, for the user's own collectives: if only some ranks call
+    one, it waits for the others and does not pair with another collective of theirs.
     """
 
     def __init__(
@@ -358,11 +368,19 @@ class InterruptibleGroup(torch_private.PythonGroup):
         guard: WaitGuard,
         device: DeviceGroup | None = None,
         ranks: Sequence[int] = (),
+        users: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(rank, size)
         self._gloo, self.guard, self._device = gloo, guard, device
         self.ranks = tuple(ranks)
+        self._make_users = users
+        self._users: Any = None
         self._flight: deque[tuple[Work, Any]] = deque()
+
+    def _users_gloo(self) -> Any:
+        if self._users is None:
+            self._users = self._make_users() if self._make_users is not None else self._gloo
+        return self._users
 
     def _work(
         self,
@@ -432,7 +450,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
         return self.allgather_into_tensor_coalesced(*args, **kwargs)
 
     @_by_device(REDUCE_SCATTER_SINGLE)
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, gloo: Any, output: Any, input: Any, opts: Any = None) -> Work:
         """All-reduce a copy and take a part; gloo's own is not complete until it is waited for."""
         reduce = AllreduceOptions()
         reduce.reduceOp = (opts or ReduceScatterOptions()).reduceOp
@@ -443,7 +461,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
             part = buffer.view(-1)[start : start + output.numel()]
             output.copy_(part.view_as(output))
 
-        return self._work(self._gloo.allreduce([buffer], reduce), buffer, after=take)
+        return self._work(gloo.allreduce([buffer], reduce), buffer, after=take)
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce several tensors, one part of each per rank."""
@@ -455,7 +473,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
         return self.reduce_scatter_tensor_coalesced(*args, **kwargs)
 
     @_by_device("reduce_scatter")
-    def reduce_scatter(self, *args: Any, **kwargs: Any) -> Work:
+    def reduce_scatter(self, gloo: Any, *args: Any, **kwargs: Any) -> Work:
         """Reduce lists of tensors, one part per rank."""
         outputs, inputs, *opts = args
         flat = torch.stack([part.reshape(-1) for part in inputs[0]])
@@ -463,10 +481,9 @@ class InterruptibleGroup(torch_private.PythonGroup):
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
         """Wait for all ranks, but not for their devices."""
-        if self.guard.look is not None:
-            self.guard.look(self, "barrier")
-        token = torch.zeros(1)
-        return self._work(self._gloo.allreduce([token], AllreduceOptions()), token)
+        users = self.guard.look is not None and self.guard.look(self, "barrier")
+        gloo, token = self._users_gloo() if users else self._gloo, torch.zeros(1)
+        return self._work(gloo.allreduce([token], AllreduceOptions()), token)
 
 
 _guard: WaitGuard | None = None
@@ -493,13 +510,23 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
             "the holdfast backend works only inside a function decorated with @holdfast.resilient"
         )
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
-    make = functools.partial(
-        torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
-    )
-    gloo = guard.call(make, name="form-group")
+
+    def make(store: Store) -> Any:
+        form = functools.partial(
+            torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
+        )
+        return guard.call(form, name="form-group")
+
+    gloo = make(store)
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
     group = InterruptibleGroup(
-        gloo, rank, size, guard=guard, device=device, ranks=wanted.global_ranks_in_group
+        gloo,
+        rank,
+        size,
+        guard=guard,
+        device=device,
+        ranks=wanted.global_ranks_in_group,
+        users=functools.partial(make, PrefixStore("users", store)),
     )
     _groups.append(group)
     return group

@@ -62,19 +62,20 @@ class Inside:
         self._model_groups: set[str] | None = None
         self.number: int | None = None
         self.visits = 0
+        world.guard.look = self._look
 
     @contextmanager
     def microbatch(self, number: int) -> Iterator[None]:
         """Refuse collectives of the user's over data-parallel ranks in the body."""
-        self.number, self._world.guard.look = number, self._look
+        self.number = number
         self.visits += 1
         try:
             yield
         finally:
-            self.leave()
+            self.number = None
 
-    def leave(self) -> None:
-        """Allow all collectives again."""
+    def close(self) -> None:
+        """Look at no collective any more."""
         self.number = self._world.guard.look = None
 
     def refuse(self, call: str) -> None:
@@ -85,9 +86,15 @@ class Inside:
                 "over run.microbatches, with one value of each microbatch"
             )
 
-    def _look(self, group: InterruptibleGroup, operation: str) -> None:
-        """Raise ``ConfigError`` if the user calls a collective over data-parallel ranks."""
-        if self._spans_data(group) and (call := call_of_users(_SOUND)):
+    def _look(self, group: InterruptibleGroup, operation: str) -> bool:
+        """Return whether this is a collective of the user's over data-parallel ranks.
+
+        Raises ``ConfigError`` inside a microbatch.
+        """
+        call = call_of_users(_SOUND)
+        if call is None or not self._spans_data(group):
+            return False
+        if self.number is not None:
             raise ConfigError(
                 f"{call.name or operation} at {call.line} inside microbatch {self.number}: ranks "
                 "run different numbers of microbatches, so a collective over data-parallel ranks "
@@ -96,6 +103,7 @@ class Inside:
                 "run.microbatches; a loss over all samples takes two passes. Collectives along "
                 "the other axes of run.mesh are sound"
             )
+        return True
 
     def _spans_data(self, group: InterruptibleGroup) -> bool:
         """Return whether ranks of the group run different microbatches, in a world of any size.

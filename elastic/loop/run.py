@@ -705,7 +705,7 @@ class Run:
     def _close(self) -> None:
         """Release everything that holds the model or the data."""
         self._updates.close()
-        self._inside.leave()
+        self._inside.close()
         drop_named()
         self._work.close()
         if self._gradients is not None:
