@@ -41,6 +41,10 @@ BACKEND = "holdfast"
 POLL_S = 0.004
 """Time that a wait sleeps between checks of the fence; completion wakes it at once."""
 
+LOOK_AFTER_S = 0.5
+"""Time that a wait for all ranks lasts before it looks for one that will not come, and between two
+looks."""
+
 PEER_LOSS_GRACE_S = 3.0
 """Longest time by which a broken connection may precede the fence that explains it."""
 
@@ -92,6 +96,8 @@ class WaitGuard:
         self._grace_s = grace_s
         self.look: Callable[[InterruptibleGroup, str], bool] | None = None
         self._waited_s = self._all_waited_s = 0.0
+        self.absent: Callable[[], None] = lambda: None
+        """Called during a long wait for all ranks; raises if one of them will not come."""
 
     def own_s(self) -> float:
         """Read a clock, in seconds, that stops while this rank waits for others."""
@@ -175,16 +181,20 @@ class WaitGuard:
             raise GenerationOverError(f"generation {self.generation} is over: {error}") from error
         raise error
 
-    def await_work(self, work: Work, *, timeout_s: float = 0.0) -> None:
-        """Wait for a gloo operation.
+    def await_work(self, work: Work, *, timeout_s: float = 0.0, of_all: bool = False) -> None:
+        """Wait for a gloo operation, of all ranks if ``of_all``.
 
         Its error becomes ``GenerationOverError`` if a fence explains it.
         """
-        deadline = time.monotonic() + timeout_s if timeout_s else None
+        began_s = time.monotonic()
+        deadline, look_s = began_s + timeout_s if timeout_s else None, began_s + LOOK_AFTER_S
         poll = timedelta(seconds=POLL_S)
         try:
             while not work.is_completed():
                 self.check()
+                if of_all and time.monotonic() > look_s:
+                    look_s = time.monotonic() + LOOK_AFTER_S
+                    self.absent()
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"collective not complete after {timeout_s:g} s")
                 try:
@@ -221,7 +231,11 @@ class InterruptibleWork(Work):
             guard.call(self._inner.wait, name="await-peer")
         else:
             with guard.wait():
-                guard.await_work(self._inner, timeout_s=timeout.total_seconds())
+                guard.await_work(
+                    self._inner,
+                    timeout_s=timeout.total_seconds(),
+                    of_all=self._group.size() == dist.get_world_size(),
+                )
         if self._after is not None:
             after, self._after = self._after, None
             after()

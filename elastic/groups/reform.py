@@ -94,9 +94,12 @@ class GradientGroups:
 
 
 class GenerationWorld(Peers):
-    """The ranks of one generation: group, mesh, and the few collectives that the loop needs."""
+    """The ranks of one generation: group, mesh, and the few collectives that the loop needs.
 
-    def __init__(
+    ``board`` is a store of this generation, where ranks say that they left the loop.
+    """
+
+    def __init__(  # noqa: PLR0913 - made in two places, all by keyword
         self,
         record: GenerationRecord,
         *,
@@ -106,9 +109,11 @@ class GenerationWorld(Peers):
         data_mesh: DeviceMesh,
         groups: GradientGroups,
         plans: StoreGather,
+        board: Store | None = None,
         timeout_s: float = math.inf,
     ) -> None:
         super().__init__(None, index=rank, size=record.mesh.ranks)
+        self.board = board
         self._timeout_s = timeout_s
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
         self.data_mesh = data_mesh
@@ -306,6 +311,7 @@ def form(
         data_mesh=data_mesh,
         groups=groups,
         plans=plans,
+        board=PrefixStore(f"g{record.number}/left", store),
         timeout_s=timeout_s,
     )
 

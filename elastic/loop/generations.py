@@ -48,6 +48,7 @@ from holdfast.elastic.errors import (
 from holdfast.elastic.events import RankReformed
 from holdfast.elastic.groups import devices, reform
 from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.loop.logbook import Position
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.plain_errors import show_plainly
 from holdfast.elastic.loop.rehearsal import WarmJoin
@@ -150,6 +151,7 @@ class Loop:
         self._pulse, self._maps = Pulse(channel), SlotMaps(host=channel.memory_of)
         guard = settings.loss_guard
         self._losses = LossWatch(guard) if guard else None
+        self._position = Position()
         self._ahead: Ahead | None = None
         self._replicated_bytes = 0
         self._device: int | None = None
@@ -254,7 +256,15 @@ class Loop:
         )
         self._ahead = None
         keeper.open_ahead()
-        run = Run(channel, settings, world, pulse=self._pulse, keeper=keeper, losses=self._losses)
+        run = Run(
+            channel,
+            settings,
+            world,
+            pulse=self._pulse,
+            keeper=keeper,
+            losses=self._losses,
+            position=self._position,
+        )
         try:
             with run._watching():
                 result = body(run)

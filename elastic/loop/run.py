@@ -38,10 +38,13 @@ from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.by_microbatch import STAND_IN, ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.inside import Inside, users_line
+from holdfast.elastic.loop.leaving import Leaving
+from holdfast.elastic.loop.logbook import Logbook, Position, Write
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.session import Session
 from holdfast.elastic.loop.updates.evaluations import Evaluations, SkippedUpdate
 from holdfast.elastic.loop.updates.watch import UpdateWatch
+from holdfast.elastic.loop.user_code import user_line
 from holdfast.elastic.loop.whole_pass import WholePass
 from holdfast.elastic.loss import LossAction
 from holdfast.elastic.randomness import Draws
@@ -73,6 +76,7 @@ class Run:
         pulse: Pulse,
         keeper: StateKeeper,
         losses: LossWatch | None = None,
+        position: Position | None = None,
     ) -> None:
         self._channel, self._settings, self._world = channel, settings, world
         self._session = Session(channel, world, keeper, seed=settings.seed)
@@ -86,6 +90,9 @@ class Run:
         self._backwards = self._phase = 0
         self._has_gradients = self._in_step = self._skips = self._resumed = False
         self._losses = losses
+        self._leaving = Leaving(world)
+        self._logbook = Logbook(keeper.cursor, position or Position(), leads=world.rank == 0)
+        self._left = False
         self._began = (0.0, 0.0, 0.0)
         self._share = 0
         self._inside, self._whole = Inside(world), WholePass()
@@ -133,13 +140,24 @@ class Run:
 
     @property
     def completed(self) -> int:
-        """The number of complete steps."""
-        return self._keeper.cursor.step
+        """The number of complete steps.
+
+        The present one counts once the loop goes on, or is left after `step`.
+        """
+        return self._keeper.cursor.step + (self._left and self._is_stepped)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The values last logged; part of the state, so a restore brings them back."""
-        return dict(self._keeper.cursor.metrics)
+        """The values last logged; part of the state, so a restore brings them back.
+
+        They include those of this step's microbatches as soon as the pass over them is complete.
+        """
+        return {**self._keeper.cursor.metrics, **self._logs.latest}
+
+    @property
+    def _is_stepped(self) -> bool:
+        """Whether the present step is complete but for the rest of the loop's body."""
+        return self._in_step and self._phase > 0 and not self._has_gradients
 
     def check(self) -> None:
         """Raise ``GenerationOverError`` if this generation is over.
@@ -203,14 +221,18 @@ class Run:
         """Yield the number of each step still to do until ``count`` are complete.
 
         The whole loop body belongs to the step. It must depend only on the tracked state and the
-        step's number: after a failure it runs again from the last complete step.
+        step's number: after a failure it runs again from the last complete step. To leave earlier,
+        call `stop`. All ranks may also leave by `break` or `return` in the same step; the run is
+        complete then. Raises ``ConfigError`` on all ranks if some leave and others go on.
         """
         self._tracked()
         self._begin(count)
-        while self.completed < count:
+        while self.completed < count and not self._keeper.cursor.stopped:
             self._begin_step()
-            yield self.completed
-            self._end_step(last=self.completed + 1 >= count)
+            with self._in_body():
+                yield self.completed
+            self._end_step(last=self._agree() or self.completed + 1 >= count)
+        self._hand_over_rest()
 
     def epochs(self, count: int, loader: Loader) -> Iterator[int]:
         """Yield the number of each step until ``loader`` has gone ``count`` times through its data.
@@ -220,12 +242,14 @@ class Run:
         self._tracked()
         over = loader.reaches(count)
         self._begin(self.completed if over else self.completed + 1)
-        while not over:
+        while not over and not self._keeper.cursor.stopped:
             self._begin_step()
-            yield self.completed
+            with self._in_body():
+                yield self.completed
             self._work.advance()
             over = loader.reaches(count)
-            self._end_step(last=over)
+            self._end_step(last=self._agree() or over)
+        self._hand_over_rest()
 
     def loader(
         self,
@@ -259,9 +283,62 @@ class Run:
             options={"first_batch_s": first_batch_s, **options},
         )
 
+    def stop(self) -> None:
+        """End the loop on all ranks at the end of this step, whichever rank calls it.
+
+        The run is complete then: the step is saved like the last one, and neither a restore nor a
+        later start with its checkpoint runs another.
+        """
+        if not self._in_step:
+            raise ConfigError("run.stop belongs inside `for step in run.steps(...)`")
+        self._leaving.stop()
+
+    def on_protected(self, write: Write, *, after: int = -1) -> None:
+        """Call ``write(step, metrics)`` on rank 0, once for each step, when it is protected.
+
+        A protected step is not repeated after a failure, so a logger gets it once. ``step`` is the
+        number that `steps` yields, ``metrics`` the values logged in it; steps without any are left
+        out. ``after`` is the last step that the logger has already. The calls come between steps,
+        and the last ones when the loop ends. Call it before the loop. If rank 0 is killed between a
+        call and the end of that step, another rank may repeat the call.
+        """
+        if self._in_step:
+            raise ConfigError("run.on_protected: call it before the loop over run.steps(...)")
+        self._logbook.hand_to(write, after=after)
+
+    @contextmanager
+    def _in_body(self) -> Iterator[None]:
+        """Notice that the loop's body is left for good."""
+        try:
+            yield
+        except GeneratorExit:
+            self._left = True
+            self._leaving.left(user_line())
+            raise
+
+    def _agree(self) -> bool:
+        """Agree with all ranks, at the end of a step, on whether it is the last."""
+        if self._is_stepped:
+            self._logbook.hand_over(self.protection.step)
+        stopped, told = self._leaving.agree(*self._logbook.told())
+        self._logbook.agreed(*told)
+        cursor = self._keeper.cursor
+        cursor.stopped = cursor.stopped or stopped
+        return cursor.stopped
+
+    def _hand_over_rest(self) -> None:
+        with self._pulse.phase(WorkerPhase.WAIT):
+            self._logbook.finish(lambda: self.protection.step, check=self.check)
+
     def _begin(self, count: int) -> None:
+        if self._left:
+            raise ConfigError(
+                "a second loop over run.steps follows one that was left by `break`: after a "
+                "failure the first would go on; give it the number of its steps"
+            )
         self._updates.begin()
-        self._keeper.begin(count)
+        stopped = self._agree()
+        self._keeper.begin(self.completed if stopped else count)
         if self._losses is not None:
             self._losses.begin(self._world, completed=self.completed)
 
@@ -292,6 +369,7 @@ class Run:
         self._updates.end_step()
         cursor = self._keeper.cursor
         cursor.metrics.update(self._logs.latest)
+        self._logbook.add(cursor.step, dict(self._logs.latest))
         cursor.step += 1
         self._work.advance()
         wished = Wish(self._tracked().wished)
@@ -696,11 +774,22 @@ class Run:
 
     def _finish(self) -> None:
         """Make the last step durable if requested, and wait for all ranks; called by the loop."""
-        if self._in_step and self._phase and not self._has_gradients:
-            self._end_step(last=True)  # the loop was left by `break`
         self._pulse.set(WorkerPhase.WAIT, step=self.completed)
+        self._leaving.meet(self.completed)
+        if self._in_step:  # the loop was left by `break` or `return`
+            self._keeper.cursor.stopped = True
+            self._end_left()
         self._keeper.finish()
         self._world.barrier()
+
+    def _end_left(self) -> None:
+        if self._is_stepped:
+            self._end_step(last=True)
+            self._hand_over_rest()
+        else:
+            self._world.settle()
+            self._in_step = False
+            self._keeper.keep_unfinished()
 
     def _close(self) -> None:
         """Release everything that holds the model or the data."""

@@ -29,13 +29,19 @@ class _SavedCursor(msgspec.Struct, kw_only=True):
     metrics: dict[str, float]
     bounds: dict[str, int]
     loaders: dict[str, Json] = {}
+    stopped: bool = False
+    collects: bool = False
+    handed: int = 0
+    waiting: list[tuple[int, dict[str, float]]] = []
 
 
 class Cursor:
     """Completed steps, last metrics, gradient bounds and the positions of the data loaders.
 
-    It is a Stateful, tracked with the user's state. ``tp`` is the number of ranks that add up a
-    microbatch's work, ``ep`` the number of microbatches that an expert adds up at once.
+    It is a Stateful, tracked with the user's state. ``stopped``: no further step follows.
+    ``waiting`` are the metrics of steps that are not handed to loggers yet, if the run
+    ``collects`` them; those of the first ``handed`` steps are. ``tp`` is the number of ranks that
+    add up a microbatch's work, ``ep`` the number of microbatches that an expert adds up at once.
     """
 
     def __init__(self, settings: Settings, *, tp: int = 1, ep: int = 1) -> None:
@@ -43,6 +49,9 @@ class Cursor:
         self.metrics: dict[str, float] = {}
         self.bounds: dict[str, int] = {}
         self.loaders: dict[str, Json] = {}
+        self.stopped = self.collects = False
+        self.handed = 0
+        self.waiting: list[tuple[int, dict[str, float]]] = []
         self._fingerprint: dict[str, Json] = {
             "seed": settings.seed,
             "microbatches": settings.batch.microbatches,
@@ -65,6 +74,10 @@ class Cursor:
             "metrics": dict(self.metrics),
             "bounds": dict(self.bounds),
             "loaders": dict(self.loaders),
+            "stopped": self.stopped,
+            "collects": self.collects,
+            "handed": self.handed,
+            "waiting": [[step, dict(values)] for step, values in self.waiting],
             "fingerprint": dict(self._fingerprint),
         }
 
@@ -91,3 +104,5 @@ class Cursor:
                 )
         self.step, self.metrics, self.bounds = saved.step, saved.metrics, saved.bounds
         self.loaders = saved.loaders
+        self.stopped, self.collects = saved.stopped, saved.collects
+        self.handed, self.waiting = saved.handed, saved.waiting

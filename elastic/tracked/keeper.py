@@ -191,6 +191,12 @@ class StateKeeper:
         if persist or last or wished or step % settings.snapshots.every == 0:
             self._snapshot(self._tracked(), persist=persist)
 
+    def keep_unfinished(self) -> None:
+        """Snapshot the state of a loop that was left inside a step, as after the last step."""
+        step = self.cursor.step
+        fresh = step > max(self._stored, self._asked)
+        self._snapshot(self._tracked(), persist=self._settings.checkpoint is not None and fresh)
+
     def _tell_left_out(self, snapshots: Snapshotter) -> None:
         """Report that there was no room for snapshots: the first time, then ever more rarely."""
         count, before = snapshots.stats.left_out, self._left_out

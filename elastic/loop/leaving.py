@@ -1,0 +1,124 @@
+"""Leaving the loop: all ranks leave it after the same step, or the job ends and names who did not.
+
+`Run.stop` is agreed at the end of every step, in one small reduction. A `break` or `return` needs
+none: a rank whose function is over says so in the generation's store, and makes no collective
+before all others have said the same. A rank that goes on waits for it in a collective; after a
+moment it looks into the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.collectives import leave_behind
+from holdfast.elastic.groups.reform import GenerationWorld
+
+_POLL_S = 0.02
+_FIRST, _REFUSED = "first", "refused"
+_REMEDY = "call run.stop(), on any rank; then all ranks leave after that step"
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """The way in which a rank left: after how many steps, and the line of a `break` or `return`."""
+
+    rank: int
+    step: int
+    line: str = ""
+
+    def __str__(self) -> str:
+        at = f" ({self.line})" if self.line else ""
+        return f"rank {self.rank} left the loop after {self.step} steps{at}"
+
+
+class Leaving:
+    """One rank's part in leaving the loop together."""
+
+    def __init__(self, world: GenerationWorld) -> None:
+        self._world, self._store = world, world.board
+        self._asked = False
+        self._line = ""
+        self._looking: threading.Thread | None = None
+        self._news = ""
+        if self._store is not None and world.size > 1:
+            world.guard.absent = self._look
+
+    def stop(self) -> None:
+        """Ask all ranks to leave the loop at the end of this step."""
+        self._asked = True
+
+    def agree(self, *more: float) -> tuple[bool, list[float]]:
+        """Return whether a rank has asked to stop, and the largest of all ranks' further values.
+
+        Collective, over all ranks, at the end of every step.
+        """
+        values = [float(self._asked), *more]
+        if self._world.size > 1:
+            said = torch.tensor(values, dtype=torch.float64)
+            self._world.max_(said)
+            values = said.tolist()
+        return bool(values[0]), values[1:]
+
+    def left(self, line: str) -> None:
+        """Note the line at which the loop was left before its end."""
+        self._line = line
+
+    def meet(self, step: int) -> None:
+        """Wait until the function is over on all ranks.
+
+        Raises ``ConfigError`` if one of them goes on, or has completed another number of steps.
+        """
+        world, store = self._world, self._store
+        if store is None or world.size == 1:
+            return
+        mine = Exit(rank=world.rank, step=step, line=self._line)
+        store.compare_set(_FIRST, "", msgspec.json.encode(mine).decode())
+        same, everyone = f"after/{step}", "everyone"
+        store.add(same, 1)
+        store.add(everyone, 1)
+        world.guard.absent = lambda: None
+        with world.guard.wait():
+            while store.add(same, 0) < world.size:
+                world.guard.check()
+                if store.check([_REFUSED]):
+                    raise ConfigError(store.get(_REFUSED).decode())
+                if store.add(everyone, 0) == world.size > store.add(same, 0):
+                    self._refuse(mine)
+                time.sleep(_POLL_S)
+
+    def _refuse(self, mine: Exit) -> NoReturn:
+        """Raise the error of ranks that left after different steps."""
+        assert self._store is not None
+        first = msgspec.json.decode(self._store.get(_FIRST), type=Exit)
+        said = f"{first}, {mine}" if first.step != mine.step else f"{first}, others did not"
+        raise ConfigError(f"{said}: {_REMEDY}")
+
+    def _look(self) -> None:
+        """Look for a rank whose function is over, on a thread; raise what an earlier look found.
+
+        Called while this rank waits in a collective of all ranks.
+        """
+        if self._news:
+            raise ConfigError(self._news)
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._read, name="who-left", daemon=True)
+            leave_behind(self._looking)
+            self._looking.start()
+
+    def _read(self) -> None:
+        store = self._store
+        assert store is not None
+        try:
+            if not store.check([_FIRST]):
+                return
+            first = msgspec.json.decode(store.get(_FIRST), type=Exit)
+            news = f"{first}, rank {self._world.rank} did not: {_REMEDY}"
+            store.set(_REFUSED, news)
+        except RuntimeError:  # the store's host is gone, and soon the generation
+            return
+        self._news = news

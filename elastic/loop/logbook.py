@@ -1,0 +1,87 @@
+"""The logbook: hands the metrics of each step to the user's logger once, when it is protected.
+
+A step that is repeated after a failure has not been handed over yet, because only protected steps
+are. The steps that wait are part of the run's state. The position is part of it too, and the
+process remembers it, so that a generation that restores an older position repeats nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.tracked.cursor import Cursor
+
+Write: TypeAlias = Callable[[int, dict[str, float]], object]
+"""A logger: takes the number of a step, as ``run.steps`` yields it, and its metrics."""
+
+PROTECTED_WAIT_S = 10.0
+"""Longest wait at the end of the loop for the protection of the last step, which is complete."""
+
+_POLL_S = 0.02
+
+
+class Position:
+    """The number of steps that this process knows to be handed over, across generations."""
+
+    def __init__(self) -> None:
+        self.handed = 0
+
+
+class Logbook:
+    """One rank's part; rank 0 hands over."""
+
+    def __init__(self, cursor: Cursor, position: Position, *, leads: bool) -> None:
+        self._cursor, self._position, self._leads = cursor, position, leads
+        self._write: Write | None = None
+
+    def hand_to(self, write: Write, *, after: int) -> None:
+        """Begin to hand over; the logger has all steps up to ``after`` already."""
+        if not callable(write):
+            raise ConfigError(
+                f"run.on_protected({write!r}): give a function that takes a step and its metrics"
+            )
+        if self._write is not None:
+            raise ConfigError("run.on_protected was called twice: give one function")
+        self._write = write
+        if self._leads:
+            self._position.handed = max(self._position.handed, after + 1)
+
+    def told(self) -> tuple[float, float]:
+        """Return this rank's part of the agreement at the end of a step, see `agreed`."""
+        return float(self._write is not None), float(self._position.handed)
+
+    def agreed(self, collects: float, handed: float) -> None:
+        """Take the largest values of all ranks: whether one hands over, and how far it has."""
+        cursor, position = self._cursor, self._position
+        cursor.collects = cursor.collects or bool(collects)
+        position.handed = max(position.handed, int(handed), cursor.handed)
+        cursor.handed = position.handed
+        cursor.waiting = [each for each in cursor.waiting if each[0] >= position.handed]
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """Note the metrics of a complete step, without those that it did not log."""
+        if self._cursor.collects and values and step >= self._position.handed:
+            self._cursor.waiting.append((step, values))
+
+    def hand_over(self, protected: int) -> None:
+        """Hand over the first ``protected`` steps, as far as they wait."""
+        if self._write is None or not self._leads:
+            return
+        for step, values in self._cursor.waiting:
+            if self._position.handed <= step < protected:
+                self._write(step, dict(values))
+                self._position.handed = step + 1
+
+    def finish(self, protected: Callable[[], int], *, check: Callable[[], None]) -> None:
+        """Hand over all steps that are left, once the last one is protected."""
+        if self._write is None or not self._leads or not self._cursor.waiting:
+            return
+        last = self._cursor.waiting[-1][0] + 1
+        until_s = time.monotonic() + PROTECTED_WAIT_S
+        while protected() < last and time.monotonic() < until_s:
+            check()
+            time.sleep(_POLL_S)
+        self.hand_over(last)

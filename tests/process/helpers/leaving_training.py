@@ -1,0 +1,65 @@
+"""A small training that is left in several ways; each rank writes its end into a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+import holdfast
+
+parser = argparse.ArgumentParser()
+parser.add_argument("mode")
+parser.add_argument("--progress")
+parser.add_argument("--out", type=Path)
+parser.add_argument("--checkpoint")
+args = parser.parse_args()
+torch.set_num_threads(1)
+STEPS, AT = 10, 5
+
+
+def _is_leaver(run: holdfast.Run, step: int) -> bool:
+    return step == AT and ("all" in args.mode or run.is_leader)
+
+
+@holdfast.resilient(
+    batch=holdfast.Batch(microbatches=4, size=2), exact="float32", checkpoint=args.checkpoint
+)
+def train(run: holdfast.Run) -> str:
+    """Train, and leave in step 5 as the mode says."""
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer)
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    if args.mode == "lead-skip" and run.is_leader:
+        return "early"
+    for step in run.steps(STEPS):
+        if args.mode in ("all-break-top", "lead-break-top") and _is_leaver(run, step):
+            break
+        for x in run.microbatches(data):
+            if args.mode == "lead-break-inside" and _is_leaver(run, step):
+                return "early"
+            loss = model(x).square().mean()
+            run.backward(loss)
+            run.log(loss=loss)
+        run.step(optimizer)
+        assert run.metrics["loss"] > 0
+        if not _is_leaver(run, step):
+            continue
+        if "stop" in args.mode:
+            run.stop()
+        elif "break" in args.mode:
+            break
+        elif "return" in args.mode:
+            return "early"
+        elif "raise" in args.mode:
+            raise ValueError("no such column")
+    weights = [value.hex() for value in model.weight.flatten().tolist()]
+    said = {"completed": run.completed, "weights": weights, "loss": run.metrics.get("loss")}
+    (args.out / f"rank-{run.rank}.json").write_text(json.dumps(said))
+    return "complete"
+
+
+train()
