@@ -240,9 +240,12 @@ class SidecarClient:
         body = AskNews(after=after, timeout_s=timeout_s)
         return self._ask("news", body, list[NewsItem], timeout_s=timeout_s + self._timeout_s)
 
-    def persist_to(self, target: CheckpointTarget) -> None:
-        """Set the destination of the newest protected step for when the job is stopped."""
-        self.call("persist_to", PersistTo(target=target))
+    def persist_to(self, target: CheckpointTarget, *, now: bool = False) -> None:
+        """Set the destination of the newest protected step for when the job is stopped.
+
+        With ``now`` its checkpoint begins at once. Call it on all nodes; one of them acts.
+        """
+        self.call("persist_to", PersistTo(target=target, now=now))
 
     def spill(self, target: DiskTarget) -> None:
         """Spill protected snapshots to the node's own disk from now on."""

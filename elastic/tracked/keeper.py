@@ -37,6 +37,7 @@ from holdfast.elastic.tracked.saving import CheckpointWatch, LastSave
 _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 1.0
+_PROTECTED_POLL_S = 0.25
 
 
 class StateKeeper:
@@ -76,6 +77,7 @@ class StateKeeper:
         self._stall_before_s = self._last_stall_s = 0.0
         self._left_out = 0
         self._stored = self._asked = 0  # newest step in the store before; newest requested
+        self._taken = -1  # newest step with a snapshot in this generation
 
     def open_ahead(self) -> None:
         """Begin to open the restore point while the state is being built."""
@@ -166,6 +168,8 @@ class StateKeeper:
             channel = self._channel
             self._watch = CheckpointWatch(channel.sidecar, channel.key, channel.emit)
         step = self.cursor.step
+        if step == self._taken:
+            return  # a second loop follows
         due = checkpoint is not None and (step >= count or step % checkpoint.every == 0)
         self._snapshot(snapshots, persist=due and step > self._stored)
 
@@ -192,10 +196,31 @@ class StateKeeper:
             self._snapshot(self._tracked(), persist=persist)
 
     def keep_unfinished(self) -> None:
-        """Snapshot the state of a loop that was left inside a step, as after the last step."""
-        step = self.cursor.step
-        fresh = step > max(self._stored, self._asked)
-        self._snapshot(self._tracked(), persist=self._settings.checkpoint is not None and fresh)
+        """Save the last complete step of a loop that was left inside the next one."""
+        checkpoint, step = self._settings.checkpoint, self.cursor.step
+        saves = checkpoint is not None and step > max(self._stored, self._asked)
+        if self._taken != step:
+            self._snapshot(self._tracked(), persist=saves)
+        elif checkpoint is not None and saves:
+            self._save_taken(limit_s=checkpoint.wait_s)
+
+    def _save_taken(self, *, limit_s: float) -> None:
+        """Write the last snapshot to the store, as soon as it is protected."""
+        target, step = self._settings.target(), self.cursor.step
+        assert target is not None
+        until_s = time.monotonic() + limit_s
+        with self._pulse.phase(WorkerPhase.WAIT):
+            self._tracked().fence()
+            while time.monotonic() < until_s:
+                self._world.guard.check()
+                reached = self.client.protected_step(
+                    generation=self._world.generation, at_least=step, timeout_s=_PROTECTED_POLL_S
+                )
+                if reached >= step:
+                    break
+            self._world.barrier()
+            self.client.persist_to(target, now=True)
+        self._asked = step
 
     def _tell_left_out(self, snapshots: Snapshotter) -> None:
         """Report that there was no room for snapshots: the first time, then ever more rarely."""
@@ -217,6 +242,7 @@ class StateKeeper:
             self._protection.taken(self.cursor.step)
         with self._pulse.phase(WorkerPhase.WAIT):
             snapshots.snapshot(self._state, self.cursor.step, persist=persist)
+        self._taken = self.cursor.step
         self._tell_left_out(snapshots)
         if persist:
             self._asked = self.cursor.step

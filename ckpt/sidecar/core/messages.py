@@ -287,9 +287,10 @@ class PersistOrder(Message, frozen=True, kw_only=True):
 
 
 class PersistTo(Message, frozen=True, kw_only=True):
-    """The destination of the newest protected step for when the job is stopped."""
+    """The destination of the newest protected step for when the job is stopped, or ``now``."""
 
     target: CheckpointTarget
+    now: bool = False
 
 
 class PersistLate(Message, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The last save of a stopped job: its newest protected step, within the allowed time."""
+"""The save of the newest protected step: when a job is stopped, or was left inside a step."""
 
 from __future__ import annotations
 
@@ -67,8 +67,11 @@ class LateSave:
         return step is not None and (step <= outcomes.durable or outcomes.has_failed(step))
 
     def _hear_target(self, request: Request, body: PersistTo) -> None:
-        self._target = body.target
+        before, self._target = self._target, body.target
         self._core.submit(None, _prepare, kind=WaitingWork.STORE)
+        if body.now:
+            self.save_newest()
+            self._target = before
         request.reply()
 
     def _hear_late(self, request: Request, body: PersistLate) -> None:
