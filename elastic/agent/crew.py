@@ -68,6 +68,7 @@ class Crew:
         self.failures: list[str] = []
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
+        self._over = False
 
     @property
     def suspicious(self) -> bool:
@@ -336,7 +337,7 @@ class Crew:
             if code == 0 and worker.state is WorkerState.STARTING:
                 self._never_trained(worker)
             worker.state = WorkerState.DEAD
-            if worker.verdict is None:
+            if worker.verdict is None and not self._over:
                 self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
         elif code != 0:
             self.failures.append(
@@ -358,6 +359,8 @@ class Crew:
 
     def _describe(self, worker: SeatProcess, code: int) -> str:
         ending = describe_exit(code)
+        if self._over and worker.state is not WorkerState.DONE and not worker.verdict:
+            return "it ended with the job"  # it came too late to train
         if code == 0 and worker.state is not WorkerState.DONE:
             ending = "exit status 0 before its part of the job was complete"
         return f"{ending}: {detail}" if (detail := worker.verdict or worker.error) else ending
@@ -465,7 +468,8 @@ class Crew:
     # -- the end ----------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Ask every worker to end."""
+        """Ask every worker to end, with the job."""
+        self._over = True
         for worker in self.table.living():
             worker.stop(reason)
             self._adjust(worker)
