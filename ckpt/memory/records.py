@@ -37,7 +37,8 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
     names into parity groups, in the order that places stripes (empty: one group of all peers). Any
     ``parity`` nodes of each group may vanish. ``columns`` is the number of data columns of a
     stripe: 0 for as many as a group allows (least memory), 1 for plain copies. ``memory_bytes`` is
-    the host memory that a node may spend on all of it, 0 for no declared budget.
+    the host memory that a node may spend on all of it, 0 for no declared budget. ``stage`` is the
+    number of the stage of the job to which the snapshots belong.
     """
 
     run: str
@@ -49,6 +50,7 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[tuple[str, ...], ...] = ()
     columns: int = 0
     memory_bytes: int = 0
+    stage: int = 0
 
     def __post_init__(self) -> None:
         names = [peer.node for peer in self.peers]

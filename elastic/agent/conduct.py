@@ -48,6 +48,8 @@ _NODES_WAIT_S = 10.0
 _RETRY_S = 0.1
 _MAX_SIDECAR_FAILURES = 5
 _COMPARE_EVERY_S = 1.0
+_STEPS_IN_STAGE = 10**12
+"""More than any stage has: a protected step of a later stage is progress."""
 
 
 class Conductor:
@@ -77,7 +79,7 @@ class Conductor:
         self._stood = 0
         self._inventory: Inventory | None = None
         self._inventory_asked = False
-        self._progress = -1
+        self._progress, self._base = -1, 0
         self._progress_asked_s = 0.0
         self._sidecar_failures = 0
         self._leave_by_s: float | None = None
@@ -228,7 +230,9 @@ class Conductor:
         record = self.view.generation
         if record and record.number > self._known and self.sidecar.address:
             self._known = record.number
-            self._progress = max(self._progress, record.restore.step if record.restore else -1)
+            self._base = record.snapshots.stage * _STEPS_IN_STAGE
+            if record.restore:
+                self.step_protected(record.restore.step)
             if self._config.node in record.nodes and record.number > self._fencing:
                 self.sidecar.adopt(record)
 
@@ -393,7 +397,7 @@ class Conductor:
 
     def step_protected(self, step: int) -> None:
         """See `SidecarEvents`."""
-        self._progress = max(self._progress, step)
+        self._progress = max(self._progress, self._base + step)
 
     # -- the node's record ---------------------------------------------------------------------
 

@@ -180,14 +180,17 @@ class Crew:
                 self._on_handed_over(worker, message)
             case messages.Done():
                 worker.state, worker.result = WorkerState.DONE, message.result
+                worker.lingers = message.lingers
             case messages.Fail():
                 worker.error = message.message
                 if message.user_error:
                     self._fail_job(message.message)
 
     def _on_ready(self, worker: SeatProcess, message: messages.Ready) -> None:
-        if message.after < worker.generation or worker.state is WorkerState.DONE:
+        if message.after < worker.generation:
             return  # sent before it learned of its present generation
+        if worker.state is WorkerState.DONE and not _goes_on(worker, message):
+            return
         worker.state, worker.ready_after = WorkerState.READY, message.after
         worker.spec, worker.info = message.spec, message.info
         worker.watch_life(self._wake)
@@ -482,3 +485,9 @@ class Crew:
                 worker.verdict = f"still running {waited_s:.0f} s after the end of the job"
                 worker.child.kill()
         return not living
+
+
+def _goes_on(worker: SeatProcess, message: messages.Ready) -> bool:
+    """Return whether a worker that has completed its part is ready for a later stage."""
+    before, now = worker.spec, message.spec
+    return before is not None and now is not None and now.stage > before.stage

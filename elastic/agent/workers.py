@@ -66,6 +66,7 @@ class SeatProcess:
         self.stalled = 0
         self.stands = ""
         self.asked_ns = 0
+        self.lingers = False
         self.spec: JobSpec | None = None
         self.info: dict[str, Json] = {}
         self.result: Json = None
@@ -207,6 +208,7 @@ class SeatProcess:
             waits=round(self.pace.waits, 3) if self.pace else 0.0,
             data=round(self.pace.data, 3) if self.pace else 0.0,
             busy=round(self.pace.busy, 3) if self.pace else 0.0,
+            lingers=self.lingers and self.alive and self.state is WorkerState.DONE,
         )
 
     def send(self, message: messages.FromAgent) -> None:

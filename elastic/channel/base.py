@@ -32,6 +32,7 @@ __all__ = [
     "WORKER_ENV",
     "AgentChannel",
     "Channel",
+    "Overtaken",
     "WorkerConfig",
     "WorkerPhase",
 ]
@@ -45,6 +46,10 @@ STACK_SIGNAL = signal.SIGRTMIN + 11
 
 _ORPHANED_STATUS = 113
 _RECEIVE_BYTES = 1 << 16
+
+
+class Overtaken(Exception):
+    """The job went on to a later stage; the present one is complete. Control flow, like `Stopped`."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +104,8 @@ class Channel(Protocol):
     def await_generation(self, *, after: int) -> GenerationRecord:
         """Block until a generation newer than ``after`` contains this worker, and return it.
 
-        Of several, the newest is returned. Raises ``Stopped`` when the job ends.
+        Of several, the newest is returned. Raises ``Stopped`` when the job ends, `Overtaken` if it
+        went on to a later stage.
         """
 
     def fenced(self, generation: int) -> bool:
@@ -151,8 +157,11 @@ class Channel(Protocol):
         Raises ``Stopped`` when the job ends.
         """
 
-    def done(self, result: Json = None) -> None:
-        """Report that this worker's part is complete; the job ends when every rank has."""
+    def done(self, result: Json = None, *, lingers: bool = False) -> None:
+        """Report that this worker's part is complete; the job ends when every rank has.
+
+        ``lingers``: another stage may follow, so the job goes on until the process ends.
+        """
 
     def fail(self, message: str, *, user_error: bool) -> None:
         """Report why this worker ends: a ``user_error`` ends the job, other errors are retried."""
@@ -188,6 +197,7 @@ class AgentChannel:
         self._record: GenerationRecord | None = None
         self._roster, self._roster_version = Roster(), 0
         self._stop_reason: str | None = None
+        self._spec: JobSpec | None = None
         threading.Thread(target=self._listen, name="agent-channel", daemon=True).start()
 
     @property
@@ -197,6 +207,7 @@ class AgentChannel:
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
         """See `Channel.ready`."""
+        self._spec = spec
         self._send(messages.Ready(after=after, spec=spec, info=info))
 
     def await_generation(self, *, after: int) -> GenerationRecord:
@@ -207,6 +218,8 @@ class AgentChannel:
                 record = self._record
                 if record is not None and record.number > after:
                     return record
+                if self._spec is not None and self._roster.in_stages_after(self._spec.stage):
+                    raise Overtaken
                 self._changed.wait()
 
     def fenced(self, generation: int) -> bool:
@@ -262,9 +275,9 @@ class AgentChannel:
             self._check_stopped()
             return self._roster_version
 
-    def done(self, result: Json = None) -> None:
+    def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """See `Channel.done`."""
-        self._send(messages.Done(result=result))
+        self._send(messages.Done(result=result, lingers=lingers))
 
     def fail(self, message: str, *, user_error: bool) -> None:
         """See `Channel.fail`."""

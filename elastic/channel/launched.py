@@ -208,7 +208,7 @@ class LaunchedChannel(Unwatched):
             time.sleep(timeout_s)
         return self.roster_version()
 
-    def done(self, result: Json = None) -> None:
+    def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """Do nothing: the script continues by itself."""
 
     def fail(self, message: str, *, user_error: bool) -> None:
@@ -238,7 +238,7 @@ def form(
         for client in clients.values():
             client.fence(newest)
         inventories = [client.inventory() for client in clients.values()]
-        points, why = choose(inventories)
+        points, why = choose(inventories, stage=spec.stage)
         record = _record(
             joiners, files, spec=spec, mesh=mesh, number=newest + 1, points=points, why=why
         )
@@ -258,15 +258,19 @@ def form(
     return record
 
 
-def choose(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint], str]:
+def choose(inventories: Sequence[Inventory], *, stage: int = 0) -> tuple[list[RestorePoint], str]:
     """Return the restore points, newest first, and the reason; none that a roll-back abandoned.
+
+    Points of another ``stage`` of the script are left out.
 
     Steps of an older generation beyond a younger one's newest step are abandoned: the younger
     generation continued from before them, on other nodes than those that still hold them.
     """
     found, why = restore_points(inventories)
     valid: list[RestorePoint] = []
-    for point in found:  # younger generations come first
+    for point in (
+        each for each in found if each.world.stage == stage
+    ):  # younger generations come first
         if not valid or point.step <= valid[0].step:
             valid.append(point)
     return valid, why
@@ -335,6 +339,7 @@ def _record(
         groups=groups,
         columns=columns,
         memory_bytes=spec.memory_bytes,
+        stage=spec.stage,
     )
     members = tuple(
         Member(

@@ -82,6 +82,7 @@ class SoloChannel(Unwatched):
             parity=0,
             keep=spec.keep if spec else 1,
             memory_bytes=spec.memory_bytes if spec else 0,
+            stage=spec.stage if spec else 0,
         )
         member = Member(rank=0, seat=self.seat, node=_NODE, incarnation=self.incarnation, info=info)
         self._sidecar.client.adopt(world, restore=restore)
@@ -168,7 +169,7 @@ class SoloChannel(Unwatched):
             time.sleep(timeout_s)
         return self.roster_version()
 
-    def done(self, result: Json = None) -> None:
+    def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """Do nothing: the script continues by itself."""
 
     def fail(self, message: str, *, user_error: bool) -> None:

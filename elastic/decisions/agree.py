@@ -27,6 +27,7 @@ from holdfast.elastic.membership.readiness import (
     late_nodes,
     lost_nodes,
     member_incarnations,
+    newest_stage,
     outside_trainers,
     ready_trainers,
     unmatched_nodes,
@@ -352,11 +353,13 @@ def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
     done = [worker for worker in workers if worker and worker.state is WorkerState.DONE]
     if not done:
         return None
+    if (gone := _parted_scripts(view, done)) is not None:
+        return gone
     working = [
         member.seat
         for member, worker in zip(members, workers, strict=True)
         if worker is not None
-        and worker.state not in (WorkerState.DEAD, WorkerState.DONE)
+        and (worker.lingers or worker.state not in (WorkerState.DEAD, WorkerState.DONE))
         and not _has_left(worker, view.generation)
     ]
     if working:
@@ -364,6 +367,20 @@ def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
     result = next((worker.result for worker in done if worker.result is not None), None)
     message = f"all steps are complete ({len(done)} of {len(members)} trainers reported)"
     return Finish(outcome=JobOutcome(ok=True, message=message, result=result)), message
+
+
+def _parted_scripts(view: JobView, done: Sequence[WorkerRecord]) -> tuple[Finish, str] | None:
+    """Return the job's end if some trainers' scripts are over and others began another stage."""
+    number = newest_stage(view)
+    ended = [worker.seat for worker in done if not worker.lingers]
+    if view.generation is None or number <= view.generation.snapshots.stage or not ended:
+        return None
+    onward = [worker.seat for _, worker in ready_trainers(view)]
+    text = (
+        f"the scripts of {_names(ended)} ended after stage {number - 1}, {_names(onward)} began "
+        "another: call the same decorated functions on all ranks"
+    )
+    return Finish(outcome=JobOutcome(ok=False, message=text)), text
 
 
 def _unfenced(view: JobView, *, group: bool) -> list[str]:

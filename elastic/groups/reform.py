@@ -51,8 +51,8 @@ class MeetingPoint:
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self.host, self.address = host, f"{host}:{self._store.port}"
+        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.host, self.address = host, f"{host}:{self.store.port}"
 
 
 class Peers:

@@ -9,8 +9,9 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
+import msgspec
 import torch
 
 from holdfast.ckpt import torch_versions
@@ -25,7 +26,13 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness, tuning
-from holdfast.elastic.channel.base import WORKER_ENV, Channel, WorkerPhase
+from holdfast.elastic.channel.base import (
+    WORKER_ENV,
+    AgentChannel,
+    Channel,
+    Overtaken,
+    WorkerPhase,
+)
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import (
@@ -53,6 +60,7 @@ from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.plain_errors import show_plainly
 from holdfast.elastic.loop.rehearsal import WarmJoin
 from holdfast.elastic.loop.run import Run
+from holdfast.elastic.loop.stages import Stages
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
 from holdfast.elastic.seeding import seed_all
@@ -65,6 +73,8 @@ _R = TypeVar("_R")
 
 USER_ERRORS = (BudgetError, ConfigError, JobFailedError, MismatchError, StateError, StoreError)
 """Errors that a retry cannot fix: the job ends at once with their message."""
+
+_stages = Stages()
 
 _AS_OF_A_LOST_PEER = (RuntimeError, OSError, CkptError)
 
@@ -128,7 +138,13 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
         def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             heard = False  # whether a launcher prints users' errors
             try:
-                loop = Loop(connect(), settings, worker_info=worker_info or dict)
+                loop = Loop(
+                    connect(),
+                    settings,
+                    worker_info=worker_info or dict,
+                    stages=_stages,
+                    name=function.__qualname__,
+                )
                 heard = WORKER_ENV in os.environ
                 return loop.run(lambda run: function(run, *args, **kwargs))
             except Exception as error:
@@ -144,9 +160,17 @@ class Loop:
     """The worker's side of fence, agree, re-form, restore and resume."""
 
     def __init__(
-        self, channel: Channel, settings: Settings, *, worker_info: Callable[[], dict[str, Json]]
+        self,
+        channel: Channel,
+        settings: Settings,
+        *,
+        worker_info: Callable[[], dict[str, Json]],
+        stages: Stages | None = None,
+        name: str = "",
     ) -> None:
+        """``name`` is the stage's: that of the decorated function."""
         self._channel, self._settings = channel, settings
+        self._stages, self._name = stages or Stages(), name
         self._worker_info = worker_info
         self._pulse, self._maps = Pulse(channel), SlotMaps(host=channel.memory_of)
         guard = settings.loss_guard
@@ -163,8 +187,11 @@ class Loop:
         try:
             overridden = self._settings.overridden(channel.settings)
             self._settings = _on_this_machine(overridden)
+            self._stages.begin(self._name, self._settings, channel)
             with tuning.tuned():
-                return self._generations(body)
+                result = self._generations(body)
+            self._stages.finished(self._name, result, self._settings)
+            return result
         except Stopped:
             raise
         except USER_ERRORS as error:
@@ -180,11 +207,17 @@ class Loop:
     def _generations(self, body: Callable[[Run], _R]) -> _R:
         if reason := torch_versions.objection(torch.__version__, os.environ):
             raise ConfigError(reason)
-        channel, after = self._channel, 0
+        channel, stages = self._channel, self._stages
+        after = stages.generation if isinstance(channel, AgentChannel) else 0
+        spec = msgspec.structs.replace(self._settings.job(), stage=stages.number_at(channel))
         asked: dict[str, Json] = {}
         meeting = reform.MeetingPoint(reform.host_of(channel.sidecar))
+        stages.publish(meeting.store)
         warm = WarmJoin(channel, self._settings, pulse=self._pulse, maps=self._maps)
-        warm.prepare(body)
+        if stages.is_over(channel):
+            return cast("_R", stages.fetch(channel))
+        if not after:
+            warm.prepare(body)
         while True:
             info = {"store": meeting.address, **self._worker_info(), **asked}
             if self._replicated_bytes:
@@ -192,13 +225,16 @@ class Loop:
             if self._device is not None:
                 info[devices.INFO] = self._device
             self._pulse.set(WorkerPhase.IDLE)
-            channel.ready(after=after, spec=self._settings.job(), info=info)
+            channel.ready(after=after, spec=spec, info=info)
             if after:
                 gc.collect()  # the old model must be freed before the next is built
             try:
                 record = channel.await_generation(after=after)
+            except Overtaken:
+                return cast("_R", stages.fetch(channel))
             finally:
                 self._ahead = warm.finish()
+            stages.generation = record.number
             guard = WaitGuard(
                 record.number,
                 functools.partial(channel.fenced, record.number),
@@ -229,6 +265,7 @@ class Loop:
             device=devices.kind(settings.mesh.device),
         )
         self._device = world.device.index
+        self._stages.agree(world)
         channel.emit(RankReformed(generation=world.generation, rank=world.rank, world=world.size))
         try:
             return self._enter(body, world)
@@ -269,7 +306,7 @@ class Loop:
             with run._watching():
                 result = body(run)
             run._finish()
-            channel.done({"step": run.completed, **run.metrics})
+            channel.done({"step": run.completed, **run.metrics}, lingers=True)
         finally:
             self._replicated_bytes = keeper.replicated_bytes or self._replicated_bytes
             run._close()

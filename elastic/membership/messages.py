@@ -29,9 +29,10 @@ class Emit(msgspec.Struct, frozen=True, kw_only=True, tag="emit"):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """Worker: its part of the job is complete."""
+    """Worker: its part of the job is complete; ``lingers``: unless another stage follows."""
 
     result: Json
+    lingers: bool = False
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):

@@ -117,7 +117,36 @@ def _parked_outside(
 @once
 def outside_trainers(view: JobView) -> list[Trainer]:
     """Return the READY trainers that are not in the newest generation."""
-    return _with_nodes(view, _parked_outside(view))
+    return _of_stage(view, _with_nodes(view, _parked_outside(view)))
+
+
+@by_nodes()
+def _later_stages(nodes: Iterable[NodeRecord]) -> dict[str, int]:
+    """Return the nodes with a trainer beyond the first stage, and its stage."""
+    gone = WorkerState.DEAD
+    return {
+        node.node: max(
+            worker.spec.stage for worker in node.workers if worker.spec and worker.state is not gone
+        )
+        for node in nodes
+        if any(
+            worker.spec is not None and worker.spec.stage and worker.state is not gone
+            for worker in node.workers
+        )
+    }
+
+
+@once
+def newest_stage(view: JobView) -> int:
+    """Return the number of the job's present stage."""
+    return max(_later_stages(view).values(), default=0)
+
+
+def _of_stage(view: JobView, found: list[Trainer]) -> list[Trainer]:
+    """Leave out the trainers that are still to learn of a newer stage."""
+    if not (stage := newest_stage(view)):
+        return found
+    return [(node, worker) for node, worker in found if worker.spec and worker.spec.stage == stage]
 
 
 def _with_nodes(view: JobView, found: Mapping[str, Sequence[WorkerRecord]]) -> list[Trainer]:
@@ -134,7 +163,7 @@ def ready_trainers(view: JobView) -> list[Trainer]:
     late, parked = late_nodes(view), parked_trainers(view)
     if late:
         parked = {name: workers for name, workers in parked.items() if name not in late}
-    found = _with_nodes(view, parked)
+    found = _of_stage(view, _with_nodes(view, parked))
     places = _seat_places(view)
     seated: list[Trainer | None] = [None] * len(places)
     for pair in found:

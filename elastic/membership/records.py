@@ -103,7 +103,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``min_dp`` up to ``max_dp`` (None: no limit); further ready trainers are spares. ``tp``, ``pp``,
     ``ep`` and ``shard`` are the accepted sizes, preferred ones first; if ``shard`` is requested,
     ``ep`` must divide it. ``microbatches`` is the work of a step, 0 if it is not shared by speed.
-    ``device`` is the device type of all ranks, ``"cpu"`` or ``"cuda"``. ``parity_group`` is the
+    ``device`` is the device type of all ranks, ``"cpu"`` or ``"cuda"``. ``stage`` counts the
+    decorated functions that the script has called before and that are complete. ``parity_group`` is the
     preferred size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
     """
 
@@ -121,6 +122,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     shard: tuple[int, ...] = (1,)
     microbatches: int = 0
     device: str = "cpu"
+    stage: int = 0
 
     def __post_init__(self) -> None:
         if self.dp is not None and self.dp < 1:
@@ -190,7 +192,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     later one. ``result`` is the result of a DONE worker, ``ending`` describes how a DEAD one ended
     (``"killed by SIGKILL"``). A record stays until its seat has a newer attempt. ``speed`` is in
     microbatches per second of computing, 0 while not measured; ``waits``, ``data`` and ``busy`` are
-    as in `stragglers.RankPace`.
+    as in `stragglers.RankPace`. ``lingers``: it is DONE, and its script may yet come to another
+    stage.
     """
 
     seat: str
@@ -207,6 +210,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waits: float = 0.0
     data: float = 0.0
     busy: float = 0.0
+    lingers: bool = False
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -322,6 +326,17 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[NodeRecord, ...] = ()
     generation: GenerationRecord | None = None
+
+    def in_stages_after(self, stage: int) -> list[WorkerRecord]:
+        """Return the workers that take part in a later stage."""
+        return [
+            worker
+            for node in self.nodes
+            for worker in node.workers
+            if worker.spec is not None
+            and worker.spec.stage > stage
+            and worker.state in (WorkerState.READY, WorkerState.ACTIVE)
+        ]
 
 
 learn(globals())

@@ -13,6 +13,7 @@ from holdfast.elastic.membership.readiness import (
     late_nodes,
     lost_nodes,
     member_incarnations,
+    newest_stage,
     ready_trainers,
     unmatched_nodes,
 )
@@ -227,6 +228,7 @@ def _world(
         groups=groups,
         columns=columns,
         memory_bytes=spec.memory_bytes,
+        stage=spec.stage,
     )
     if spec.parity > parity:
         lowered = f"parity {spec.parity} was asked, {len(nodes)} nodes allow {parity}"
@@ -249,9 +251,10 @@ def asked(view: JobView) -> JobSpec:
 
 @once
 def some_spec(view: JobView) -> JobSpec:
-    """Return the spec of the first node's trainers, ready or not."""
+    """Return the spec of the first node's trainers of the present stage, ready or not."""
+    stage = newest_stage(view)
     specs = (worker.spec for _, worker in view.workers() if worker.spec is not None)
-    return next(specs, _NO_SPEC)
+    return next((spec for spec in specs if spec.stage == stage), _NO_SPEC)
 
 
 def _are_few_awaited(view: JobView) -> bool:
@@ -313,6 +316,8 @@ def choose_restore(
     if view.generation is None:
         return [], "nothing to restore yet"
     points, why = _restorable(view) if restore_points is None else restore_points(_said(view))
+    if view.generation.snapshots.stage != (stage := asked(view).stage):
+        return [], f"stage {stage} of the script begins: the newest checkpoint is loaded, if any"
     timeline = view.generation.timeline
     valid = [
         point

@@ -29,6 +29,12 @@ class Outcomes:
         self._skipped: list[int] = []
         self._errors: dict[int, str] = {}
 
+    def begin_stage(self) -> None:
+        """Forget the steps of the stage before, whose checkpoints lie elsewhere."""
+        self._core.durable = self.durable = -1
+        self.failed_in_a_row = 0
+        self._errors = {}
+
     def ops(self) -> dict[str, Op]:
         """Return the operations of this part."""
         return {"durable_step": (Await, self._durable_step)}

@@ -78,6 +78,7 @@ class Persistence:
         )
         self._committer = Committer(core, exchange)
         self.news, self._outcomes = News(core), Outcomes(core)
+        self._stage = 0
         self.late = LateSave(
             core,
             exchange,
@@ -152,6 +153,9 @@ class Persistence:
 
     def adopted(self, world: SnapshotWorld, restore: RestorePoint | None) -> None:
         """Begin anew with what is not durable: tell who commits now."""
+        if world.stage != self._stage:
+            self._stage = world.stage
+            self._outcomes.begin_stage()
         self._queue, self._held = Queue(), []
         self._carried.clear()
         for job in list(self._jobs.values()):

@@ -42,7 +42,7 @@ class LoneChannel:
     def emit(self, event: Event) -> None:
         self.said.append((event.kind, event))
 
-    def done(self, result: Any = None) -> None:
+    def done(self, result: Any = None, *, lingers: bool = False) -> None:
         self.said.append(("done", result))
 
     def fail(self, message: str, *, user_error: bool) -> None:

@@ -1,0 +1,188 @@
+"""Stages: the decorated functions that a script calls, one after the other.
+
+Under ``holdfast run`` every call of a decorated function is a stage of the job. All workers finish
+a stage together. Then they leave its generation and form one of the next stage, which restores
+nothing of the stages before. A worker that starts later calls the finished functions too: it does
+not run them but gets their results from the other workers. If no other worker is left, the
+functions run again, from their checkpoints if they have any.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import OrderedDict
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.torch_private import Store, TCPStore
+from holdfast.elastic.channel.base import AgentChannel, Channel
+from holdfast.elastic.config import Settings
+from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.elastic.groups.reform import GenerationWorld
+
+PART_BYTES = 1 << 20
+"""The most bytes under one key, as in `StoreGather`."""
+
+_PLAIN = (bool, int, float, str, type(None))
+_CONNECT_S = 10.0
+_FETCH_S = 120.0
+_AGAIN_S = 0.1
+_ROSTER_S = 5.0
+
+
+class Stages:
+    """The stages that this process has finished, or whose results it was given.
+
+    ``generation`` is the newest in which this process took part, 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._names: list[str] = []
+        self._results: list[Any] = []
+        self._digests: list[str] = []
+        self._places: dict[str, str] = {}
+
+    @property
+    def number(self) -> int:
+        """The number of the present stage: of the stages before it."""
+        return len(self._names)
+
+    def number_at(self, channel: Channel) -> int:
+        """Return the number of the present stage as the job knows it.
+
+        A script started by hand makes a job of its own of each.
+        """
+        return 0 if _is_alone(channel) else self.number
+
+    def is_over(self, channel: Channel) -> bool:
+        """Return whether the job has completed the present stage without this process."""
+        if not isinstance(channel, AgentChannel):
+            return False
+        channel.await_roster(after=0, timeout_s=_ROSTER_S)
+        return bool(channel.roster().in_stages_after(self.number))
+
+    def begin(self, name: str, settings: Settings, channel: Channel) -> None:
+        """Begin a stage. Raises ``ConfigError`` if it cannot follow those before it.
+
+        A script started by hand may call the same function again: it goes on from its checkpoint.
+        """
+        alone = _is_alone(channel)
+        for place in _places(settings):
+            before = self._places.get(place)
+            if before is not None and not (alone and before == name):
+                raise ConfigError(
+                    f"{name} and {before}, which is complete, have the same directory {place}: "
+                    f"{name} would begin with the end of {before}; give each its own"
+                )
+        if self._names and settings.snapshots.disk and not alone:
+            raise ConfigError(
+                f"{name} follows {self._names[-1]} in the same script, with "
+                f"Snapshots(disk={settings.snapshots.disk!r}): only the first stage can have a "
+                "disk; leave it out, or use checkpoint="
+            )
+        if isinstance(channel, AgentChannel):
+            self._check_results()
+
+    def finished(self, name: str, result: Any, settings: Settings) -> None:
+        """Note the end of the present stage."""
+        self._places.update(dict.fromkeys(_places(settings), name))
+        self._names.append(name)
+        self._results.append(result)
+
+    def _check_results(self) -> None:
+        known = len(self._digests)
+        for name, result in zip(self._names[known:], self._results[known:], strict=True):
+            if wrong := _unsendable(result, "the result"):
+                raise ConfigError(
+                    f"a second decorated function follows {name}, but {wrong}: a worker that "
+                    "starts later could not get it; return tensors, numbers, strings, and lists "
+                    "and dicts of them (of a module its state_dict()), or nothing"
+                )
+            self._digests.append(state_hash({"result": result}))
+
+    def publish(self, store: Store) -> None:
+        """Offer the results of the stages before to workers that start later."""
+        for stage, result in enumerate(self._results):
+            buffer = io.BytesIO()
+            torch.save(result, buffer)
+            data = buffer.getvalue()
+            parts = range(0, len(data), PART_BYTES)
+            for i, at in enumerate(parts):
+                store.set(f"stage/{stage}/{i}", data[at : at + PART_BYTES])
+            store.set(f"stage/{stage}", str(len(parts)))
+
+    def agree(self, world: GenerationWorld) -> None:
+        """Refuse results of the stages before that differ between ranks; collective."""
+        if not self._names or world.size == 1:
+            return
+        said = world.gather(list(self._digests))
+        for rank, theirs in enumerate(said):
+            for name, mine, other in zip(self._names, said[0], theirs, strict=True):
+                if mine != other:
+                    raise ConfigError(
+                        f"{name} returned something else on rank {rank} than on rank 0: a worker "
+                        "that starts later could not know which it gets; return the same on all"
+                    )
+
+    def fetch(self, channel: Channel) -> Any:
+        """Return the result of the present stage, which the job has finished, from others.
+
+        Raises ``JobFailedError`` if no worker has it.
+        """
+        until_s = time.monotonic() + _FETCH_S
+        while time.monotonic() < until_s and not channel.stopped():
+            for worker in channel.roster().in_stages_after(self.number):
+                try:
+                    data = _read(str(worker.info.get("store", "")), self.number)
+                except RuntimeError:  # the type of all of torch's connection errors
+                    continue
+                return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            channel.await_roster(after=channel.roster_version(), timeout_s=_AGAIN_S)
+        raise JobFailedError(
+            f"the job is in a later stage, and no worker gave the result of stage {self.number}"
+        )
+
+
+def _is_alone(channel: Channel) -> bool:
+    """Return whether the script was started by hand, as one process."""
+    if isinstance(channel, AgentChannel):
+        return False  # and does without the import
+    from holdfast.elastic.channel.solo import SoloChannel
+
+    return isinstance(channel, SoloChannel)
+
+
+def _places(settings: Settings) -> list[str]:
+    """Return the directories from which a function continues when it is called again."""
+    root = settings.checkpoint.root if settings.checkpoint else None
+    return [place for place in (root, settings.snapshots.disk) if place]
+
+
+def _read(address: str, stage: int) -> bytes:
+    """Return a stage's result from a worker's store."""
+    host, _, port = address.rpartition(":")
+    limit = timedelta(seconds=_CONNECT_S)
+    store = TCPStore(host, int(port or 0), is_master=False, timeout=limit)
+    count = int(store.get(f"stage/{stage}"))
+    return b"".join(store.get(f"stage/{stage}/{i}") for i in range(count))
+
+
+def _unsendable(value: Any, path: str) -> str:
+    """Return the first part of a value that another process cannot get, empty if there is none."""
+    if isinstance(value, _PLAIN) or (
+        isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+    ):
+        return ""
+    if type(value) in (list, tuple):
+        parts = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
+    elif type(value) in (dict, OrderedDict) and all(isinstance(key, str | int) for key in value):
+        parts = [(f"{path}[{key!r}]", each) for key, each in value.items()]
+    else:
+        return f"{path} is a {type(value).__name__}"
+    return next((wrong for name, each in parts if (wrong := _unsendable(each, name))), "")

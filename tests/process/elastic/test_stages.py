@@ -1,0 +1,114 @@
+"""Two decorated functions in a script are two stages of one job, each restored by its own state."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DEADLINE_S, Job, hurt, job
+from tree import HELPERS
+
+SCRIPT = HELPERS / "staged_training.py"
+
+
+def _hashes(out: Path) -> set[str]:
+    return {json.loads(path.read_text())["hash"] for path in out.glob("end-*.json")}
+
+
+@functools.cache
+def _alone() -> str:
+    """Return the weights of the run that nothing disturbs."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, str(SCRIPT), "--out", folder]
+        subprocess.run(words, check=True, timeout=250)
+        (found,) = _hashes(Path(folder))
+        return found
+
+
+def _log(out: Path) -> list[dict[str, Any]]:
+    path = out / "log.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _await(out: Path, stage: int, step: int) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not any((e["stage"], e["step"]) == (stage, step) for e in _log(out)):
+        assert time.monotonic() < until_s, _log(out)
+        time.sleep(0.02)
+
+
+def _finish(running: Job, out: Path) -> None:
+    outcome = running.finish()
+    assert outcome.ok, outcome.message
+    assert _hashes(out) == {_alone()}
+
+
+def test_two_stages_follow_each_other_on_two_ranks(tmp_path: Path) -> None:
+    with job(tmp_path, "--out", str(tmp_path), script=SCRIPT) as running:
+        _finish(running, tmp_path)
+    assert [e for e in running.events("exited") if e["status"] != "exit status 0"] == []
+
+
+@pytest.mark.parametrize(("stage", "step"), [(1, 3), (1, 5), (2, 0), (2, 2)])
+def test_a_killed_rank_changes_nothing_in_either_stage(
+    tmp_path: Path, stage: int, step: int
+) -> None:
+    with job(
+        tmp_path, "--out", str(tmp_path), "--gate", f"{stage}:{step}", script=SCRIPT
+    ) as running:
+        _await(tmp_path, stage, step)
+        hurt(running.worker("trainer/1"))
+        running.await_event(lambda e: e["kind"] == "proposed" and e["generation"] == stage + 1)
+        (tmp_path / "go").touch()
+        _finish(running, tmp_path)
+    firsts = [e for e in _log(tmp_path) if (e["stage"], e["step"]) == (1, 0)]
+    assert len(firsts) == 2, "a finished stage is not run again"
+
+
+def test_a_stage_that_everyone_left_is_run_again_from_its_checkpoint(tmp_path: Path) -> None:
+    with job(
+        tmp_path, "--out", str(tmp_path), "--gate", "2:2", "--root", str(tmp_path / "root"),
+        script=SCRIPT,
+    ) as running:  # fmt: skip
+        _await(tmp_path, 2, 2)
+        for seat in ("trainer/0", "trainer/1"):
+            hurt(running.worker(seat))
+        (tmp_path / "go").touch()
+        _finish(running, tmp_path)
+    firsts = [e for e in _log(tmp_path) if (e["stage"], e["step"]) == (1, 0)]
+    assert len(firsts) == 2, "its last checkpoint was restored"
+
+
+def test_a_job_that_is_begun_again_skips_what_is_finished(tmp_path: Path) -> None:
+    for out in (tmp_path / "first", tmp_path / "again"):
+        out.mkdir()
+        with job(out, "--out", str(out), "--root", str(tmp_path / "root"), script=SCRIPT) as going:
+            _finish(going, out)
+    assert _log(tmp_path / "again") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--result", "module"], "the result is a Sequential"),
+        (["--result", "lead"], "pretrain returned something else on rank 1 than on rank 0"),
+        (["--same", "--root", "root"], "give each its own"),
+        (["--only-lead"], "call the same decorated functions on all ranks"),
+    ],
+)
+def test_stages_that_cannot_follow_are_refused_by_name(
+    tmp_path: Path, flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with job(tmp_path, "--out", str(tmp_path), *flags, script=SCRIPT) as running:
+        outcome = running.finish()
+    assert not outcome.ok
+    assert said in outcome.message
