@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import Stopped
@@ -32,7 +32,7 @@ __all__ = [
     "WORKER_ENV",
     "AgentChannel",
     "Channel",
-    "Overtaken",
+    "OvertakenError",
     "WorkerConfig",
     "WorkerPhase",
 ]
@@ -48,8 +48,8 @@ _ORPHANED_STATUS = 113
 _RECEIVE_BYTES = 1 << 16
 
 
-class Overtaken(Exception):
-    """The job went on to a later stage; the present one is complete. Control flow, like `Stopped`."""
+class OvertakenError(InternalError):
+    """The job went on to a later stage: the present one is complete."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +104,8 @@ class Channel(Protocol):
     def await_generation(self, *, after: int) -> GenerationRecord:
         """Block until a generation newer than ``after`` contains this worker, and return it.
 
-        Of several, the newest is returned. Raises ``Stopped`` when the job ends, `Overtaken` if it
-        went on to a later stage.
+        Of several, the newest is returned. Raises ``Stopped`` when the job ends, `OvertakenError`
+        if it went on to a later stage.
         """
 
     def fenced(self, generation: int) -> bool:
@@ -219,7 +219,7 @@ class AgentChannel:
                 if record is not None and record.number > after:
                     return record
                 if self._spec is not None and self._roster.in_stages_after(self._spec.stage):
-                    raise Overtaken
+                    raise OvertakenError
                 self._changed.wait()
 
     def fenced(self, generation: int) -> bool:

@@ -268,10 +268,9 @@ def choose(inventories: Sequence[Inventory], *, stage: int = 0) -> tuple[list[Re
     """
     found, why = restore_points(inventories)
     valid: list[RestorePoint] = []
-    for point in (
-        each for each in found if each.world.stage == stage
-    ):  # younger generations come first
-        if not valid or point.step <= valid[0].step:
+    for point in found:  # younger generations come first
+        mine = point.world.stage == stage
+        if mine and (not valid or point.step <= valid[0].step):
             valid.append(point)
     return valid, why
 

@@ -30,7 +30,7 @@ from holdfast.elastic.channel.base import (
     WORKER_ENV,
     AgentChannel,
     Channel,
-    Overtaken,
+    OvertakenError,
     WorkerPhase,
 )
 from holdfast.elastic.channel.connecting import connect
@@ -230,7 +230,7 @@ class Loop:
                 gc.collect()  # the old model must be freed before the next is built
             try:
                 record = channel.await_generation(after=after)
-            except Overtaken:
+            except OvertakenError:
                 return cast("_R", stages.fetch(channel))
             finally:
                 self._ahead = warm.finish()

@@ -104,8 +104,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``ep`` and ``shard`` are the accepted sizes, preferred ones first; if ``shard`` is requested,
     ``ep`` must divide it. ``microbatches`` is the work of a step, 0 if it is not shared by speed.
     ``device`` is the device type of all ranks, ``"cpu"`` or ``"cuda"``. ``stage`` counts the
-    decorated functions that the script has called before and that are complete. ``parity_group`` is the
-    preferred size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
+    decorated functions that the script has called before and that are complete. ``parity_group`` is
+    the preferred size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
     """
 
     dp: int | None = None

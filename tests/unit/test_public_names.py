@@ -47,6 +47,7 @@ RUN = [
     "mesh",
     "metrics",
     "microbatches",
+    "on_protected",
     "pause",
     "pipeline",
     "protection",
@@ -56,6 +57,7 @@ RUN = [
     "stages",
     "step",
     "steps",
+    "stop",
     "track",
     "world_size",
 ]

@@ -1,0 +1,67 @@
+"""What may follow in a script of several decorated functions, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lone_channel import LoneChannel
+from torch import nn
+
+from holdfast.ckpt.torch_private import TCPStore
+from holdfast.elastic.config import Checkpoints, Settings, Snapshots
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.loop import stages
+from holdfast.elastic.loop.stages import Stages
+
+
+def _saving(root: str) -> Settings:
+    return Settings(checkpoint=Checkpoints(root))
+
+
+def _channel() -> Any:
+    return LoneChannel()
+
+
+def test_stages_with_one_directory_are_refused() -> None:
+    found = Stages()
+    found.finished("pretrain", None, _saving("runs/x"))
+    found.begin("finetune", _saving("runs/y"), _channel())
+    with pytest.raises(
+        ConfigError, match="finetune and pretrain, which is complete"
+    ):
+        found.begin("finetune", _saving("runs/x"), _channel())
+
+
+def test_a_later_stage_with_a_disk_is_refused() -> None:
+    found = Stages()
+    found.finished("pretrain", None, Settings())
+    with pytest.raises(ConfigError, match="only the first stage can have a disk"):
+        found.begin("finetune", Settings(snapshots=Snapshots(disk="/tmp/x")), _channel())
+
+
+@pytest.mark.parametrize(
+    ("result", "part"),
+    [
+        (nn.Linear(2, 2), "the result is a Linear"),
+        ({"model": [1, nn.Linear(2, 2)]}, r"the result\['model'\]\[1\] is a Linear"),
+    ],
+)
+def test_a_result_that_no_other_process_can_get_is_named(result: Any, part: str) -> None:
+    found = Stages()
+    found.finished("pretrain", result, Settings())
+    with pytest.raises(ConfigError, match=f"follows pretrain, but {part}.*state_dict"):
+        found._check_results()
+
+
+def test_a_result_is_read_from_another_workers_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "PART_BYTES", 1000)
+    result = {"w": torch.arange(600.0), "n": [1, 2.5, "x", None], "t": (True,)}
+    found = Stages()
+    found.finished("pretrain", result, Settings())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found.publish(store)
+    got = stages.load(stages._read(f"127.0.0.1:{store.port}", 0))
+    assert torch.equal(got["w"], result["w"])
+    assert {**got, "w": 0} == {**result, "w": 0}
