@@ -108,7 +108,8 @@ class Stages:
 
     def publish(self, store: Store) -> None:
         """Offer the results of the stages before to workers that start later."""
-        for stage, result in enumerate(self._results):
+        for stage, _ in enumerate(self._digests):  # another launcher restarts all workers at once
+            result = self._results[stage]
             buffer = io.BytesIO()
             torch.save(result, buffer)
             data = buffer.getvalue()
@@ -120,7 +121,7 @@ class Stages:
 
     def agree(self, world: GenerationWorld) -> None:
         """Refuse results of the stages before that differ between ranks; collective."""
-        if not self._names or world.size == 1:
+        if not self._digests or world.size == 1:
             return
         said = world.gather(list(self._digests))
         for rank, theirs in enumerate(said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -112,3 +113,27 @@ def test_stages_that_cannot_follow_are_refused_by_name(
         outcome = running.finish()
     assert not outcome.ok
     assert said in outcome.message
+
+
+@pytest.mark.slow
+def test_stages_beside_a_sidecar_end_the_same_when_torchrun_restarts_everything(
+    tmp_path: Path,
+) -> None:
+    """The memory holds the second stage, which the first must not restore."""
+    file = tmp_path / "sidecar.json"
+    sidecar = [sys.executable, "-m", "holdfast.tools.cli", "sidecar"]
+    begin = ["start", "--run", tmp_path.name, "--node", "a", "--file", str(file)]
+    begin += ["--key-file", str(tmp_path / "key.json")]
+    subprocess.run([*sidecar, *begin], check=True, timeout=DEADLINE_S)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node=2", "--max-restarts=1", str(SCRIPT), "--out", str(tmp_path)]
+    env = {**os.environ, "HOLDFAST_SIDECAR": str(file), "OMP_NUM_THREADS": "1"}
+    try:
+        with subprocess.Popen([*torchrun, "--gate", "2:2"], env=env) as agent:
+            _await(tmp_path, 2, 2)
+            hurt(_log(tmp_path)[-1]["pid"])
+            (tmp_path / "go").touch()
+            assert agent.wait(DEADLINE_S) == 0
+    finally:
+        subprocess.run([*sidecar, "stop", "--file", str(file)], check=True, timeout=DEADLINE_S)
+    assert _hashes(tmp_path) == {_alone()}

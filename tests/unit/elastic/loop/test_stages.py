@@ -28,9 +28,7 @@ def test_stages_with_one_directory_are_refused() -> None:
     found = Stages()
     found.finished("pretrain", None, _saving("runs/x"))
     found.begin("finetune", _saving("runs/y"), _channel())
-    with pytest.raises(
-        ConfigError, match="finetune and pretrain, which is complete"
-    ):
+    with pytest.raises(ConfigError, match="finetune and pretrain, which is complete"):
         found.begin("finetune", _saving("runs/x"), _channel())
 
 
@@ -60,6 +58,7 @@ def test_a_result_is_read_from_another_workers_store(monkeypatch: pytest.MonkeyP
     result = {"w": torch.arange(600.0), "n": [1, 2.5, "x", None], "t": (True,)}
     found = Stages()
     found.finished("pretrain", result, Settings())
+    found._check_results()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found.publish(store)
     got = stages.load(stages._read(f"127.0.0.1:{store.port}", 0))
