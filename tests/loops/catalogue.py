@@ -1,0 +1,97 @@
+"""The loops of the library, and the number of lines between a plain loop and its port."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import io
+import pkgutil
+import textwrap
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import library
+import torch
+
+from holdfast.elastic import randomness
+from holdfast.elastic.seeding import seed_all
+
+RTOL = 2e-3
+"""Tolerance of losses between a twin and its port, which rounds gradients to a grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop of the library: the module with ``plain`` and ``port``."""
+
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The name under which a process imports the module."""
+        return f"library.{self.name}"
+
+    @property
+    def module(self) -> ModuleType:
+        """The module."""
+        return importlib.import_module(self.path)
+
+    @property
+    def title(self) -> str:
+        """The first line of the module's docstring."""
+        return (self.module.__doc__ or "").splitlines()[0]
+
+    @property
+    def rtol(self) -> float:
+        """Tolerance of the losses."""
+        return float(getattr(self.module, "RTOL", RTOL))
+
+    def plain_losses(self) -> list[float]:
+        """Return the losses that the plain twin prints, from the initial weights of the port."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        seed_all(randomness.build_seed(0))
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                self.module.plain()
+        finally:
+            torch.set_num_threads(threads)
+        return [float(line.split()[1]) for line in printed.getvalue().splitlines()]
+
+    def lines(self) -> tuple[int, int]:
+        """Return the number of lines of the twin, and of those that differ in the port."""
+        before, after = _code(self.module.plain), _code(self.module.port)
+        changed = sum(
+            max(end - begin, end_after - begin_after)
+            for kind, begin, end, begin_after, end_after in difflib.SequenceMatcher(
+                None, before, after, autojunk=False
+            ).get_opcodes()
+            if kind != "equal"
+        )
+        return len(before), changed
+
+
+def _code(function: Any) -> list[str]:
+    """Return the lines of a function without their indentation, the decorator in one."""
+    text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    head, _, body = text.partition("def ")
+    decorator = [" ".join(head.split())] if head.strip() else []
+    lines = [line.strip() for line in f"def {body}".splitlines()]
+    return decorator + [line for line in lines if line and not line.startswith("#")]
+
+
+LOOPS = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
+
+
+def table() -> str:
+    """Return the table of the guide: every loop, its lines, and how many of them change."""
+    rows = [(loop.title, *loop.lines(), loop.name) for loop in LOOPS]
+    lines = ["| loop | lines | changed |", "|---|---|---|"]
+    lines += [
+        f"| {title} (`{name}`) | {count} | {changed} |" for title, count, changed, name in rows
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,103 @@
+"""Loops as they are found in public: a port has the losses of its plain twin, and equal bits
+whatever happens to its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from catalogue import LOOPS, Loop
+from cluster import Cluster, Kill, Outcome, checkpoints_of, cluster
+
+import holdfast
+
+BEAT = 3
+"""The first sign of life in a step at which a rank has trained on a microbatch."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    with cluster(*(loop.path for loop in LOOPS)) as found:
+        yield found
+
+
+def state_of(folder: Path) -> dict[str, str]:
+    """Return the whole tracked state of the newest checkpoint, each tensor by its checksum."""
+    with holdfast.open(checkpoints_of(folder)) as saved:
+        state = {name: holdfast.state_hash({"value": saved[name][...]}) for name in saved}
+        return state | {
+            name: json.dumps(value, sort_keys=True) for name, value in saved.values.items()
+        }
+
+
+def good(outcome: Outcome) -> Outcome:
+    assert not outcome.error, outcome.error
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Cluster, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Return a function that trains a loop on one rank, once for all tests that ask."""
+    known: dict[str, tuple[Outcome, dict[str, str]]] = {}
+
+    def trained(loop: Loop) -> tuple[Outcome, dict[str, str]]:
+        if loop.name not in known:
+            folder = tmp_path_factory.mktemp(loop.name)
+            outcome = good(ranks.run(loop.path, folder, size=1))
+            known[loop.name] = outcome, state_of(folder)
+        return known[loop.name]
+
+    return trained
+
+
+def cases() -> list[object]:
+    return [pytest.param(loop, id=loop.name) for loop in LOOPS]
+
+
+@pytest.mark.parametrize("loop", cases())
+def test_the_losses_are_those_of_the_plain_twin(loop: Loop, alone) -> None:  # type: ignore[no-untyped-def]
+    outcome, _ = alone(loop)
+    found = [outcome.losses[step] for step in sorted(outcome.losses)]
+    assert found == pytest.approx(loop.plain_losses(), rel=loop.rtol, abs=loop.rtol / 100)
+
+
+@pytest.mark.parametrize("loop", cases())
+def test_three_ranks_end_with_the_bits_of_one(
+    loop: Loop,
+    ranks: Cluster,
+    alone,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    good(ranks.run(loop.path, tmp_path, size=3))
+    assert state_of(tmp_path) == alone(loop)[1]
+
+
+@pytest.mark.parametrize("loop", cases())
+def test_a_killed_rank_is_replaced_and_leaves_no_trace(
+    loop: Loop,
+    ranks: Cluster,
+    alone,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    kill = Kill(step=3, beat=BEAT + zlib.crc32(loop.name.encode()) % 3)
+    outcome = good(ranks.run(loop.path, tmp_path, size=2, kill=kill))
+    assert [tier == "none" for tier in outcome.restored] == [True, False]
+    assert state_of(tmp_path) == alone(loop)[1]
+
+
+@pytest.mark.parametrize("loop", cases())
+def test_a_run_begun_again_from_its_checkpoint_leaves_no_trace(
+    loop: Loop,
+    ranks: Cluster,
+    alone,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    kill = Kill(step=3, beat=BEAT, everyone=True)
+    good(ranks.run(loop.path, tmp_path, size=2, every=2, kill=kill))
+    outcome = good(ranks.run(loop.path, tmp_path, size=3))
+    assert outcome.restored == ["checkpoint"]
+    assert state_of(tmp_path) == alone(loop)[1]
