@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast
 
-RTOL = 0.3  # other dropout
+NOISE = 0.3  # other dropout
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True))
 

@@ -5,7 +5,7 @@ from torch import nn
 
 import holdfast
 
-RTOL = 0.5  # another population
+NOISE = 0.5  # another population
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 POPULATION, SIGMA = 8, 0.1

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import holdfast
 
-RTOL = 1.0  # other samples
+NOISE = 1.0  # other samples
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 LABELS = (torch.arange(40) % 5 == 0).long()
 DATA = torch.utils.data.TensorDataset(X, LABELS)

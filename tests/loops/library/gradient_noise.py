@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import holdfast
 
-RTOL = 0.2  # other noise
+NOISE = 0.2  # other noise
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True))
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import holdfast
 
 TEXT = torch.randint(0, 12, (48, 17), generator=torch.Generator().manual_seed(0))
-RTOL = 0.5  # the second loader begins with samples of its own
+NOISE = 0.5  # the second loader begins with samples of its own
 
 
 def build():

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import holdfast
 
-RTOL = 0.5  # other random draws
+NOISE = 0.5  # other random draws
 G = torch.Generator().manual_seed(0)
 DATA = torch.utils.data.TensorDataset(
     torch.randn(40, 3, 6, 6, generator=G), torch.randint(0, 4, (40,), generator=G)

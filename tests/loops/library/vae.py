@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import holdfast
 
-RTOL = 0.2  # other noise
+NOISE = 0.2  # other noise
 DATA = torch.rand(40, 12, generator=torch.Generator().manual_seed(0))
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import holdfast
 
-RTOL = 0.3  # other samples of the latents
+NOISE = 0.3  # other samples of the latents
 G = torch.Generator().manual_seed(0)
 DATA = torch.utils.data.TensorDataset(
     torch.randn(40, 4, 6, generator=G), torch.randn(40, 4, 2, generator=G)
