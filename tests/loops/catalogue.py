@@ -18,6 +18,7 @@ import library
 import pytest
 import torch
 
+import holdfast
 from holdfast.elastic import randomness
 from holdfast.elastic.seeding import seed_all
 
@@ -94,7 +95,8 @@ def _code(function: Any) -> list[str]:
     return decorator + [line for line in lines if line and not line.startswith("#")]
 
 
-LOOPS = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
+EVERY = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
+LOOPS = [each for each in EVERY if hasattr(holdfast.Run, getattr(each.module, "NEEDS", "track"))]
 
 
 def table() -> str:
