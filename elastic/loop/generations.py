@@ -9,6 +9,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -24,6 +25,7 @@ from holdfast.ckpt.errors import (
 )
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
+from holdfast.ckpt.store.places import scheme_of
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness, tuning
 from holdfast.elastic.channel.base import (
@@ -314,10 +316,24 @@ class Loop:
 
 
 def _on_this_machine(settings: Settings) -> Settings:
-    """Resolve ``device="auto"``; allow rehearsals only on the CPU."""
+    """Resolve ``device="auto"`` and relative directories; allow rehearsals only on the CPU.
+
+    The sidecar writes to these directories, and its working directory may be another.
+    """
     device = devices.kind(settings.mesh.device)
     mesh = dataclasses.replace(settings.mesh, device=device)
-    return dataclasses.replace(settings, mesh=mesh, rehearse=settings.rehearse and device == "cpu")
+    snapshots, checkpoint = settings.snapshots, settings.checkpoint
+    if snapshots.disk is not None:
+        snapshots = dataclasses.replace(snapshots, disk=str(Path(snapshots.disk).absolute()))
+    if checkpoint is not None and not scheme_of(checkpoint.root):
+        checkpoint = dataclasses.replace(checkpoint, root=str(Path(checkpoint.root).absolute()))
+    return dataclasses.replace(
+        settings,
+        mesh=mesh,
+        snapshots=snapshots,
+        checkpoint=checkpoint,
+        rehearse=settings.rehearse and device == "cpu",
+    )
 
 
 def _import_all() -> None:
