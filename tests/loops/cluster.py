@@ -9,6 +9,7 @@ groups, snapshots, restore, checkpoints.
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing as mp
 import os
 import signal
@@ -28,6 +29,7 @@ import msgspec
 import pytest
 import torch
 
+import holdfast
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
@@ -191,6 +193,15 @@ class RankChannel(Unwatched):
 def checkpoints_of(folder: Path) -> str:
     """Return the root of a job's checkpoints."""
     return str(folder / "checkpoints")
+
+
+def state_of(root: str | Path) -> dict[str, str]:
+    """Return the whole tracked state of the newest checkpoint, each tensor by its checksum."""
+    with holdfast.open(root) as saved:
+        state = {name: holdfast.state_hash({"value": saved[name][...]}) for name in saved}
+        return state | {
+            name: json.dumps(value, sort_keys=True) for name, value in saved.values.items()
+        }
 
 
 def fence_of(folder: Path, generation: int) -> Path:

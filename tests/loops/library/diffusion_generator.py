@@ -48,6 +48,7 @@ def port(run):
     model = Denoiser()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     generator = run.generator("noise")
+    run.track(model=model, optimizer=optimizer)
     for _ in run.steps(5):
         for x in run.microbatches(DATA):
             loss = diffusion_loss(model, x, generator)

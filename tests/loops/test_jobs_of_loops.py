@@ -1,0 +1,51 @@
+"""A loop started by hand and one under ``holdfast run`` that loses a worker end with equal bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from catalogue import LOOPS, Loop
+from cluster import state_of
+from jobs import DEADLINE_S, PATIENT, launched
+
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+
+SCRIPT = Path(__file__).with_name("run_loop.py")
+ALWAYS = ("ppo", "detection")
+"""The loops of every test run: one with several phases and state of its own, one with a loader."""
+
+
+def cases() -> list[object]:
+    rest = pytest.mark.exhaustive
+    return [
+        pytest.param(loop, id=loop.name, marks=() if loop.name in ALWAYS else rest)
+        for loop in LOOPS
+    ]
+
+
+@pytest.mark.parametrize("loop", cases())
+def test_a_job_that_loses_a_worker_ends_as_the_script_started_by_hand(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    alone, job = tmp_path / "alone", tmp_path / "job"
+    alone.mkdir()
+    job.mkdir()
+    words = [sys.executable, SCRIPT, loop.name, alone]
+    subprocess.run([str(word) for word in words], check=True, timeout=DEADLINE_S)
+    config = LaunchConfig(
+        command=python_command(SCRIPT, [loop.name, str(job), "--kill", "3", "3"]),
+        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
+        wanted={"trainer": 2},
+        run_dir=tmp_path / "run",
+        timing=PATIENT,
+    )
+    with launched(config) as running:
+        outcome = running.finish()
+        assert outcome.ok, outcome.message
+    assert (job / "died").exists()
+    assert state_of(job / "runs") == state_of(alone / "runs")
