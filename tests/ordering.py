@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-FOLDERS: Final = ("process", "docs", "sim", "property", "format", "services", "unit")
+FOLDERS: Final = ("process", "loops", "docs", "sim", "property", "format", "services", "unit")
 
 LONG: Final = (
     "process/tools/test_bench.py",
     "process/tools/test_demo.py",
+    "loops/test_loops.py",
     "process/elastic/test_etcd_coordinator.py",
     "process/elastic/test_mesh_jobs.py",
     "process/ckpt/test_checkpoint_processes.py",

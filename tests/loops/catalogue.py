@@ -1,7 +1,11 @@
-"""The loops of the library, and the number of lines between a plain loop and its port."""
+"""The loops of the library, and the number of lines between a plain loop and its port.
+
+As a program, with ``tests/loops`` on the path, it writes the table of the guide.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
@@ -10,6 +14,7 @@ import io
 import pkgutil
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from types import ModuleType
 from typing import Any
@@ -87,12 +92,9 @@ class Loop:
 
 
 def _code(function: Any) -> list[str]:
-    """Return the lines of a function without their indentation, the decorator in one."""
-    text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-    head, _, body = text.partition("def ")
-    decorator = [" ".join(head.split())] if head.strip() else []
-    lines = [line.strip() for line in f"def {body}".splitlines()]
-    return decorator + [line for line in lines if line and not line.startswith("#")]
+    """Return the lines of a function, without comments and indentation, each statement in one."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    return [line.strip() for line in ast.unparse(tree).splitlines() if line.strip()]
 
 
 EVERY = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
@@ -101,9 +103,20 @@ LOOPS = [each for each in EVERY if hasattr(holdfast.Run, getattr(each.module, "N
 
 def table() -> str:
     """Return the table of the guide: every loop, its lines, and how many of them change."""
-    rows = [(loop.title, *loop.lines(), loop.name) for loop in LOOPS]
+    rows = [(loop.title, *loop.lines(), loop.name) for loop in EVERY]
     lines = ["| loop | lines | changed |", "|---|---|---|"]
     lines += [
         f"| {title} (`{name}`) | {count} | {changed} |" for title, count, changed, name in rows
     ]
     return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the table into the guide, after its last comment."""
+    guide = Path(__file__).parents[2] / "docs" / "how-to" / "port-your-loop.md"
+    head, comment, _ = guide.read_text().rpartition("-->\n")
+    guide.write_text(f"{head}{comment}\n{table()}")
+
+
+if __name__ == "__main__":
+    main()
