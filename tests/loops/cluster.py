@@ -338,8 +338,9 @@ class _Job:
             waiting = {r.pipe: i for i, r in self._ranks.items() if i not in self._ended}
             found = wait(list(waiting), timeout=max(end_s - time.monotonic(), 0.0))
             assert found, f"{self._task.module}: not over after {DEADLINE_S:g} s"
-            for pipe in found:
-                self._hear(waiting[pipe])  # type: ignore[index]
+            for incarnation in [waiting[pipe] for pipe in found]:  # type: ignore[index]
+                if incarnation in self._ranks:  # else it died with another
+                    self._hear(incarnation)
             if self._outcome.error:
                 break
         return self._outcome
