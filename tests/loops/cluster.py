@@ -116,9 +116,7 @@ class RankChannel(Unwatched):
         super().__init__(node=NODE, seat=f"{TRAINER}/{task.incarnation}")
         self.run, self.sidecar, self.incarnation = task.run, task.sidecar, task.incarnation
         self.key = task.key
-        self.settings: dict[str, Json] = {
-            "checkpoint": {"root": checkpoints_of(Path(task.folder)), "every": task.every}
-        }
+        self.settings: dict[str, Json] = {"checkpoint": {"every": task.every}}
         self._task, self._pipe = task, pipe
         self._record: GenerationRecord | None = None
         self._beats = 0
@@ -171,8 +169,8 @@ class RankChannel(Unwatched):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _await_checkpoint(self) -> None:
-        root, end_s = Path(checkpoints_of(Path(self._task.folder))), time.monotonic() + DEADLINE_S
-        while not list(root.glob("step-*/manifest.json")):
+        folder, end_s = Path(self._task.folder), time.monotonic() + DEADLINE_S
+        while not list(folder.glob("runs/**/step-*/manifest.json")):
             assert time.monotonic() < end_s, "no checkpoint was written"
             time.sleep(_POLL_S)
 
@@ -190,18 +188,19 @@ class RankChannel(Unwatched):
         """Do nothing: the process serves other jobs."""
 
 
-def checkpoints_of(folder: Path) -> str:
-    """Return the root of a job's checkpoints."""
-    return str(folder / "checkpoints")
+def state_of(folder: Path) -> dict[str, str]:
+    """Return the tracked state of every stage's newest checkpoint, each tensor by its checksum.
 
-
-def state_of(root: str | Path) -> dict[str, str]:
-    """Return the whole tracked state of the newest checkpoint, each tensor by its checksum."""
-    with holdfast.open(root) as saved:
-        state = {name: holdfast.state_hash({"value": saved[name][...]}) for name in saved}
-        return state | {
-            name: json.dumps(value, sort_keys=True) for name, value in saved.values.items()
-        }
+    Every loop of the library writes them below ``runs`` in the folder in which it runs.
+    """
+    state: dict[str, str] = {}
+    for root in sorted({path.parent for path in (folder / "runs").rglob("step-*")}):
+        with holdfast.open(root) as saved:
+            found = {name: holdfast.state_hash({"value": saved[name][...]}) for name in saved}
+            found |= {n: json.dumps(value, sort_keys=True) for n, value in saved.values.items()}
+        state |= {f"{root.name}: {name}": value for name, value in found.items()}
+    assert state, "no checkpoint was written"
+    return state
 
 
 def fence_of(folder: Path, generation: int) -> Path:

@@ -48,4 +48,4 @@ def test_a_job_that_loses_a_worker_ends_as_the_script_started_by_hand(
         outcome = running.finish()
         assert outcome.ok, outcome.message
     assert (job / "died").exists()
-    assert state_of(job / "runs") == state_of(alone / "runs")
+    assert state_of(job) == state_of(alone)

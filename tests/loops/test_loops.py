@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from catalogue import LOOPS, Loop
-from cluster import Cluster, Kill, Outcome, checkpoints_of, cluster, state_of
+from cluster import Cluster, Kill, Outcome, cluster, state_of
 
 BEAT = 3
 """The first sign of life in a step at which a rank has trained on a microbatch."""
@@ -36,7 +36,7 @@ def alone(ranks: Cluster, tmp_path_factory: pytest.TempPathFactory) -> object:
         if loop.name not in known:
             folder = tmp_path_factory.mktemp(loop.name)
             outcome = good(ranks.run(loop.path, folder, size=1))
-            known[loop.name] = outcome, state_of(checkpoints_of(folder))
+            known[loop.name] = outcome, state_of(folder)
         return known[loop.name]
 
     return trained
@@ -65,7 +65,7 @@ def test_three_ranks_end_with_the_bits_of_one(
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     good(ranks.run(loop.path, tmp_path, size=3))
-    assert state_of(checkpoints_of(tmp_path)) == alone(loop)[1]
+    assert state_of(tmp_path) == alone(loop)[1]
 
 
 @pytest.mark.parametrize("loop", cases(third=0))
@@ -78,7 +78,7 @@ def test_a_killed_rank_is_replaced_and_leaves_no_trace(
     kill = Kill(step=3, beat=BEAT + zlib.crc32(loop.name.encode()) % 3)
     outcome = good(ranks.run(loop.path, tmp_path, size=2, kill=kill))
     assert [tier == "none" for tier in outcome.restored] == [True, False]
-    assert state_of(checkpoints_of(tmp_path)) == alone(loop)[1]
+    assert state_of(tmp_path) == alone(loop)[1]
 
 
 @pytest.mark.parametrize("loop", cases(third=1))
@@ -92,4 +92,4 @@ def test_a_run_begun_again_from_its_checkpoint_leaves_no_trace(
     good(ranks.run(loop.path, tmp_path, size=2, every=2, kill=kill))
     outcome = good(ranks.run(loop.path, tmp_path, size=3))
     assert outcome.restored == ["checkpoint"]
-    assert state_of(checkpoints_of(tmp_path)) == alone(loop)[1]
+    assert state_of(tmp_path) == alone(loop)[1]
