@@ -35,6 +35,10 @@ COMMANDS: Final = {
         "commands.run",
         "start a training script so that it survives the loss of workers",
     ),
+    "check": (
+        "commands.check",
+        "find out in small whether a training script keeps the promise",
+    ),
     "sidecar": (
         "commands.sidecar",
         "run one node's sidecar for a job that torchrun, Slurm or Kubernetes starts",

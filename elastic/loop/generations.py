@@ -63,6 +63,7 @@ from holdfast.elastic.loop.plain_errors import show_plainly
 from holdfast.elastic.loop.rehearsal import WarmJoin
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.loop.stages import Stages
+from holdfast.elastic.loop.trace.records import TRACE_ENV
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
 from holdfast.elastic.seeding import seed_all
@@ -295,7 +296,7 @@ class Loop:
         )
         self._ahead = None
         keeper.open_ahead()
-        run = Run(
+        run = _kind_of_run()(
             channel,
             settings,
             world,
@@ -313,6 +314,15 @@ class Loop:
             self._replicated_bytes = keeper.replicated_bytes or self._replicated_bytes
             run._close()
         return result
+
+
+def _kind_of_run() -> type[Run]:
+    """Return `Run`, or the kind that records itself if `holdfast check` started this process."""
+    if TRACE_ENV not in os.environ:
+        return Run
+    from holdfast.elastic.loop.trace.traced_run import TracedRun
+
+    return TracedRun
 
 
 def _on_this_machine(settings: Settings) -> Settings:

@@ -1,0 +1,1 @@
+"""The check of a training script: small runs under several circumstances, compared."""

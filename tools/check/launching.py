@@ -1,0 +1,162 @@
+"""One small run of a script under `holdfast run`'s launcher, with its trace."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.ckpt.types import Json
+from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.loop.trace.records import TRACE_ENV, TraceSettings
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.tools.check.traces import RankTrace, read_traces
+from holdfast.tools.check.trials import Trial
+
+_POLL_S: Final = 0.02
+_SPILLED_S: Final = 20.0
+_LOG_LINES: Final = 12
+_TRACEBACK: Final = "Traceback (most recent call last)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """The traces of a run and its end. ``message`` is empty if the run completed.
+
+    ``crashed``: the script raised an error of its own, the end of which is ``log``. ``late``: the
+    time was up.
+    """
+
+    trial: Trial
+    traces: tuple[RankTrace, ...]
+    message: str = ""
+    crashed: bool = False
+    late: bool = False
+    log: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRuns:
+    """Starts the runs of one script, each in a folder of its own below ``folder``."""
+
+    command: tuple[str, ...]
+    folder: Path
+    steps: int
+    limit_s: float
+    hang_s: float
+
+    def run(self, trial: Trial, *, number: int) -> TrialResult:
+        """Make a run, and if ``trial`` says so kill all of it and begin it again."""
+        began_s = time.monotonic()
+        folder = self.folder / f"{number:02}-{trial.name or 'reference'}"
+        message, late = self._launch(trial, folder, seed=number, hold=trial.hold)
+        if trial.hold >= 0 and not message:
+            message, late = self._launch(trial, folder, seed=number, hold=-1)
+        log = "" if not message else _end_of_logs(folder)
+        traces = read_traces(folder / "trace")
+        return TrialResult(
+            trial=trial,
+            traces=tuple(traces),
+            notes=() if message else tuple(_notes(trial, traces, folder / "trace")),
+            message=message,
+            crashed=_TRACEBACK in log,
+            late=late,
+            log=log,
+            seconds=time.monotonic() - began_s,
+        )
+
+    def _launch(self, trial: Trial, folder: Path, *, seed: int, hold: int) -> tuple[str, bool]:
+        """Return why the run failed, if it did, and whether the time was up."""
+        trace = folder / "trace"
+        trace.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        launcher = Launcher(self._config(trial, folder, seed=seed, hold=hold))
+        launcher.start()
+        deadline_s = time.monotonic() + self.limit_s
+        try:
+            while (outcome := launcher.wait(_POLL_S)) is None:
+                if hold >= 0 and (trace / "held").exists():
+                    _await_spilled(folder / "disk", step=hold)
+                    launcher.kill()
+                    launcher.wait()
+                    return "", False
+                if time.monotonic() > deadline_s:
+                    return f"it did not end within {self.limit_s:g} s", True
+        finally:
+            launcher.kill()
+            launcher.wait()
+        return ("" if outcome.ok else outcome.message), False
+
+    def _config(self, trial: Trial, folder: Path, *, seed: int, hold: int) -> LaunchConfig:
+        settings = TraceSettings(
+            folder=str(folder / "trace"),
+            steps=self.steps,
+            uneven=trial.uneven,
+            deaths=trial.deaths,
+            hold=hold,
+        )
+        return LaunchConfig(
+            command=self.command,
+            nodes=(NodeSpec(name="node0", slots={TRAINER: trial.ranks}),),
+            wanted={TRAINER: trial.ranks},
+            run_dir=folder / "run",
+            env={
+                TRACE_ENV: msgspec.json.encode(settings).decode(),
+                "PYTHONHASHSEED": str(seed),  # so that the order of sets differs for certain
+            },
+            capture_output=True,
+            max_attempts=len(trial.deaths) + 1,
+            settings=_overrides(folder),
+            timing=msgspec.structs.replace(
+                LOCAL_TIMING,
+                min_hang_s=min(self.hang_s, LOCAL_TIMING.max_hang_s),
+                first_hang_s=self.hang_s,
+                pause_s=self.limit_s,
+            ),
+        )
+
+
+def _notes(trial: Trial, traces: Sequence[RankTrace], folder: Path) -> Iterator[str]:
+    """Yield what was ordered and did not come about."""
+    for death in trial.deaths:
+        if not (folder / f"death-{death.number}").exists():
+            yield f"no rank could be killed {death.point} (step {death.step}, phase {death.phase})"
+    if trial.hold >= 0 and not any(trace.entered.completed for trace in traces):
+        yield "nothing was on disk to begin again from: the job began anew"
+
+
+def _overrides(folder: Path) -> dict[str, Json]:
+    """Return settings that keep the run's files together and every step restorable."""
+    return {
+        "snapshots": {"every": 1, "disk": str(folder / "disk"), "disk_every": 1},
+        "checkpoint": {"root": str(folder / "checkpoints"), "on_error": "stop"},
+    }
+
+
+def _await_spilled(disk: Path, *, step: int) -> None:
+    """Wait until the snapshot of ``step`` is on disk."""
+    deadline_s = time.monotonic() + _SPILLED_S
+    while time.monotonic() < deadline_s:
+        for path in disk.glob("*/*.json"):
+            if f'"step":{step}' in path.read_text(errors="replace").replace(" ", ""):
+                return
+        time.sleep(_POLL_S)
+
+
+def _end_of_logs(folder: Path) -> str:
+    """Return the end of the first log that shows an error of the script."""
+    found: Sequence[str] = ()
+    for log in sorted((folder / "run" / "logs").glob("*.log")):
+        text = log.read_text(errors="replace")
+        if _TRACEBACK in text:
+            tail = text[text.rindex(_TRACEBACK) :].splitlines()
+            return "\n".join([tail[0], *tail[1:][-_LOG_LINES:]])
+        found = found or text.splitlines()[-_LOG_LINES:]
+    return "\n".join(found)

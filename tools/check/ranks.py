@@ -1,0 +1,104 @@
+"""Ranks that leave the loop at different steps, and variables that a restore loses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.elastic.loop.trace.records import CarriedSeen, LoopLeft, MicrobatchSeen
+from holdfast.tools.check.compare import Difference, Moment
+from holdfast.tools.check.traces import RankTrace
+
+
+def left_alone(traces: Sequence[RankTrace]) -> Difference | None:
+    """Return that a rank left the loop at a step from which another rank went on."""
+    groups: dict[tuple[str, int], list[RankTrace]] = {}
+    for trace in traces:
+        groups.setdefault((trace.entered.stage, trace.entered.generation), []).append(trace)
+    for group in groups.values():
+        left = {t.entered.rank: t.of(LoopLeft)[-1].step for t in group if t.of(LoopLeft)}
+        for rank, step in sorted(left.items(), key=lambda item: (item[1], item[0])):
+            for trace in group:
+                other = trace.entered.rank
+                if left.get(other, _reached(trace)) > step - (other not in left):
+                    return Difference(
+                        moment=Moment(stage=0, step=step, part=4),
+                        what="left",
+                        names=(str(rank), str(other)),
+                        rank=rank,
+                    )
+    return None
+
+
+def _reached(trace: RankTrace) -> int:
+    """Return the last step that a rank began."""
+    steps = [r.step for r in trace.records if isinstance(r, MicrobatchSeen | CarriedSeen)]
+    return max(steps, default=-1)
+
+
+class Carried:
+    """The variables that the script carries from step to step, as undisturbed runs showed them."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, int, str], set[str]] = {}
+
+    def add(self, traces: Sequence[RankTrace]) -> None:
+        """Learn the values of an undisturbed run."""
+        for trace in traces:
+            for seen in trace.of(CarriedSeen):
+                for name, text in seen.values.items():
+                    self._texts.setdefault((trace.entered.stage, seen.step, name), set()).add(text)
+
+    def lost(self, traces: Sequence[RankTrace]) -> Difference | None:
+        """Return the first variable that is the run's own and that a restore did not bring back.
+
+        It is the run's own if it had the same value on all ranks in all undisturbed runs, and
+        another one at another step.
+        """
+        for trace, seen in _first_after_restore(traces):
+            for name, here in seen.values.items():
+                there = self.expected(trace.entered.stage, seen.step, name)
+                if there is not None and here != there and self._moves(trace.entered.stage, name):
+                    return Difference(
+                        moment=Moment(stage=0, step=seen.step, part=5),
+                        what="carried",
+                        names=(name,),
+                        here=here,
+                        there=there,
+                        rank=trace.entered.rank,
+                        restored=True,
+                    )
+        return None
+
+    def changed(self, traces: Sequence[RankTrace], *, step: int) -> list[tuple[str, str, str]]:
+        """Return variables that are not as expected at ``step``: name, value, expected value.
+
+        The first step's are listed first, since nothing but the script has touched them.
+        """
+        found: dict[str, tuple[str, str, str]] = {}
+        for trace in traces:
+            restored = trace.entered.completed
+            for seen in trace.of(CarriedSeen):
+                if seen.step not in (0, restored) or seen.step > step:
+                    continue
+                for name, here in seen.values.items():
+                    there = self.expected(trace.entered.stage, seen.step, name)
+                    if there is not None and here != there:
+                        found.setdefault(name, (name, here, there))
+        return sorted(found.values(), key=lambda item: item[1].startswith("#"))
+
+    def expected(self, stage: str, step: int, name: str) -> str | None:
+        """Return the value of a variable if all undisturbed runs agree on one."""
+        texts = self._texts.get((stage, step, name), set())
+        return next(iter(texts)) if len(texts) == 1 else None
+
+    def _moves(self, stage: str, name: str) -> bool:
+        texts = [found for (of, _, n), found in self._texts.items() if (of, n) == (stage, name)]
+        return len(set().union(*texts)) > 1 and all(len(found) == 1 for found in texts)
+
+
+def _first_after_restore(traces: Sequence[RankTrace]) -> Iterator[tuple[RankTrace, CarriedSeen]]:
+    for trace in traces:
+        entered = trace.entered
+        for seen in trace.of(CarriedSeen):
+            if seen.step == entered.completed > 0:
+                yield trace, seen

@@ -1,0 +1,133 @@
+"""The judgement of a check: what each run showed, as a value and in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from holdfast.elastic.loop.trace.records import LoopEntered, MicrobatchSeen
+from holdfast.tools.check.causes import explain
+from holdfast.tools.check.compare import Difference, Reference
+from holdfast.tools.check.ranks import Carried, left_alone
+from holdfast.tools.check.traces import RankTrace
+
+Kind = Literal["difference", "refused", "failed"]
+
+
+class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A property that does not hold: what is wrong ``where``, and what to do about it.
+
+    ``refused``: Holdfast itself refused it. ``failed``: the script failed in this run only.
+    """
+
+    property: str
+    kind: Kind
+    where: str
+    text: str
+    remedy: str = ""
+    also: tuple[str, ...] = ()
+    step: int | None = None
+    microbatch: int | None = None
+    what: str = ""
+    names: tuple[str, ...] = ()
+
+
+class CheckedProperty(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was compared, and how long it took."""
+
+    property: str
+    where: str
+    holds: bool
+    seconds: float
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a check, with what a bug report begins with."""
+
+    script: str
+    versions: Mapping[str, str]
+    exact: str | bool | None
+    steps: int
+    microbatches: int
+    checked: Sequence[CheckedProperty]
+    findings: Sequence[CheckFinding]
+    notes: Sequence[str] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+
+class Judge:
+    """Compares run after run with those before. ``settings`` are those of the first trace."""
+
+    def __init__(self, first: Sequence[RankTrace]) -> None:
+        self.entered: LoopEntered = first[0].entered
+        self._first = list(first)
+        self._reference = Reference(exact=bool(self.entered.exact))
+        self._carried = Carried()
+        self._learn(first, undisturbed=True)
+
+    @property
+    def phases(self) -> int:
+        """The number of updates in a step."""
+        return phases_of(self._first)
+
+    def _learn(self, traces: Sequence[RankTrace], *, undisturbed: bool) -> None:
+        self._reference.add(traces)
+        if undisturbed:
+            self._carried.add(traces)
+
+    def judge(
+        self, traces: Sequence[RankTrace], *, name: str, where: str, undisturbed: bool
+    ) -> CheckFinding | None:
+        """Return what is wrong with a run, None if it equals those before."""
+        found = left_alone(traces) or self._reference.difference(traces)
+        if found is None and not undisturbed:
+            found = self._carried.lost(traces)
+        if found is None:
+            self._learn(traces, undisturbed=undisturbed)
+            return None
+        return self._finding(found, traces, name=name, where=where)
+
+    def _finding(
+        self, found: Difference, traces: Sequence[RankTrace], *, name: str, where: str
+    ) -> CheckFinding:
+        said = explain(found, where=where, traces=traces, before=self._first, carried=self._carried)
+        moment = found.moment
+        return CheckFinding(
+            property=name,
+            kind="difference",
+            where=where,
+            text=said.text,
+            remedy=said.remedy,
+            also=said.also,
+            step=moment.step,
+            microbatch=None if moment.microbatch < 0 else moment.microbatch,
+            what=found.what,
+            names=found.names[:20],
+        )
+
+
+def phases_of(traces: Sequence[RankTrace]) -> int:
+    """Return the number of updates in a step."""
+    seen = [r.phase for trace in traces for r in trace.of(MicrobatchSeen)]
+    return 1 + max(seen, default=0)
+
+
+def lines(report: CheckReport) -> list[str]:
+    """Return the report's last lines for people."""
+    if report.ok:
+        kind = "bit for bit" if report.exact else "within the tolerance of a run without exact"
+        return [f"All {len(report.checked)} runs gave the same, {kind}.", *report.notes]
+    said = []
+    for finding in report.findings:
+        opening = "refused" if finding.kind == "refused" else finding.property
+        said.append(f"{opening}: {finding.text}")
+        said += [f"  remedy: {finding.remedy}"] if finding.remedy else []
+        said += [f"  also: {text}" for text in finding.also[:5]]
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return [*said, *report.notes, versions]

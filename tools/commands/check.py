@@ -1,0 +1,285 @@
+"""`holdfast check`: find out in small whether a training script keeps the promise."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich.console import Console
+
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.local import python_command
+from holdfast.tools.check.launching import ScriptRuns, TrialResult
+from holdfast.tools.check.ranks import left_alone
+from holdfast.tools.check.trials import PROPERTIES, QUICK, Trial, reference, trials
+from holdfast.tools.check.verdict import (
+    CheckedProperty,
+    CheckFinding,
+    CheckReport,
+    Judge,
+    Kind,
+    lines,
+)
+from holdfast.tools.demo.environment import software
+from holdfast.tools.subcommand import report
+from holdfast.tools.terminal import HelpFormatter, console, positive, print_json
+
+if TYPE_CHECKING:
+    from holdfast.tools.subcommand import Subparsers
+
+EXIT_DIFFERENT: Final = 1
+EXIT_UNCHECKED: Final = 2
+
+_EPILOG: Final = """\
+examples:
+  holdfast check train.py --lr 1e-3            everything, about a minute for a small model
+  holdfast check --quick train.py              the most telling runs only
+  holdfast check --only kills --steps 10 train.py
+  holdfast check --ranks 2,4,6 train.py        a script with Mesh(tp=2)
+  holdfast check --json - train.py > check.json
+
+The properties are again (a second run), ranks, shares (of the work, dealt otherwise), kills (in
+every phase of a step) and disk (everything killed, begun again). With `exact` every bit must be
+equal; without it inputs and random draws must, and losses and weights to rounding. Exit codes:
+0 all equal, 1 a difference or a refusal, 2 the check could not be made.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "check",
+        help="find out in small whether a training script keeps the promise",
+        description="Runs a few steps of a script several times: alone and again, with other "
+        "numbers of ranks and other shares, with kills in every phase of a step, and begun again "
+        "from disk. Compares inputs, random draws, losses, gradients and the tracked state, and "
+        "names the first thing that differs, with its cause. Snapshots and checkpoints of these "
+        "runs go to a temporary folder; files that the script itself writes go where they always "
+        "go.",
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--steps",
+        type=positive,
+        default=6,
+        metavar="N",
+        help="steps of each run, whatever the script says (default 6)",
+    )
+    add(
+        "--ranks",
+        type=_ranks,
+        default=(1, 2, 3),
+        metavar="N,N",
+        help="numbers of ranks; the first is the reference (default 1,2,3)",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--only",
+        action="append",
+        choices=tuple(PROPERTIES),
+        metavar="PROPERTY",
+        help=f"look at this only: {', '.join(PROPERTIES)}; may be repeated",
+    )
+    which.add_argument(
+        "--quick", action="store_true", help=f"only {', '.join(QUICK)}, and at most two ranks"
+    )
+    add("--all", action="store_true", help="go on after the first run that differs")
+    add("--json", metavar="FILE", help="write the report as JSON to FILE; - for stdout")
+    add(
+        "--limit-s",
+        type=positive,
+        default=180,
+        metavar="S",
+        help="give a run up after S seconds (default 180)",
+    )
+    add(
+        "--hang-s",
+        type=positive,
+        default=60,
+        metavar="S",
+        help="call a rank hung after S seconds of silence (default 60)",
+    )
+    add("--keep", type=Path, metavar="DIR", help="keep traces and logs in DIR")
+    add("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    add("script", metavar="SCRIPT", help="Python script to check")
+    add("args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, show the report, and return 0 for no difference, 1 for one, 2 for no answer."""
+    command = _command(args)
+    shown = console(stderr=args.json == "-")
+    with _folder(args.keep) as folder:
+        runs = ScriptRuns(
+            command=command,
+            folder=folder,
+            steps=args.steps,
+            limit_s=args.limit_s,
+            hang_s=args.hang_s,
+        )
+        made = Checking(runs, args, shown).check()
+    if made is None:
+        return EXIT_UNCHECKED
+    for line in lines(made):
+        shown.print(line, markup=False, soft_wrap=True)
+    if args.json == "-":
+        print_json(made)
+    elif args.json:
+        Path(args.json).write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    return 0 if made.ok else EXIT_DIFFERENT
+
+
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.module:
+        return python_command("-m", [args.script, *args.args])
+    if not Path(args.script).is_file():
+        raise ConfigError(
+            f"{args.script}: no such script (in {Path.cwd()}); give the path of the Python script "
+            "to check, or -m and the name of a module"
+        )
+    return python_command(args.script, args.args)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="holdfast-check-") as directory:
+            yield Path(directory)
+        return
+    keep.mkdir(parents=True, exist_ok=True)
+    if any(keep.iterdir()):
+        raise ConfigError(f"--keep {keep}: the folder is not empty; name a new one")
+    yield keep.absolute()
+
+
+class Checking:
+    """One check: the reference, then run after run, each compared with those before."""
+
+    def __init__(self, runs: ScriptRuns, args: argparse.Namespace, shown: Console) -> None:
+        self._runs, self._args, self._shown = runs, args, shown
+        self._made = 0
+        self._checked: list[CheckedProperty] = []
+        self._findings: list[CheckFinding] = []
+        self._notes: list[str] = []
+
+    def check(self) -> CheckReport | None:
+        """Return the report; None, after a message, if nothing can be said about the script."""
+        args = self._args
+        first = self._run(reference(args.ranks[0]))
+        if first.message:
+            return self._unstarted(first)
+        if not first.traces:
+            report(
+                f"{args.script} made no step: have it call a function decorated with "
+                "holdfast.resilient that takes its steps from run.steps or run.epochs"
+            )
+            return None
+        judge = Judge(first.traces)
+        for trial in self._trials(judge):
+            self._judge(judge, self._run(trial))
+            if self._findings and not args.all:
+                break
+        return self._report(judge)
+
+    def _trials(self, judge: Judge) -> list[Trial]:
+        args, microbatches = self._args, judge.entered.microbatches
+        wanted = QUICK if args.quick else args.only or tuple(PROPERTIES)
+        ranks = args.ranks[:2] if args.quick else args.ranks
+        for count in ranks:
+            if count > microbatches:
+                self._notes.append(
+                    f"not with {count} ranks: a step has {microbatches} microbatches"
+                )
+        return trials(
+            wanted, ranks=ranks, microbatches=microbatches, phases=judge.phases, steps=args.steps
+        )
+
+    def _run(self, trial: Trial) -> TrialResult:
+        spinner = (
+            self._shown.status(f"{trial.where} …") if self._shown.is_terminal else nullcontext()
+        )
+        with spinner:
+            result = self._runs.run(trial, number=self._made)
+        self._made += 1
+        return result
+
+    def _unstarted(self, first: TrialResult) -> CheckReport | None:
+        """Report that the reference failed: a refusal is a result, all else is not."""
+        if (left := left_alone(first.traces)) is not None:
+            text = f"rank {left.names[0]} left the loop at step {left.moment.step}, others did not"
+            self._found(first, "difference", text)
+        elif first.crashed:
+            report(f"{self._args.script} fails by itself: {first.message}\n{first.log}")
+        elif first.late:
+            report(
+                f"{self._args.script} {first.trial.where}: {first.message}; give more with "
+                "--limit-s, or other --ranks if its mesh needs them"
+            )
+        else:
+            self._found(first, "refused", first.message)
+        return self._report(None) if self._findings else None
+
+    def _judge(self, judge: Judge, result: TrialResult) -> None:
+        """Compare one run with those before it, and show its line."""
+        trial = result.trial
+        undisturbed = not trial.deaths and trial.hold < 0
+        found = None
+        if result.message and left_alone(result.traces) is None:
+            kind: Kind = "failed" if result.crashed or result.late else "refused"
+            self._found(result, kind, f"{trial.where}: {result.message}")
+        else:
+            found = judge.judge(
+                result.traces, name=trial.name, where=trial.where, undisturbed=undisturbed
+            )
+        if found is not None:
+            self._findings.append(found)
+        holds = found is None and not result.message
+        self._notes += result.notes
+        self._checked.append(
+            CheckedProperty(
+                property=trial.name, where=trial.where, holds=holds, seconds=result.seconds
+            )
+        )
+        mark = "same" if holds else "DIFFERENT"
+        self._shown.print(
+            f"{trial.name:8} {trial.where:28} {mark:10} {result.seconds:5.1f} s", markup=False
+        )
+
+    def _found(self, result: TrialResult, kind: Kind, text: str) -> None:
+        self._findings.append(
+            CheckFinding(
+                property=result.trial.name or "again",
+                kind=kind,
+                where=result.trial.where,
+                text=text,
+                also=tuple(result.log.splitlines()[-3:]) if kind == "failed" else (),
+            )
+        )
+
+    def _report(self, judge: Judge | None) -> CheckReport:
+        entered = judge.entered if judge else None
+        return CheckReport(
+            script=" ".join([self._args.script, *self._args.args]),
+            versions=software(),
+            exact=entered.exact if entered else None,  # type: ignore[arg-type]
+            steps=self._args.steps,
+            microbatches=entered.microbatches if entered else 0,
+            checked=self._checked,
+            findings=self._findings,
+            notes=self._notes,
+        )
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} are not numbers of ranks, as in 1,2,3")
+    return tuple(dict.fromkeys(int(part) for part in parts))
