@@ -8,8 +8,8 @@ from typing import Final
 
 from holdfast.elastic.loop.trace.records import ForeignUse, Use
 from holdfast.tools.check.compare import Difference
-from holdfast.tools.check.ranks import Carried
 from holdfast.tools.check.traces import RankTrace
+from holdfast.tools.check.variables import CarriedVariables
 
 _SAID: Final[dict[Use, str]] = {
     "loader": "the DataLoader made at {detail} and iterated at {line} is not the run's",
@@ -19,7 +19,7 @@ _SAID: Final[dict[Use, str]] = {
     "rank": "{detail} is read at {line}",
     "clock": "the clock is read at {line}",
     "environment": "the environment is read at {line}",
-    "zero_grad": "gradients vanished between microbatches (`zero_grad` at {line})",
+    "zero_grad": "gradients {detail} (`zero_grad` at {line})",
     "optimizer by hand": "{detail} is stepped by hand at {line}",
     "untracked optimizer": "{detail} is stepped at {line} and not tracked",
     "untracked scheduler": "{detail} is stepped at {line} and not tracked",
@@ -29,7 +29,7 @@ _OF_INPUT: Final[tuple[Use, ...]] = (
     "loader", "numpy generator", "python generator", "generator", "rank", "clock", "environment",
 )  # fmt: skip
 _OF_LOSS: Final[tuple[Use, ...]] = (
-    "generator", "loader", "python generator", "rank", "clock", "environment", "numpy generator",
+    "loader", "generator", "python generator", "rank", "clock", "environment", "numpy generator",
     "zero_grad", "optimizer by hand",
 )  # fmt: skip
 _OF_STATE: Final[tuple[Use, ...]] = (
@@ -67,7 +67,7 @@ def explain(
     where: str,
     traces: Sequence[RankTrace],
     before: Sequence[RankTrace],
-    carried: Carried,
+    carried: CarriedVariables,
 ) -> Explanation:
     """Say what differs and why. ``before`` are the reference's traces, ``where`` names the run."""
     d, causes = difference, _causes(difference, [*traces, *before])
@@ -122,8 +122,10 @@ def _what(d: Difference, causes: Sequence[tuple[Use, str]]) -> str:
             return "other input"
         case "loss" if first in ("generator", "numpy generator", "python generator"):
             return "other noise"
-        case "loss":
+        case "loss" if d.here and d.there and d.here != d.there:
             return f"the loss is {d.here} where it was {d.there}"
+        case "loss":
+            return "another loss"
         case "gradient":
             return f"another gradient of `{d.names[0]}`"
         case "updates":
@@ -161,10 +163,18 @@ def _causes(d: Difference, traces: Iterable[RankTrace]) -> list[tuple[Use, str]]
     return [(kind, text) for text, kind in found.items()]
 
 
+def misuse(traces: Sequence[RankTrace]) -> tuple[ForeignUse, Explanation] | None:
+    """Return the first use that is wrong whatever the runs show, in words."""
+    for trace in traces:
+        for use in trace.of(ForeignUse):
+            if use.use in ("zero_grad", "optimizer by hand"):
+                text = f"step {max(use.step, 0)}: {_said(use)}"
+                return use, Explanation(text=text, remedy=_REMEDIES[use.use])
+    return None
+
+
 def _counts(use: ForeignUse, d: Difference) -> bool:
     """Whether a use can matter for a difference."""
-    if use.use == "zero_grad":
-        return use.place == "microbatch"
     if use.use in ("rank", "clock", "environment") and d.what in ("loss", "draws", "gradient"):
         return use.place != "build" or d.moment.step == 0
     return use.place == "build" or use.step <= d.moment.step

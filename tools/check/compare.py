@@ -28,8 +28,8 @@ What: TypeAlias = Literal[
     "state before", "input", "draws", "loss", "gradient", "updates", "state", "left", "carried"
 ]
 
-_MOMENTS: Final[dict[str, int]] = {"state before": 0, "updates": 2, "state": 3, "left": 4}
-_ORDER: Final = ("state before", "input", "draws", "loss", "gradient", "updates", "state", "left")
+_MOMENTS: Final[dict[str, int]] = {"state before": 0, "state": 3, "updates": 3, "left": 4}
+_ORDER: Final = ("state before", "input", "draws", "loss", "gradient", "state", "updates", "left")
 
 Value: TypeAlias = str | LeafDigest | dict[str, LeafDigest] | dict[str, str] | int | float
 
@@ -153,26 +153,22 @@ class Reference:
 
     def _differs(self, seen: _Seen) -> Difference | None:
         key = (seen.moment, seen.what)
-        if key not in self._known:
+        known, names = self._known.get(key), tuple[str, ...]()
+        if known is None:
             return None
-        known, names, here, there = self._known[key], (), "", ""
         if isinstance(known, dict) and isinstance(seen.value, dict):
             names = self._names(seen, known, seen.value)
             if not names:
                 return None
             here, there = _short(seen.value[names[0]]), _short(known[names[0]])
-        elif known == seen.value or (seen.what == "updates" and not self.exact):
+        elif known == seen.value or self._tolerates(seen):
             return None
-        elif seen.what == "loss":
-            before = self._numbers[key]
-            if not self.exact and _close(seen.number, before):
-                return None
-            here, there = f"{seen.number:.6g}", f"{before:.6g}"
-        elif seen.what in ("updates", "left"):
-            here, there = str(seen.value), str(known)
+        else:
+            here, there = _text(seen.value, seen.number), _text(known, self._numbers[key])
         completed, moment = seen.entered.completed, seen.moment
         if seen.what == "left":
             moment = replace(moment, step=min(int(here), int(there)))
+        begun_again = completed > 0 or seen.entered.generation > 1
         return Difference(
             moment=moment,
             what=seen.what,
@@ -180,10 +176,16 @@ class Reference:
             here=here,
             there=there,
             rank=seen.entered.rank,
-            restored=seen.moment.step == completed
-            and (completed > 0 or seen.entered.generation > 1),
+            restored=seen.moment.step == completed and begun_again,
             line=seen.line,
         )
+
+    def _tolerates(self, seen: _Seen) -> bool:
+        """Whether another number is no difference without exact."""
+        if self.exact or seen.what not in ("loss", "updates"):
+            return False
+        known = self._numbers[(seen.moment, seen.what)]
+        return seen.what == "updates" or _close(seen.number, known)
 
     def _names(self, seen: _Seen, known: dict[str, Any], found: dict[str, Any]) -> tuple[str, ...]:
         if seen.what == "gradient" and not self.exact:
@@ -225,6 +227,13 @@ def _last(traces: Iterable[RankTrace], stage: str) -> RankTrace:
     """Return the rank that counts as the one that left the loop: the first of the newest."""
     found = [t for t in traces if t.entered.stage == stage and t.of(LoopLeft)]
     return max(found, key=lambda t: (t.entered.generation, -t.entered.rank))
+
+
+def _text(value: Value, number: float | None) -> str:
+    """Return a loss as its number, a count as it is, a digest not at all."""
+    if number is not None:
+        return f"{number:.6g}"
+    return str(value) if isinstance(value, int) else ""
 
 
 def _bits(value: str | LeafDigest) -> str:

@@ -13,14 +13,21 @@ import msgspec
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
-from holdfast.elastic.loop.trace.records import TRACE_ENV, TraceSettings
+from holdfast.elastic.loop.trace.records import (
+    TRACE_ENV,
+    TRACES,
+    LoopEntered,
+    Traced,
+    TraceSettings,
+)
 from holdfast.elastic.membership.records import TRAINER
-from holdfast.tools.check.traces import RankTrace, read_traces
+from holdfast.tools.check.traces import RankTrace
 from holdfast.tools.check.trials import Trial
 
 _POLL_S: Final = 0.02
 _SPILLED_S: Final = 20.0
 _LOG_LINES: Final = 12
+_decoder = msgspec.json.Decoder(Traced)
 _TRACEBACK: Final = "Traceback (most recent call last)"
 
 
@@ -160,3 +167,18 @@ def _end_of_logs(folder: Path) -> str:
             return "\n".join([tail[0], *tail[1:][-_LOG_LINES:]])
         found = found or text.splitlines()[-_LOG_LINES:]
     return "\n".join(found)
+
+
+def read_traces(folder: Path) -> list[RankTrace]:
+    """Return the traces of a run, in the order in which their ranks came to their first step.
+
+    The last line of a process that was killed may be incomplete; it is left out.
+    """
+    found = []
+    for path in sorted(folder.glob(TRACES)):
+        data = path.read_bytes()
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        records = [_decoder.decode(line) for line in lines]
+        if records and isinstance(records[0], LoopEntered):
+            found.append(RankTrace(entered=records[0], records=tuple(records[1:])))
+    return found

@@ -81,14 +81,17 @@ def trials(
         "kills": [
             Trial(
                 name="kills",
-                where="after a kill",
+                where=f"{ranks_text(several)}, killed",
                 ranks=several,
                 deaths=deaths(phases=phases, steps=steps),
             )
         ],
         "disk": [
             Trial(
-                name="disk", where="begun again from disk", ranks=several, hold=max(1, steps // 2)
+                name="disk",
+                where=f"{ranks_text(several)}, begun again from disk",
+                ranks=several,
+                hold=max(1, steps // 2),
             )
         ],
     }

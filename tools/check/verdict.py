@@ -8,18 +8,20 @@ from typing import Literal
 import msgspec
 
 from holdfast.elastic.loop.trace.records import LoopEntered, MicrobatchSeen
-from holdfast.tools.check.causes import explain
+from holdfast.tools.check.causes import explain, misuse
 from holdfast.tools.check.compare import Difference, Reference
-from holdfast.tools.check.ranks import Carried, left_alone
+from holdfast.tools.check.leaving import left_alone
 from holdfast.tools.check.traces import RankTrace
+from holdfast.tools.check.variables import CarriedVariables
 
-Kind = Literal["difference", "refused", "failed"]
+Kind = Literal["difference", "misuse", "refused", "failed"]
 
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A property that does not hold: what is wrong ``where``, and what to do about it.
 
-    ``refused``: Holdfast itself refused it. ``failed``: the script failed in this run only.
+    ``misuse``: wrong whatever the runs show. ``refused``: Holdfast itself refused it. ``failed``:
+    the script failed in this run only.
     """
 
     property: str
@@ -68,13 +70,29 @@ class Judge:
         self.entered: LoopEntered = first[0].entered
         self._first = list(first)
         self._reference = Reference(exact=bool(self.entered.exact))
-        self._carried = Carried()
+        self._carried = CarriedVariables()
         self._learn(first, undisturbed=True)
 
     @property
     def phases(self) -> int:
         """The number of updates in a step."""
         return phases_of(self._first)
+
+    def misuse(self) -> CheckFinding | None:
+        """Return what the script does wrong in the reference itself."""
+        if (found := misuse(self._first)) is None:
+            return None
+        use, said = found
+        return CheckFinding(
+            property="reference",
+            kind="misuse",
+            where="",
+            text=said.text,
+            remedy=said.remedy,
+            step=max(use.step, 0),
+            microbatch=use.microbatch if use.microbatch >= 0 else None,
+            what=use.use,
+        )
 
     def _learn(self, traces: Sequence[RankTrace], *, undisturbed: bool) -> None:
         self._reference.add(traces)
@@ -125,7 +143,7 @@ def lines(report: CheckReport) -> list[str]:
         return [f"All {len(report.checked)} runs gave the same, {kind}.", *report.notes]
     said = []
     for finding in report.findings:
-        opening = "refused" if finding.kind == "refused" else finding.property
+        opening = finding.kind if finding.kind in ("misuse", "refused") else finding.property
         said.append(f"{opening}: {finding.text}")
         said += [f"  remedy: {finding.remedy}"] if finding.remedy else []
         said += [f"  also: {text}" for text in finding.also[:5]]

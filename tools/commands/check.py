@@ -15,7 +15,7 @@ from rich.console import Console
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.local import python_command
 from holdfast.tools.check.launching import ScriptRuns, TrialResult
-from holdfast.tools.check.ranks import left_alone
+from holdfast.tools.check.leaving import left_alone
 from holdfast.tools.check.trials import PROPERTIES, QUICK, Trial, reference, trials
 from holdfast.tools.check.verdict import (
     CheckedProperty,
@@ -183,6 +183,10 @@ class Checking:
             )
             return None
         judge = Judge(first.traces)
+        if (misuse := judge.misuse()) is not None:
+            self._findings.append(misuse)
+            if not args.all:
+                return self._report(judge)
         for trial in self._trials(judge):
             self._judge(judge, self._run(trial))
             if self._findings and not args.all:
@@ -269,7 +273,7 @@ class Checking:
         return CheckReport(
             script=" ".join([self._args.script, *self._args.args]),
             versions=software(),
-            exact=entered.exact if entered else None,  # type: ignore[arg-type]
+            exact=entered.exact if entered else None,
             steps=self._args.steps,
             microbatches=entered.microbatches if entered else 0,
             checked=self._checked,

@@ -78,7 +78,9 @@ def _items(items: Any, depth: int) -> Iterator[bytes]:
 def _tensor_pieces(value: torch.Tensor) -> Iterator[bytes]:
     local = local_of(value).detach()
     if local.layout != torch.strided:
-        local = local.coalesce() if local.layout == torch.sparse_coo else local.to_sparse_coo()
+        if local.layout != torch.sparse_coo:
+            local = local.to_sparse_coo()  # type: ignore[no-untyped-call]
+        local = local.coalesce()
         yield from _tensor_pieces(local.indices())
         yield from _tensor_pieces(local.values())
         return

@@ -37,12 +37,14 @@ _RANDOM: Final = (
     "random", "getrandbits", "shuffle", "choice", "choices", "sample", "randint", "randrange",
     "uniform", "gauss", "normalvariate",
 )  # fmt: skip
-_THROUGH: Final = ("random.py", "os.py", "<frozen os>", "_collections_abc.py")
+_THROUGH: Final = ("/random.py", "/os.py", "<frozen os>", "/_collections_abc.py")
+_LOADING: Final = str(Path("torch", "utils", "data"))  # a loader is noted as such
 _THROUGH_ABC: Final = "<frozen _collections_abc>"
 
 _listeners: list[Note] = []
 _steppers: list[Callable[[Optimizer, str], None]] = []
 _schedulers: list[Callable[[LRScheduler], None]] = []
+_zeroers: list[Callable[[Any, str], None]] = []
 _made: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -51,15 +53,18 @@ def listen(
     *,
     stepped: Callable[[Optimizer, str], None],
     scheduled: Callable[[LRScheduler], None],
+    zeroed: Callable[[Any, str], None],
 ) -> None:
     """Tell ``note`` of every use from now on, and no other; patch at the first call.
 
     ``stepped`` is called after each step of an optimizer, with the line of the script that stepped
-    it by hand; ``scheduled`` after a scheduler's.
+    it by hand; ``scheduled`` after a scheduler's; ``zeroed`` with the optimizer or module whose
+    gradients the script drops, and the line.
     """
     if not _listeners:
         _patch()
-    _listeners[:], _steppers[:], _schedulers[:] = [note], [stepped], [scheduled]
+    _listeners[:], _steppers[:] = [note], [stepped]
+    _schedulers[:], _zeroers[:] = [scheduled], [zeroed]
 
 
 class ForeignGenerators(TorchFunctionMode):
@@ -79,7 +84,8 @@ class ForeignGenerators(TorchFunctionMode):
         kwargs = kwargs or {}
         generator = kwargs.get("generator")
         foreign = generator is not None and generator is not torch.default_generator
-        if foreign and id(generator) not in self._ours:
+        caller = sys._getframe(1).f_code.co_filename
+        if foreign and id(generator) not in self._ours and _LOADING not in caller:
             _note("generator", user_line(), getattr(func, "__name__", ""))
         return func(*args, **kwargs)
 
@@ -187,10 +193,11 @@ def _patch_surroundings() -> None:
 
 def _patch_optimizers() -> None:
     def zeroing(before: Any) -> Any:
-        def zeroed(*args: Any, **options: Any) -> Any:
+        def zeroed(self: Any, *args: Any, **options: Any) -> Any:
             if _caller() is not None:
-                _note("zero_grad", user_line())
-            return before(*args, **options)
+                for tell in _zeroers:
+                    tell(self, user_line())
+            return before(self, *args, **options)
 
         return zeroed
 

@@ -51,7 +51,7 @@ from holdfast.elastic.loop.trace.records import (
 from holdfast.elastic.loop.user_code import is_users, line_of, user_frame, user_line
 from holdfast.elastic.planning.shares import even
 
-_PROTECTED_S: Final = 3.0
+_PROTECTED_S: Final = 1.0
 _POLL_S: Final = 0.01
 
 
@@ -75,7 +75,13 @@ class TracedRun(Run):
         self._found: dict[str, str] = {}
         self._noted: set[tuple[str, ...]] = set()
         self._generators: set[int] = set()
-        sources.listen(self._note, stepped=self._on_update, scheduled=self._on_schedule)
+        self._gradients_in_pass, self._previous = 0, -1
+        sources.listen(
+            self._note,
+            stepped=self._on_update,
+            scheduled=self._on_schedule,
+            zeroed=self._on_zeroing,
+        )
 
     # -- what the script does --------------------------------------------------------------------
 
@@ -126,12 +132,13 @@ class TracedRun(Run):
     def microbatches(self, dataset: Any = None, **options: Any) -> Iterator[Any]:
         """See `Run.microbatches`."""
         self._die(FIRST)
-        run_number = -1
+        self._gradients_in_pass, self._previous = 0, -1
         for count, batch in enumerate(super().microbatches(dataset, **options)):
             if count:
                 self._die(BETWEEN)
-            run_number = self._number(count)
-            yield from self._one(batch, run_number)
+            number = self._number(count)
+            yield from self._one(batch, number)
+            self._previous = number
         self._place, self._at_microbatch = "step", -1
         self._round += 1
         self._die(PASSED)
@@ -166,8 +173,9 @@ class TracedRun(Run):
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """See `Run.backward`; records the loss and each parameter's gradient of it alone."""
         self._loss = loss.detach()
+        self._gradients_in_pass += 1
         hooks = [
-            parameter.register_hook(partial(self._on_gradient, name))
+            parameter.register_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
             for name, parameter in self._parameters()
             if parameter.requires_grad and not isinstance(parameter, DTensor)
         ]
@@ -254,14 +262,29 @@ class TracedRun(Run):
     def _on_update(self, optimizer: Optimizer, by_hand: str) -> None:
         self._updates += 1
         kind = type(optimizer).__name__
-        if by_hand:
-            self._note("optimizer by hand", by_hand, kind)
         if not self._tracks(optimizer):
             self._note("untracked optimizer", by_hand or user_line(), kind)
+        elif by_hand:
+            self._note("optimizer by hand", by_hand, kind)
 
     def _on_schedule(self, scheduler: LRScheduler) -> None:
         if self._place != "build" and not self._tracks(scheduler):
             self._note("untracked scheduler", user_line(), type(scheduler).__name__)
+
+    def _on_zeroing(self, holder: Any, line: str) -> None:
+        """Note that gradients are dropped in a pass that has made some."""
+        if self._place != "microbatch" or not self._gradients_in_pass or not self._tracks(holder):
+            return
+        groups = holder.param_groups if isinstance(holder, Optimizer) else ()
+        dropped = {id(p) for group in groups for p in group["params"]}
+        dropped |= {id(p) for p in holder.parameters()} if isinstance(holder, nn.Module) else set()
+        name = next((name for name, p in self._parameters() if id(p) in dropped), "")
+        when = f"between microbatches {self._previous} and {self._at_microbatch}"
+        if self._loss is not None:
+            when = f"after microbatch {self._at_microbatch}"
+        self._note(
+            "zero_grad", line, f"of `{name}` vanished {when}" if name else f"vanished {when}"
+        )
 
     def _tracks(self, value: Any) -> bool:
         return any(value is each for each in _leaves(self._state))
