@@ -48,13 +48,13 @@ class TracedRun(Run):
     def __init__(
         self, channel: Channel, settings: Settings, world: GenerationWorld, **parts: Any
     ) -> None:
-        self._order = msgspec.json.decode(os.environ[TRACE_ENV], type=TraceSettings)
-        if self._order.uneven and (shares := uneven_shares(settings, world)):
+        self._trace_order = msgspec.json.decode(os.environ[TRACE_ENV], type=TraceSettings)
+        if self._trace_order.uneven and (shares := uneven_shares(settings, world)):
             world.record = msgspec.structs.replace(world.record, shares=shares)
         super().__init__(channel, settings, world, **parts)
-        self._recorder = Recorder(TraceWriter(Path(self._order.folder)))
-        self._told = settings
-        self._ended = False
+        self._trace = Recorder(TraceWriter(Path(self._trace_order.folder)))
+        self._trace_settings = settings
+        self._trace_ended = False
 
     @property
     def rank(self) -> int:
@@ -68,42 +68,48 @@ class TracedRun(Run):
         self._note_reading("world_size")
         return super().world_size
 
+    @property
+    def share(self) -> int:
+        """See `Run.share`."""
+        self._note_reading("share")
+        return super().share
+
     def _note_reading(self, what: str) -> None:
         frame = sys._getframe(2)
         if is_users(frame.f_code.co_filename):
-            self._recorder.note("rank", line_of(frame), f"run.{what}")
+            self._trace.note("rank", line_of(frame), f"run.{what}")
 
     def track(self, **state: Any) -> None:
         """See `Run.track`."""
         super().track(**state)
-        self._recorder.state = state
+        self._trace.state = state
 
     def steps(self, count: int) -> Iterator[int]:
         """See `Run.steps`; at most as many as ordered."""
-        yield from self._traced(super().steps(min(count, self._order.steps)))
+        yield from self._traced(super().steps(min(count, self._trace_order.steps)))
 
     def epochs(self, count: int, loader: Loader) -> Iterator[int]:
         """See `Run.epochs`; at most as many steps as ordered."""
-        if self.completed < self._order.steps:
+        if self.completed < self._trace_order.steps:
             yield from self._traced(super().epochs(count, loader))
 
     def _traced(self, steps: Iterator[int]) -> Iterator[int]:
-        recorder, self._ended = self._recorder, False
+        recorder, self._trace_ended = self._trace, False
         self._enter(user_frame(sys._getframe(1)))
         for step in steps:
-            if step >= self._order.steps:  # of `epochs`, which knows no count
+            if step >= self._trace_order.steps:  # of `epochs`, which knows no count
                 break
-            if step == self._order.hold:
+            if step == self._trace_order.hold:
                 self._hold()
             frame = user_frame(sys._getframe(1))
             recorder.begin_step(step, frame, known={id(self)})
             self._die(KEPT, before=1)
             yield step
             recorder.end_step()
-        self._ended = True
+        self._trace_ended = True
 
     def _enter(self, frame: Any) -> None:
-        self._recorder.writer.begin(
+        self._trace.writer.begin(
             LoopEntered(
                 stage=frame.f_code.co_name if frame else "",
                 generation=self.generation,
@@ -111,27 +117,30 @@ class TracedRun(Run):
                 world=super().world_size,
                 pid=os.getpid(),
                 completed=self.completed,
-                exact=self._told.exact,
-                microbatches=self._told.batch.microbatches,
-                share=self.share,
+                exact=self._trace_settings.exact,
+                microbatches=self._trace_settings.batch.microbatches,
+                share=super().share,
             )
         )
-        self._recorder.begin_generation(self.completed)
+        self._trace.begin_generation(self.completed)
 
     def microbatches(self, dataset: Any = None, **options: Any) -> Iterator[Any]:
         """See `Run.microbatches`."""
         self._die(FIRST)
-        self._recorder.begin_pass()
+        self._trace.begin_pass()
         for count, batch in enumerate(super().microbatches(dataset, **options)):
             if count:
                 self._die(BETWEEN)
-            yield from self._recorder.microbatch(batch, self.microbatch)
-        self._recorder.end_pass()
+            if self._piece is not None and not self._piece.samples:
+                yield batch  # it stands in for a microbatch that has no samples
+            else:
+                yield from self._trace.microbatch(batch, self.microbatch)
+        self._trace.end_pass()
         self._die(PASSED)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """See `Run.backward`."""
-        hooks = self._recorder.begin_backward(loss)
+        hooks = self._trace.begin_backward(loss)
         try:
             super().backward(loss, **options)
         finally:
@@ -142,14 +151,14 @@ class TracedRun(Run):
         """See `Run.step`."""
         super().step(*optimizers, **options)
         self._die(STEPPED)
-        self._recorder.end_phase()
+        self._trace.end_phase()
 
     def _finish(self) -> None:
-        self._recorder.leave(ended=self._ended)
+        self._trace.leave(ended=self._trace_ended)
         super()._finish()
 
     def _close(self) -> None:
-        self._recorder.writer.close()
+        self._trace.writer.close()
         super()._close()
 
     # -- what happens on the way -----------------------------------------------------------------
@@ -157,13 +166,13 @@ class TracedRun(Run):
     def _die(self, point: str, *, before: int = 0) -> None:
         """Die if it is this rank's turn at this point of the step ``before`` steps ago."""
         rank, last = super().rank, super().world_size - 1
-        for death in self._order.deaths:
-            due = (death.step, death.point) == (self._recorder.step - before, point)
-            in_phase = point == KEPT or death.phase == self._recorder.phase
+        for death in self._trace_order.deaths:
+            due = (death.step, death.point) == (self._trace.step - before, point)
+            in_phase = point == KEPT or death.phase == self._trace.phase
             if due and in_phase and rank == (0 if death.who == "first" else last):
                 if point == KEPT:
                     self._await_protection()
-                if self._recorder.writer.mark(f"death-{death.number}"):
+                if self._trace.writer.mark(f"death-{death.number}"):
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _await_protection(self) -> None:
@@ -174,7 +183,7 @@ class TracedRun(Run):
 
     def _hold(self) -> None:
         """Stop for good before a step; the command ends the whole job."""
-        self._recorder.writer.mark("held")
+        self._trace.writer.mark("held")
         while True:
             self.check()
             time.sleep(_POLL_S)
