@@ -81,11 +81,11 @@ def explain(
         )
     if d.what == "carried":
         return Explanation(
-            text=f"{_place(d)}: {_variable(d.names[0], d.here, d.there)} after the restore",
+            text=f"{_place(d)}, after the restore: {_variable(d.names[0], d.here, d.there)}",
             remedy=f"keep it in a dict that run.track names, as in run.track(..., progress="
             f"{{{d.names[0].rpartition('.')[2]!r}: ...}})",
         )
-    head = f"{_place(d)}: {_what(d, causes)}{_circumstance(d, where)}"
+    head = _head(d, _what(d, causes), "after the restore" if d.restored else where)
     lost = [text for text, item in zip(variables, changed, strict=True) if item[1][:1] != "#"]
     strong = [text for use, text in causes if _is_strong(use)]
     ordered = [*strong, *lost, *(text for _, text in causes if text not in strong)]
@@ -107,8 +107,11 @@ def _place(d: Difference) -> str:
     return text if moment.microbatch < 0 else f"{text}, microbatch {moment.microbatch}"
 
 
-def _circumstance(d: Difference, where: str) -> str:
-    return " after the restore" if d.restored else f" {where}"
+def _head(d: Difference, what: str, where: str) -> str:
+    """Return place, fault and circumstance; the latter must not seem to tell of the reference."""
+    if " where " in what:
+        return f"{_place(d)}, {where}: {what}"
+    return f"{_place(d)}: {what} {where}"
 
 
 def _what(d: Difference, causes: Sequence[tuple[Use, str]]) -> str:
@@ -141,7 +144,7 @@ def _left(d: Difference, where: str) -> str:
     if d.names:
         rank, other = d.names
         return f"rank {rank} left the loop at step {d.moment.step}, rank {other} did not"
-    return f"the loop was left at step {d.here} {where}, where it was left at step {d.there}"
+    return f"{where} the loop was left at step {d.here}, not at step {d.there}"
 
 
 def _variable(name: str, here: str, there: str) -> str:

@@ -128,7 +128,7 @@ def test_a_plain_value_of_the_state_shows_both_values() -> None:
     records[2] = StateSeen(step=0, after=True, leaves=leaves)
     found = judged(run(*records))
     assert found is not None
-    assert found.text == "step 0: `opt.lr` is 0.02 where it was 0.01 with two ranks"
+    assert found.text == "step 0, with two ranks: `opt.lr` is 0.02 where it was 0.01"
 
 
 def test_a_pass_that_was_computed_again_counts_once() -> None:
@@ -163,7 +163,7 @@ def test_ranks_that_leave_together_are_not_named() -> None:
 def test_leaving_at_another_step_than_alone_is_a_difference() -> None:
     found = judged(run(*steps(2)))
     assert found is not None
-    assert found.text == ("the loop was left at step 2 with two ranks, where it was left at step 3")
+    assert found.text == ("with two ranks the loop was left at step 2, not at step 3")
 
 
 class TestCarriedVariables:
@@ -180,7 +180,7 @@ class TestCarriedVariables:
     def test_one_that_a_restore_loses_is_named_with_both_values(self) -> None:
         found = self.lost("9.0")
         assert found is not None
-        assert found.text == "step 1: `best` is 9.0 where it was 0.8 after the restore"
+        assert found.text == "step 1, after the restore: `best` is 9.0 where it was 0.8"
         assert "run.track" in found.remedy
 
     def test_one_that_never_changes_is_not(self) -> None:
