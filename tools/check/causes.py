@@ -80,10 +80,11 @@ def explain(
             also=(*variables, *(text for _, text in causes)),
         )
     if d.what == "carried":
+        name = d.names[0].rpartition(".")[2]
+        remedy = f"keep it in a dict that run.track names: progress={{{name!r}: {d.there}}}"
         return Explanation(
             text=f"{_place(d)}, after the restore: {_variable(d.names[0], d.here, d.there)}",
-            remedy=f"keep it in a dict that run.track names, as in run.track(..., progress="
-            f"{{{d.names[0].rpartition('.')[2]!r}: ...}})",
+            remedy="name it in run.track" if d.here.startswith("#") else remedy,
         )
     head = _head(d, _what(d, causes), "after the restore" if d.restored else where)
     lost = [text for text, item in zip(variables, changed, strict=True) if item[1][:1] != "#"]

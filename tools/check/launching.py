@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -115,8 +116,9 @@ class ScriptRuns:
             wanted={TRAINER: trial.ranks},
             run_dir=folder / "run",
             env={
+                # so that the order of sets differs for certain, unless the user fixed it
+                "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", str(seed)),
                 TRACE_ENV: msgspec.json.encode(settings).decode(),
-                "PYTHONHASHSEED": str(seed),  # so that the order of sets differs for certain
             },
             capture_output=True,
             max_attempts=len(trial.deaths) + 1,

@@ -16,8 +16,10 @@ class CarriedVariables:
         self._texts: dict[tuple[str, int, str], set[str]] = {}
 
     def add(self, traces: Sequence[RankTrace]) -> None:
-        """Learn the values of an undisturbed run."""
+        """Learn the values in generations that began at the first step; nothing was lost there."""
         for trace in traces:
+            if trace.entered.generation > 1 or trace.entered.completed:
+                continue
             for seen in trace.of(CarriedSeen):
                 for name, text in seen.values.items():
                     self._texts.setdefault((trace.entered.stage, seen.step, name), set()).add(text)
@@ -25,8 +27,8 @@ class CarriedVariables:
     def lost(self, traces: Sequence[RankTrace]) -> Difference | None:
         """Return the first variable that is the run's own and that a restore did not bring back.
 
-        It is the run's own if it had the same value on all ranks in all undisturbed runs, and
-        another one at another step.
+        It is the run's own if it had the same value on all ranks in all runs before any restore,
+        and another one at another step.
         """
         for trace, seen in _first_after_restore(traces):
             for name, here in seen.values.items():

@@ -71,7 +71,8 @@ class Judge:
         self._first = list(first)
         self._reference = Reference(exact=bool(self.entered.exact))
         self._carried = CarriedVariables()
-        self._learn(first, undisturbed=True)
+        self._reference.add(first)
+        self._carried.add(first)
 
     @property
     def phases(self) -> int:
@@ -94,20 +95,13 @@ class Judge:
             what=use.use,
         )
 
-    def _learn(self, traces: Sequence[RankTrace], *, undisturbed: bool) -> None:
-        self._reference.add(traces)
-        if undisturbed:
-            self._carried.add(traces)
-
-    def judge(
-        self, traces: Sequence[RankTrace], *, name: str, where: str, undisturbed: bool
-    ) -> CheckFinding | None:
+    def judge(self, traces: Sequence[RankTrace], *, name: str, where: str) -> CheckFinding | None:
         """Return what is wrong with a run, None if it equals those before."""
+        self._carried.add(traces)
         found = left_alone(traces) or self._reference.difference(traces)
-        if found is None and not undisturbed:
-            found = self._carried.lost(traces)
+        found = found or self._carried.lost(traces)
         if found is None:
-            self._learn(traces, undisturbed=undisturbed)
+            self._reference.add(traces)
             return None
         return self._finding(found, traces, name=name, where=where)
 

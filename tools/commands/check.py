@@ -234,15 +234,12 @@ class Checking:
     def _judge(self, judge: Judge, result: TrialResult) -> None:
         """Compare one run with those before it, and show its line."""
         trial = result.trial
-        undisturbed = not trial.deaths and trial.hold < 0
         found = None
         if result.message and left_alone(result.traces) is None:
             kind: Kind = "failed" if result.crashed or result.late else "refused"
             self._found(result, kind, f"{trial.where}: {result.message}")
         else:
-            found = judge.judge(
-                result.traces, name=trial.name, where=trial.where, undisturbed=undisturbed
-            )
+            found = judge.judge(result.traces, name=trial.name, where=trial.where)
         if found is not None:
             self._findings.append(found)
         holds = found is None and not result.message

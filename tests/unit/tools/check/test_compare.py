@@ -78,10 +78,10 @@ def use(kind: Any, **changes: Any) -> ForeignUse:
 
 
 def judged(
-    *traces: RankTrace, where: str = "with two ranks", disturbed: bool = False, **changes: Any
+    *traces: RankTrace, where: str = "with two ranks", **changes: Any
 ) -> CheckFinding | None:
     judge = Judge([run(*steps(3), **changes)])
-    return judge.judge(list(traces), name="ranks", where=where, undisturbed=not disturbed)
+    return judge.judge(list(traces), name="ranks", where=where)
 
 
 def test_the_rank_that_ran_a_microbatch_does_not_matter() -> None:
@@ -139,7 +139,7 @@ def test_a_pass_that_was_computed_again_counts_once() -> None:
 def test_a_difference_after_a_restore_says_so() -> None:
     records = steps(3, first=1)
     records[0] = microbatch(1, 0, input="another")
-    found = judged(run(*records, generation=2, completed=1), where="after a kill", disturbed=True)
+    found = judged(run(*records, generation=2, completed=1), where="after a kill")
     assert found is not None
     assert "other input after the restore" in found.text
 
@@ -155,9 +155,7 @@ def test_a_rank_that_left_alone_is_named() -> None:
 def test_ranks_that_leave_together_are_not_named() -> None:
     one, other = steps(2, share=(0,)), steps(2, share=(1,))
     judge = Judge([run(*steps(2))])
-    assert (
-        judge.judge([run(*one), run(*other, rank=1)], name="", where="", undisturbed=True) is None
-    )
+    assert judge.judge([run(*one), run(*other, rank=1)], name="", where="") is None
 
 
 def test_leaving_at_another_step_than_alone_is_a_difference() -> None:
@@ -175,7 +173,7 @@ class TestCarriedVariables:
         judge = Judge([run(*self.carried(*expected), *steps(2))])
         again = [CarriedSeen(step=1, values={"best": here}), *steps(2, first=1)]
         trace = run(*again, generation=2, completed=1)
-        return judge.judge([trace], name="kills", where="after a kill", undisturbed=False)
+        return judge.judge([trace], name="kills", where="after a kill")
 
     def test_one_that_a_restore_loses_is_named_with_both_values(self) -> None:
         found = self.lost("9.0")
@@ -189,9 +187,8 @@ class TestCarriedVariables:
     def test_one_that_ranks_do_not_share_is_not(self) -> None:
         judge = Judge([run(*self.carried(9.0, 0.8), *steps(2))])
         two = run(*self.carried(9.0, 0.5), *steps(2), world=2)
-        assert judge.judge([two], name="", where="", undisturbed=True) is None
         again = run(*[CarriedSeen(step=1, values={"best": "9.0"})], generation=2, completed=1)
-        assert judge.judge([again], name="", where="", undisturbed=False) is None
+        assert judge.judge([two, again], name="", where="") is None
 
 
 class TestWithoutExact:
