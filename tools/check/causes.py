@@ -21,6 +21,7 @@ _SAID: Final[dict[Use, str]] = {
     "environment": "the environment is read at {line}",
     "zero_grad": "gradients {detail} (`zero_grad` at {line})",
     "optimizer by hand": "{detail} is stepped by hand at {line}",
+    "carried": "`{detail}` is passed from one microbatch to the next at {line}",
     "untracked optimizer": "{detail} is stepped at {line} and not tracked",
     "untracked scheduler": "{detail} is stepped at {line} and not tracked",
 }
@@ -30,7 +31,7 @@ _OF_INPUT: Final[tuple[Use, ...]] = (
 )  # fmt: skip
 _OF_LOSS: Final[tuple[Use, ...]] = (
     "loader", "generator", "python generator", "rank", "clock", "environment", "numpy generator",
-    "zero_grad", "optimizer by hand",
+    "zero_grad", "optimizer by hand", "carried",
 )  # fmt: skip
 _OF_STATE: Final[tuple[Use, ...]] = (
     "zero_grad", "optimizer by hand", "untracked optimizer", "untracked scheduler", "rank",
@@ -47,6 +48,7 @@ _REMEDIES: Final[dict[Use, str]] = {
     "environment": "read it once, on all machines alike, and pass it as an argument",
     "zero_grad": "remove the call: run.step drops the gradients",
     "optimizer by hand": "give every optimizer to run.step",
+    "carried": "make each microbatch by itself: ranks run them in any order",
     "untracked optimizer": "name it in run.track",
     "untracked scheduler": "name it in run.track",
 }
@@ -192,7 +194,7 @@ def _said(use: ForeignUse) -> str:
 
 
 def _is_strong(use: Use) -> bool:
-    return use not in ("rank", "clock", "environment", "numpy generator")
+    return use not in ("rank", "clock", "environment", "numpy generator", "carried")
 
 
 def _first_remedy(causes: Sequence[tuple[Use, str]]) -> str:

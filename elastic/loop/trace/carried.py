@@ -26,12 +26,13 @@ _PLAIN: Final = (bool, int, float, complex, str, np.generic)
 _STATES: Final = (nn.Module, Optimizer, torch.Generator, np.random.Generator, random.Random)
 
 
-def carried(frame: FrameType, *, known: Collection[int]) -> dict[str, str]:
+def carried(frame: FrameType, *, known: Collection[int], states: bool = True) -> dict[str, str]:
     """Return the variables that the loop at ``frame`` carries from step to step, as text.
 
     These are local variables that the loop's body reads first, and variables of the script's
     module. Plain values show themselves; of others there is a digest after ``#``. Objects whose id
-    is in ``known`` (the tracked state, the run) are left out.
+    is in ``known`` (the tracked state, the run) are left out, and without ``states`` modules,
+    optimizers and generators, whose digests take time.
     """
     found: dict[str, str] = {}
     names = _read_first(frame.f_code, frame.f_lasti) | set(frame.f_code.co_cellvars)
@@ -39,7 +40,7 @@ def carried(frame: FrameType, *, known: Collection[int]) -> dict[str, str]:
     outside = {n: v for n, v in frame.f_globals.items() if not n.startswith("__")}
     for scope in (outside, inside):
         for name, value in scope.items():
-            if id(value) not in known:
+            if id(value) not in known and (states or not isinstance(value, _STATES)):
                 found.update(_texts(name, value, known=known))
     return found
 

@@ -27,7 +27,7 @@ from holdfast.elastic.loop.trace.records import (
     Use,
 )
 from holdfast.elastic.loop.trace.writer import TraceWriter
-from holdfast.elastic.loop.user_code import user_line
+from holdfast.elastic.loop.user_code import line_of, user_frame, user_line
 
 
 class Recorder:
@@ -42,6 +42,7 @@ class Recorder:
         self.generators: set[int] = set()
         self.step, self.phase = -1, 0
         self.in_body = False
+        self._first, self._passed_on = 0, dict[str, str]()
         self._round = self._backwards = self._updates = 0
         self._place, self._microbatch, self._previous = "build", -1, -1
         self._loss: torch.Tensor | None = None
@@ -55,7 +56,7 @@ class Recorder:
 
     def begin_generation(self, step: int) -> None:
         """Record the state from which a generation starts."""
-        self.step = step
+        self.step = self._first = step
         self.writer.write(StateSeen(step=step, after=False, leaves=state_digests(self.state)))
 
     def begin_step(self, step: int, frame: FrameType | None, *, known: set[int]) -> None:
@@ -87,7 +88,7 @@ class Recorder:
 
     def begin_pass(self) -> None:
         """Begin a pass over microbatches."""
-        self._backwards, self._previous = 0, -1
+        self._backwards, self._previous, self._passed_on = 0, -1, {}
 
     def end_pass(self) -> None:
         """End it."""
@@ -98,7 +99,9 @@ class Recorder:
         """Yield a batch to the script, and record what the script does with it."""
         self._place, self._microbatch = "microbatch", number
         self._loss, self._gradients = None, {}
-        seen, line = digest_of(batch), user_line()
+        seen, frame = digest_of(batch), user_frame()
+        line = line_of(frame)
+        self._note_carried(frame)
         with sources.ForeignGenerators(self.generators):
             yield batch
         loss = self._loss
@@ -117,6 +120,17 @@ class Recorder:
             )
         )
         self._previous = number
+
+    def _note_carried(self, frame: FrameType | None) -> None:
+        """Note the variables that microbatches pass on to each other; in the first steps only."""
+        if frame is None or self.step > self._first + 1:
+            return
+        known = {id(self.state), *map(id, self.state.values())}
+        values, before = carried(frame, known=known, states=False), self._passed_on
+        for name, text in values.items():
+            if before.get(name, text) != text:
+                self.note("carried", line_of(frame), name)
+        self._passed_on = values
 
     def begin_backward(self, loss: torch.Tensor) -> list[RemovableHandle]:
         """Record a loss; return hooks, to be removed, that record each parameter's gradient."""
@@ -142,7 +156,7 @@ class Recorder:
 
     def note(self, use: Use, line: str, detail: str) -> None:
         """Record a use, once for each line and place."""
-        key = (use, line, self._place)
+        key = (use, line, self._place, detail if use == "carried" else "")
         if key in self._noted:
             return
         self._noted.add(key)

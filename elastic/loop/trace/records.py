@@ -32,6 +32,7 @@ Use: TypeAlias = Literal[
     "optimizer by hand",
     "untracked optimizer",
     "untracked scheduler",
+    "carried",
 ]
 """Kinds of things that a script uses and that are not the run's."""
 

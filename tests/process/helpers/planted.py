@@ -277,32 +277,32 @@ MISUSES: Final = (
     # -- between microbatches --------------------------------------------------------------------
     Loop(
         name="cache",
-        said=r"the loss is",
+        said=r"the loss is .*`CACHE` is passed from one microbatch to the next",
         module="CACHE = [torch.zeros(())]",
         inside="CACHE.append(x.mean())",
         loss=_LOSS + " + CACHE[-2] * net[2].bias.sum()",
     ),
     Loop(
         name="hidden_state",
-        said=r"the loss is",
+        said=r"the loss is .*`hidden` is passed from one microbatch to the next",
         before="hidden = torch.zeros(8)",
         inside="x = x + hidden; hidden = torch.tanh(x.mean(0)).detach()",
     ),
     Loop(
         name="mixed_with_the_one_before",
-        said=r"the loss is",
+        said=r"the loss is .*`last` is passed from one microbatch to the next",
         before="last = None",
         inside="seen = x; x = x if last is None else 0.7 * x + 0.3 * last; last = seen",
     ),
     Loop(
         name="curriculum_by_own_count",
-        said=r"the loss is",
+        said=r"the loss is .*`seen` is passed from one microbatch to the next",
         before="seen = 0",
         inside="seen += len(x); x = x * min(1.0, 0.2 + seen / 100)",
     ),
     Loop(
         name="queue_of_negatives",
-        said=r"the loss is",
+        said=r"the loss is .*`queue` is passed from one microbatch to the next",
         before="queue = torch.zeros(8, 8)",
         loss=_LOSS + " + (net(queue).mean() - 1).square()",
         after="queue = torch.cat([x, queue])[:8].detach()",
