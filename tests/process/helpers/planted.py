@@ -349,16 +349,16 @@ MISUSES: Final = (
     ),
     Loop(
         name="untracked_scheduler",
-        said=r"StepLR|schedul|track",
+        said=r"LambdaLR|schedul|track|`opt\.[\w.]*lr`",
         shows="kills",
-        build="schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.9)",
+        build="schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 1 / (1 + t))",
         tail="schedule.step()",
     ),
     Loop(
         name="scheduler_after_track",
-        said=r"StepLR|schedul|track",
+        said=r"LambdaLR|schedul|track|`opt\.[\w.]*lr`",
         shows="kills",
-        before="schedule = torch.optim.lr_scheduler.StepLR(opt, 1, 0.9)",
+        before="schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 1 / (1 + t))",
         tail="schedule.step()",
     ),
     # -- state -----------------------------------------------------------------------------------
