@@ -103,6 +103,6 @@ def _page(face: str, home: dict[str, list[str]]) -> str:
             links.append(f"[`{name}`]({first}.md#{first}.{name})")
         lines += [f"Also here: {', '.join(links)}.", ""]
     for name in home[face]:
-        options = ["    options: {members: false}"] if name in OPAQUE else []
+        options = ["    options: {members: false, show_signature: false}"] if name in OPAQUE else []
         lines += [f"::: {face}.{name}", *options, ""]
     return "\n".join(lines)

@@ -21,7 +21,6 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.conduct import Conductor
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.crew import Crew
-from holdfast.elastic.agent.hosting import Hosting
 from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.lease import LeaseKeeper
 from holdfast.elastic.agent.notice import LEFT_STATUS, NoticeWatch
@@ -32,10 +31,11 @@ from holdfast.elastic.agent.watch import KeyWatch
 from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.events import Detected
 from holdfast.elastic.membership.records import JobOutcome, WorkerState
-from holdfast.elastic.membership.view import run_prefix
+from holdfast.elastic.membership.view import node_key, run_prefix
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
 _IDLE_TICK_S = 0.25
@@ -43,6 +43,11 @@ _BUSY_TICK_S = 0.02
 _CALL_TIMEOUT_S = 1.0
 _ORDER_S = 1.0
 _REGISTER_AGAIN_S = 0.25
+_FAREWELL_S = 5.0
+_POLL_S = 0.02
+
+JOURNAL = "coordinator.journal"
+"""File of the coordinator that an agent serves, in the run directory."""
 
 
 class Agent:
@@ -55,7 +60,7 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self._config, self._timing = config, config.timing
         self._key = RunKey.load(Path(config.key_file))
-        self._hosting = Hosting(config, self._key) if config.coordinator_bind else None
+        self._hosting = _Hosting(config, self._key) if config.coordinator_bind else None
         self._selector = selectors.DefaultSelector()
         self._inbox = Inbox()
         self._reporter = Reporter(Path(config.run_dir), node=config.node)
@@ -289,3 +294,29 @@ class Agent:
         if self._conductor.left:
             return LEFT_STATUS
         return 1 if self._orphaned or self._conductor.unusable or self._crew.failures else 0
+
+
+class _Hosting:
+    """Serves the coordinator at ``config.coordinator_bind``, with its journal in the run directory.
+
+    An agent that is restarted there continues with the same table. Raises ``CoordinatorError``.
+    """
+
+    def __init__(self, config: AgentConfig, key: RunKey) -> None:
+        self._run = config.run
+        self._journal = Path(config.run_dir) / JOURNAL
+        self._server = EmbeddedServer(key, bind=config.coordinator_bind, journal=self._journal)
+
+    def end_with(self, coordinator: Coordinator) -> None:
+        """Wait until the other agents have seen the job's end and left, then delete the journal."""
+        deadline_s = time.monotonic() + _FAREWELL_S
+        try:
+            while coordinator.range(node_key(self._run, ""))[0] and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+        except CoordinatorError:
+            pass  # it is unreachable: nothing to wait for
+        self._journal.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop serving; the journal stays."""
+        self._server.close()

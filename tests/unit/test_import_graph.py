@@ -14,7 +14,6 @@ MOST = 16
 
 LARGER = {
     "ckpt/state": 17,  # one way into the state and out of it per kind of module and optimizer
-    "elastic/agent": 18,  # the parts of one process, each named after what it watches or keeps
 }
 
 

@@ -14,7 +14,7 @@ from ports import free_ports
 from holdfast.ckpt.memory.arena import sweep
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig, AgentTiming
-from holdfast.elastic.agent.hosting import JOURNAL
+from holdfast.elastic.agent.loop import JOURNAL
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.errors import CoordinatorError

@@ -208,7 +208,7 @@ def test_what_is_missing_is_listed(tmp_path: Path) -> None:
 def test_a_renamed_step_is_noticed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, sample_arrays(), step=5)
     (tmp_path / "step-000000000005").rename(tmp_path / "step-000000000006")
-    with pytest.raises(CorruptError, match="is of step 5"):
+    with pytest.raises(CorruptError, match="contains step 5"):
         quick_verify(open_store(tmp_path), 6)
 
 

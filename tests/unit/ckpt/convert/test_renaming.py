@@ -50,7 +50,7 @@ def test_a_prefix_is_taken_off_and_the_rest_stays_behind() -> None:
     found = without_prefix(source(), "model.")
     assert (list(found.specs), found.aliases) == (["weight", "bias"], {"head": "weight"})
     assert list(found.values) == ["extra"]
-    with pytest.raises(MismatchError, match=r"starts with 'nope\.'; there is model\.weight"):
+    with pytest.raises(MismatchError, match=r"starts with 'nope\.'; it has model\.weight"):
         without_prefix(source(), "nope.")
 
 
@@ -75,5 +75,7 @@ def test_closing_closes_the_source() -> None:
 def test_modules_are_told_from_optimizers() -> None:
     assert module_names(source()) == ["model"]
     assert the_module(source()) == "model"
-    with pytest.raises(MismatchError, match="holds the tensors of a, b; say with --name"):
+    with pytest.raises(
+        MismatchError, match="holds the tensors of a, b; choose one of them with --name"
+    ):
         the_module(ArraySource({"a.x": ARRAYS["model.mask"], "b.x": ARRAYS["model.mask"]}))

@@ -50,7 +50,7 @@ def test_what_was_compressed_comes_back(spelling: str, itemsize: int) -> None:
 def test_another_size_than_asked_is_refused(spelling: str, off_by: int) -> None:
     codec = codec_of(spelling)
     small = codecs.encode(codec, bytes(1000))
-    with pytest.raises(CorruptError, match="says it holds 1000 bytes"):
+    with pytest.raises(CorruptError, match="declares 1000 bytes"):
         codecs.decode(codec, small, nbytes=1000 + off_by)
 
 

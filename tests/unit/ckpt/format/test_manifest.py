@@ -262,7 +262,7 @@ BAD_MANIFESTS: dict[str, tuple[Change, str]] = {
         put("values", "lr", value=json.loads('{"$map":[[1,' * 150 + "0" + "]]}" * 150)),
         "deeper than 256",
     ),
-    "another step": (put("step", value=7), "is of step 7"),
+    "another step": (put("step", value=7), "contains step 7"),
     "a mesh of words": (put("mesh", value={"dp": "x"}), "mesh"),
     "a null name": (put("run", value=None), "run"),
 }
@@ -299,7 +299,7 @@ def test_a_bomb_is_not_unpacked(good: MemoryStore) -> None:
         tensor["chunks"][0] |= {"nbytes": 1 << 40, "stored": len(frame)}
         tensor["chunks"][0]["box"] = {"offset": [0], "shape": [1 << 37]}
 
-    refused(with_index(good, change), "cannot be 1099511627776 bytes compressed")
+    refused(with_index(good, change), "cannot be the compressed form of 1099511627776 bytes")
 
 
 @pytest.mark.parametrize("levels", [900, 5000, 100_000])

@@ -202,7 +202,7 @@ def test_when_nobody_survived_those_who_start_together_form_one_world() -> None:
     decision, reason = ask(anew(STARTING))
     assert (decision, reason) == (
         WaitForFences(until_s=until_s),
-        "nobody survived, trainer/1 still starting",
+        "no trainer survived, trainer/1 still starting",
     )
     late, _ = ask(anew(STARTING), times_s=(100.0, until_s))
     assert isinstance(late, Propose) and len(late.record.members) == 1

@@ -48,5 +48,5 @@ def test_an_event_without_a_time_happens_when_it_is_written(tmp_path: Path) -> N
 
 def test_a_line_that_is_no_event_is_named_with_its_file(tmp_path: Path) -> None:
     events_file(tmp_path, "n0").write_text("nonsense\n")
-    with pytest.raises(EventFormatError, match=r"events-n0\.jsonl: no event"):
+    with pytest.raises(EventFormatError, match=r"events-n0\.jsonl: not an event"):
         EventReader(tmp_path).new()

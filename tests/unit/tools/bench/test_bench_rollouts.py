@@ -46,7 +46,7 @@ def test_the_pace_is_that_behind_the_steps_in_which_the_pipeline_fills() -> None
 
 
 def test_too_few_steps_have_no_pace() -> None:
-    with pytest.raises(ValueError, match="2 steps were made"):
+    with pytest.raises(ValueError, match="2 steps were completed"):
         pace(steps(1.0, 2.0), skipped=2)
 
 

@@ -174,7 +174,7 @@ def test_a_step_that_path_and_option_tell_differently_is_refused(
         "convert": [str(tmp_path / "out.pt"), "--step", "8"],
     }
     assert main([command, str(root / "step-000000000007"), *words[command]]) == 2
-    assert "is step 7, and step 8 is asked for" in capsys.readouterr().err
+    assert "is step 7, but step 8 was requested" in capsys.readouterr().err
 
 
 def test_verifying_all_of_one_step_is_refused(
@@ -182,7 +182,7 @@ def test_verifying_all_of_one_step_is_refused(
 ) -> None:
     for words in ([str(root / "step-000000000007")], [str(root), "--step", "7"]):
         assert main(["verify", *words, "--all"]) == 2
-        assert "--all with step 7 alone" in capsys.readouterr().err
+        assert "only step 7 was named" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "prune"])

@@ -38,7 +38,7 @@ def test_one_command_alone_meets_nobody() -> None:
 
 
 def test_a_place_to_meet_is_needed_and_only_for_several() -> None:
-    with pytest.raises(ConfigError, match="runs its own coordinator"):
+    with pytest.raises(ConfigError, match="need a common coordinator"):
         joint("--nnodes", "2")
     with pytest.raises(ConfigError, match="add --nnodes"):
         joint("--coordinator", "head:1")

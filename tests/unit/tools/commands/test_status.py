@@ -196,7 +196,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="nowhere: no such directory; give what"):
+    with pytest.raises(NotFoundError, match="nowhere: no such directory; give the directory"):
         status.ask(tmp_path / "nowhere")
 
 

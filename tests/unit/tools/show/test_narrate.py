@@ -167,7 +167,7 @@ def test_snapshots_without_room_are_told_of_in_a_loud_voice() -> None:
         reason="it has no room in memory: declare more",
     )
     assert told(left_out) == [
-        "trainer/1: SNAPSHOTS ARE SKIPPED since step 10, 4 so far: there was no room for it: "
+        "trainer/1: SNAPSHOTS ARE SKIPPED since step 10, 4 so far: it has no room in memory: "
         "declare more"
     ]
 
@@ -185,7 +185,7 @@ PACE: dict[str, Any] = {
     [
         (
             WorkerStack(seat=SEAT, how="py-spy", at='File "train.py", line 3 in load', **NO_MORE),
-            'trainer/1 stands at File "train.py", line 3 in load',
+            'trainer/1 is in File "train.py", line 3 in load',
         ),
         (StragglerFound(victim=SEAT, on="a", why="trainer/1 is slow", **PACE), "trainer/1 is slow"),
         (

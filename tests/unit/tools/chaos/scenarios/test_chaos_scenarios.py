@@ -66,7 +66,7 @@ def test_every_kind_of_a_real_world_has_an_injector() -> None:
 
 
 def test_a_name_that_is_no_scenario_is_told_with_those_that_are() -> None:
-    with pytest.raises(ScenarioError, match="there is kill-a-rank"):
+    with pytest.raises(ScenarioError, match="choose from kill-a-rank"):
         find("kill-a-rnak")
 
 
