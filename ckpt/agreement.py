@@ -38,10 +38,10 @@ def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None
     for rank, text in enumerate(everyone):
         if text is not None:
             owners[text].append(rank)
-    said = "; ".join(f"rank {ranks[0]}: {text}" for text, ranks in list(owners.items())[:2])
+    shown = "; ".join(f"rank {ranks[0]}: {text}" for text, ranks in list(owners.items())[:2])
     more = f" (and {len(unequal) - 1} more values)" if len(unequal) > 1 else ""
     raise StateError(
-        f"{key}: the ranks have different values{more}: {said}. A checkpoint keeps one value for "
+        f"{key}: the ranks have different values{more}: {shown}. A checkpoint keeps one value for "
         "all ranks: make them equal, or wrap a value that differs by rank in PerRank"
     )
 

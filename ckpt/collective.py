@@ -39,10 +39,10 @@ class RankWorld:
         sizes = [torch.empty_like(size) for _ in range(self.size)]
         dist.all_gather(sizes, size)
         lengths = [int(n.item()) for n in sizes]
-        mine = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-        mine[: data.numel()] = data.to(device)
-        everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyone, mine)
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+        padded[: data.numel()] = data.to(device)
+        everyone = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(everyone, padded)
         return [
             msgspec.json.decode(part[:length].cpu().numpy().tobytes())
             for part, length in zip(everyone, lengths, strict=True)
@@ -70,8 +70,8 @@ class Agreed:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # an interrupt: this process ends, and the others notice
-        mine = RankFailure(code=code_of(error), message=_said(error)) if error else None
-        everyone = self._world.gather(mine)
+        failure = RankFailure(code=code_of(error), message=_text_of(error)) if error else None
+        everyone = self._world.gather(failure)
         if error is not None:
             return
         for rank, found in enumerate(everyone):
@@ -79,7 +79,7 @@ class Agreed:
                 raise _error(rank, msgspec.convert(found, RankFailure))
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
 
 

@@ -19,8 +19,8 @@ def processes_of(run: str) -> list[int]:
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
-            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            if needle in told and not _is_zombie(entry):
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            if needle in text and not _is_zombie(entry):
                 found.append(int(entry.name))
     return sorted(found)
 

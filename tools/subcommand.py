@@ -1,4 +1,4 @@
-"""The interface between the command line and its subcommands, and how both report an error."""
+"""The interface of subcommands, the report of errors, and common types of arguments."""
 
 from __future__ import annotations
 
@@ -33,3 +33,21 @@ def report(message: str) -> None:
         width = min(shutil.get_terminal_size().columns, 100)
         text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr, flush=True)
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1; an argparse type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0; an argparse type."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return found

@@ -45,13 +45,6 @@ def parse_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1; an argparse type."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
 def step_number(text: str) -> int:
     """Parse the number of a step; an argparse type."""
     if not text.isdecimal() or len(text) > 12:

@@ -46,8 +46,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
             name: {step: then for step, then in steps.items() if step in there}
             for name, steps in self.seen.items()
         }
-        mine = seen.get(host, {})
-        seen[host] = {step: min(mine.get(step, now_s), now_s) for step in sorted(there)}
+        own = seen.get(host, {})
+        seen[host] = {step: min(own.get(step, now_s), now_s) for step in sorted(there)}
         return Retention(pins=tuple(sorted(pins)), seen={k: v for k, v in seen.items() if v})
 
 

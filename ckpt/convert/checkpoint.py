@@ -224,9 +224,9 @@ class CheckpointSink(Closing):
             self._filler.abandon()
         if self._finished or self._identity.content is not None:
             return
-        mine = {writer.tag for writer in self._writers}
-        for (_, tag), names in self._there().items() if mine else ():
-            if tag in mine:
+        tags = {writer.tag for writer in self._writers}
+        for (_, tag), names in self._there().items() if tags else ():
+            if tag in tags:
                 self._store.delete(f"{self._folder}/{name}" for name in names)
 
 

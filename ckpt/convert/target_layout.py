@@ -118,14 +118,14 @@ class TargetLayout:
         _, chosen = choose_writers(held_by)
         writers: list[dict[str, TensorEntry]] = []
         for held in chosen:
-            mine: dict[str, list[Box]] = {}
+            split: dict[str, list[Box]] = {}
             for holding in held:
-                mine.setdefault(holding.spec.fqn, []).append(holding.box)
+                split.setdefault(holding.spec.fqn, []).append(holding.box)
             writers.append(
                 {
-                    fqn: _entry(specs[fqn], mine[fqn], grids[fqn], most_bytes)
+                    fqn: _entry(specs[fqn], split[fqn], grids[fqn], most_bytes)
                     for fqn in specs
-                    if fqn in mine
+                    if fqn in split
                 }
             )
         for fqn, spec in specs.items():

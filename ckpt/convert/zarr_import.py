@@ -113,15 +113,15 @@ class ZarrDirectorySource(Closing):
     def _dtype(self, fqn: str, array: Array) -> str:
         """Return torch's name of an array's element type."""
         name = array.metadata.dtype.to_json(zarr_format=3)
-        said = array.attrs.get("torch_dtype")
-        if said is None and isinstance(name, str) and name in _TORCH_NAMES:
+        recorded = array.attrs.get("torch_dtype")
+        if recorded is None and isinstance(name, str) and name in _TORCH_NAMES:
             return _TORCH_NAMES[name]
-        dtype = DTYPES.get(said) if isinstance(said, str) else None
+        dtype = DTYPES.get(recorded) if isinstance(recorded, str) else None
         if dtype is not None and name in (dtype.zarr, dtype.registered):
             return dtype.name
         raise MismatchError(
             f"{self.origin}: array {array.path or fqn}: data type {name!r}"
-            + (f" with torch_dtype {said!r}" if said is not None else "")
+            + (f" with torch_dtype {recorded!r}" if recorded is not None else "")
             + f" has no counterpart in torch; supported are {', '.join(DTYPES)}"
         )
 

@@ -88,10 +88,10 @@ class BlockCheck:
             raise CorruptError(f"{origin}: the index fails its checksum; use another copy")
         self.index = index = decode_index(text, origin=origin)
         generation = offered_under(index, entry.generation)
-        said = (generation, index.step, index.writer, index.payload_bytes)
-        if said != (entry.generation, entry.step, entry.rank, entry.payload_bytes):
+        found = (generation, index.step, index.writer, index.payload_bytes)
+        if found != (entry.generation, entry.step, entry.rank, entry.payload_bytes):
             raise CorruptError(
-                f"{origin}: the index is of (generation, step, rank, bytes) {said}, the entry is "
+                f"{origin}: the index is of (generation, step, rank, bytes) {found}, the entry is "
                 f"{entry}; use another copy"
             )
         self._refs = list(index.chunks())

@@ -83,9 +83,9 @@ class Geometry:
         self._places: dict[int, list[tuple[int, int, int]]] = {}
         self._rings: dict[int, _Ring] = {}
         totals = [0] * self.n
-        asked = None if near is None else {x for g in groups if not near.isdisjoint(g) for x in g}
+        members = None if near is None else {x for g in groups if not near.isdisjoint(g) for x in g}
         for rank, name in enumerate(world.rank_nodes):
-            if asked is not None and name not in asked:
+            if members is not None and name not in members:
                 continue
             node, length = self._numbers[name], block_bytes(entries[rank])
             self._places.setdefault(node, []).append((rank, totals[node], length))
@@ -93,7 +93,7 @@ class Geometry:
         self.node_bytes = tuple(totals)
         start = 0
         for group in groups:
-            if asked is None or group[0] in asked:
+            if members is None or group[0] in members:
                 self._add_ring(start, len(group), world.columns or len(group) - self.m)
             start += len(group)
 
@@ -431,7 +431,7 @@ def _unrecoverable(
     geometry = Geometry(remains.world, remains.entries, near=homes)
     holders = remains.holders
     needed = {stripe for rank in missing for stripe, *_ in geometry.pieces_of_block(rank)}
-    said = {
+    reported = {
         (parity.stripe, parity.row): (inventory.node, parity)
         for inventory in inventories
         for parity in inventory.parities
@@ -441,7 +441,7 @@ def _unrecoverable(
     }
     rows = {
         place: node
-        for place, (node, parity) in said.items()
+        for place, (node, parity) in reported.items()
         if parity.nbytes == geometry.row_bytes(place[0])
     }
     for rank in missing:

@@ -243,10 +243,10 @@ class MemorySource(Closing):
             origin = f"{self.origin}: block of rank {source.rank}"
             index = decode_index(handle.index, origin=origin)
             wanted = (self.point.world.generation, self.point.step, source.rank)
-            said = (offered_under(index, wanted[0]), index.step, index.writer)
-            if said != wanted:
+            found = (offered_under(index, wanted[0]), index.step, index.writer)
+            if found != wanted:
                 raise CorruptError(
-                    f"{origin}: it is (generation, step, rank) {said}, not {wanted}; use another "
+                    f"{origin}: it is (generation, step, rank) {found}, not {wanted}; use another "
                     "restore point"
                 )
             here = handle.host in ("", self._maps.host)

@@ -63,10 +63,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event) -> None:
     """Set ``stopped`` at the lifeline's end, and before it ``orphaned`` unless a farewell came."""
-    told = b""
+    text = b""
     while part := os.read(fd, 4096):
-        told += part
-    if not told.endswith(FAREWELL):
+        text += part
+    if not text.endswith(FAREWELL):
         orphaned.set()
     stopped.set()
 

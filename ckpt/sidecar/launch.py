@@ -150,7 +150,7 @@ def _await_address(process: subprocess.Popen[bytes], log: Path | None, *, give_u
         if not found:
             raise PeerError(f"the sidecar did not start within {START_TIMEOUT_S:g} s; see {log}")
         if not (part := process.stdout.read(4096)):
-            said = log.read_text(errors="replace")[-2000:].strip() if log else "(not captured)"
-            raise PeerError(f"the sidecar exited with {process.wait()} while starting: {said}")
+            output = log.read_text(errors="replace")[-2000:].strip() if log else "(not captured)"
+            raise PeerError(f"the sidecar exited with {process.wait()} while starting: {output}")
         text += part
     return str(msgspec.json.decode(text)["address"])

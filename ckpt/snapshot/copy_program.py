@@ -222,8 +222,8 @@ class Program:
 
     def _is_adjacent(self, i: int) -> bool:
         source = self._sources[i]
-        odd = source.is_conj() or source.is_neg()
-        return source.is_contiguous() and not odd and self._lane(i) is None
+        lazy = source.is_conj() or source.is_neg()
+        return source.is_contiguous() and not lazy and self._lane(i) is None
 
     def _parts_of(self, first: int, end: int) -> tuple[slice, Words, Words]:
         """Return parts ``first … end-1`` with their positions and sizes."""

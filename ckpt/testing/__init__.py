@@ -1,1 +1,1 @@
-"""Helpers for tests of code that saves and restores state."""
+"""Sources of shards and of HTTP faults, for benchmarks, chaos runs and tests."""

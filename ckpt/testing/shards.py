@@ -1,19 +1,16 @@
-"""Shards in this process's memory: capture without a sidecar, restore without a store."""
+"""Shards without a sidecar or a store: captured from a state, or described as random bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
-from holdfast.ckpt.errors import CorruptError, InternalError
-from holdfast.ckpt.format.checked_copy import copy_chunk
-from holdfast.ckpt.geometry.scatter import ByChunk
-from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone
+
+INDEX_ROOM_BYTES = 4096
 
 Shard = tuple[ShardIndex, bytearray]
 
@@ -35,64 +32,26 @@ def capture(
     return index, payload
 
 
-class _CollectedError(InternalError):
-    """Ends the first half of an exchange."""
-
-
-def capture_world(
-    states: Sequence[Mapping[str, Any]], *, step: int = 0, generation: int = 1
-) -> list[Shard]:
-    """Return the shard of each rank of a world, one state per rank, without other processes.
-
-    Raises ``StateError`` if the ranks would.
-    """
-    offers: list[Any] = []
-
-    def offer(mine: Any) -> list[Any]:
-        offers.append(msgspec.json.decode(msgspec.json.encode(mine)))
-        raise _CollectedError
-
-    for rank, state in enumerate(states):
-        with suppress(_CollectedError):
-            capture(state, rank=rank, world_size=len(states), gather=offer)
-    return [
-        capture(
-            state,
-            step=step,
-            generation=generation,
-            rank=rank,
-            world_size=len(states),
-            gather=lambda _: offers,
+def make_index(
+    payload: bytes, *, run: str, generation: int, step: int, rank: int, world_size: int
+) -> ShardIndex:
+    """Return an index of ``payload`` as two halves of one tensor per rank."""
+    half = len(payload) // 2
+    chunks = tuple(
+        Chunk(
+            box=Box(offset=(at,), shape=(len(part),)),
+            at=at,
+            nbytes=len(part),
+            crc32c=crc32c(part),
         )
-        for rank, state in enumerate(states)
-    ]
-
-
-class MemoryShards:
-    """A `ShardSource` over captured shards; ``reads`` counts the bytes requested."""
-
-    def __init__(self, shards: Sequence[Shard], *, origin: str = "test memory") -> None:
-        self.origin = origin
-        self._shards = {index.writer: (index, payload) for index, payload in shards}
-        self.reads = 0
-
-    def indexes(self) -> Sequence[ShardIndex]:
-        """Return the indexes in writer order."""
-        return [index for _, (index, _) in sorted(self._shards.items())]
-
-    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
-        """Yield verified views of the payloads."""
-        for ref in refs:
-            chunk = ref.chunk
-            data = memoryview(self._shards[ref.writer][1])[chunk.at : chunk.at + chunk.nbytes]
-            if crc32c(data) != chunk.crc32c:
-                raise CorruptError(f"{self.origin}: {ref.fqn} fails its checksum")
-            self.reads += chunk.nbytes
-            yield ref, data
-
-    def scatter(self, deliveries: ByChunk) -> int:
-        """Copy regions of the payloads to their destinations."""
-        chunks = self.read([ref for ref, _ in deliveries])
-        for (ref, data), (_, regions) in zip(chunks, deliveries, strict=True):
-            copy_chunk(ref.chunk, data, regions)
-        return sum(ref.chunk.nbytes for ref, _ in deliveries)
+        for at, part in ((0, payload[:half]), (half, payload[half:]))
+    )
+    return ShardIndex(
+        run=run,
+        generation=generation,
+        step=step,
+        writer=rank,
+        world_size=world_size,
+        payload_bytes=len(payload),
+        tensors={f"w{rank}": TensorEntry(dtype="uint8", shape=(len(payload),), chunks=chunks)},
+    )

@@ -23,7 +23,7 @@ from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.decisions import agree, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
-from holdfast.elastic.decisions.standing import told
+from holdfast.elastic.decisions.standing import where_ranks_wait
 from holdfast.elastic.decisions.stragglers import Straggler, stragglers
 from holdfast.elastic.events import (
     Detected,
@@ -134,8 +134,8 @@ class Conductor:
         now_s = time.monotonic()
         self._enter()
         if self.sidecar.address:
-            mine = seating.assigned(self.view.seating, self._config.node)
-            self._crew.follow(mine, sidecar=self.sidecar.address)
+            assigned = seating.assigned(self.view.seating, self._config.node)
+            self._crew.follow(assigned, sidecar=self.sidecar.address)
         self._fail_job(now_s)
         if self.view.number > self._stood and self._crew.stand(self.view.number):
             self._stood = self.view.number
@@ -278,7 +278,7 @@ class Conductor:
         self._stalls = 1 if self._progress > self._stalled_at else self._stalls + 1
         self._stalled_at = self._progress
         why = f"all ranks of generation {number} wait for each other"
-        where = f": {found}" if (found := told(self.view)) else ""
+        where = f": {found}" if (found := where_ranks_wait(self.view)) else ""
         if self._stalls >= self._config.max_attempts:
             self._finish(
                 JobOutcome(

@@ -36,22 +36,22 @@ class LeaseKeeper:
         self._fence, self._lost, self._extend = fence, lost, extend
         self._closed = threading.Event()
         self._changing = threading.Lock()
-        asked = time.monotonic()
+        sent_s = time.monotonic()
         self.lease = coordinator.grant(timing.lease_ttl_s)
-        self._renew(asked)
+        self._renew(sent_s)
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()
         self._guard = threading.Thread(target=self._watch_clock, name="self-fence", daemon=True)
         self._guard.start()
 
-    def _renew(self, asked: float) -> None:
+    def _renew(self, sent_s: float) -> None:
         """Count from the request of a renewal: the coordinator's clock started no earlier."""
-        self._renewed = asked
-        self._extend(int((asked + self._timing.self_fence_s) * 1e9))
+        self._renewed = sent_s
+        self._extend(int((sent_s + self._timing.self_fence_s) * 1e9))
 
     def _keep(self) -> None:
         while not self._closed.wait(self._timing.keep_alive_s):
-            asked = time.monotonic()
+            sent_s = time.monotonic()
             try:
                 self._coordinator.keep_alive(self.lease)
             except LeaseExpiredError:
@@ -61,7 +61,7 @@ class LeaseKeeper:
                 continue
             with self._changing:
                 if not self._closed.is_set():  # else the answer is about a lease already given up
-                    self._renew(asked)
+                    self._renew(sent_s)
 
     def _watch_clock(self) -> None:
         """Check this machine's monotonic clock, even while a renewal is pending."""

@@ -71,8 +71,8 @@ class NoticeWatch:
     def _look(self) -> str:
         if self._file is not None and self._file.exists():
             return f"the file {self._file} is there"
-        if self._config.url and (said := self._ask()):
-            return f"{self._config.url} says {said}"
+        if self._config.url and (answer := self._ask()):
+            return f"{self._config.url} says {answer}"
         return ""
 
     def _ask(self) -> str:

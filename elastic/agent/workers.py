@@ -103,7 +103,7 @@ class SeatProcess:
             theirs.close()
 
     def _spawn(self, theirs: socket.socket, *, config: AgentConfig, sidecar: str) -> Child:
-        told = WorkerConfig(
+        settings = WorkerConfig(
             channel_fd=theirs.fileno(),
             page_fd=self.page.fd,
             stack_fd=self._stack_fd,
@@ -119,7 +119,7 @@ class SeatProcess:
             rehearses=self.unready < _REHEARSALS,
         )
         env = {**_ENVIRONMENT, **os.environ, **config.env}
-        env[WORKER_ENV] = msgspec.json.encode(told).decode()
+        env[WORKER_ENV] = msgspec.json.encode(settings).decode()
         output = None
         if config.capture_output:
             output = Path(config.run_dir, "logs", f"{self.seat.replace('/', '-')}.log")

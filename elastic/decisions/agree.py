@@ -53,14 +53,14 @@ from holdfast.elastic.planning.holdoff import (
 from holdfast.elastic.planning.meshes import choose_mesh
 from holdfast.elastic.planning.plan import (
     RestorePoints,
-    asked,
     changed_nodes,
     changes,
     plan,
+    requested_spec,
     some_spec,
     weigh,
 )
-from holdfast.elastic.planning.reach import all_asked, left_out, parted, told, why_left_out
+from holdfast.elastic.planning.reach import all_asked, clauses_of, left_out, parted, why_left_out
 
 MANY_NODES = 1000
 """From this number of nodes on, planning takes two calls, so that neither takes long."""
@@ -227,7 +227,7 @@ def decide(
     if stale and not _is_broken(view):
         until_s = now_s if seen.parted_s is None else seen.parted_s + policy.reach_settle_s
         if now_s < until_s and not all_asked(view):
-            clauses = [*told(parted(view)), "waiting for the reports of the other nodes"]
+            clauses = [*clauses_of(parted(view)), "waiting for the reports of the other nodes"]
             return Idle(until_s=until_s), "; ".join(clauses)
     if not stale:
         joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
@@ -267,7 +267,7 @@ def faults(view: JobView) -> list[str]:
     """
     if view.generation is None:
         return []
-    clauses = [*changes(view), *told(parted(view))]
+    clauses = [*changes(view), *clauses_of(parted(view))]
     lost = [member for members in _lost_members(view).values() for member in members]
     clauses += [_how_lost(view, member) for member in sorted(lost, key=lambda each: each.rank)]
     if not clauses and (fenced := _first_fenced(view)):
@@ -496,7 +496,7 @@ def _first(
         message = "every trainer has ended well without asking for a generation"
         return Finish(outcome=JobOutcome(ok=True, message=message)), message
     ready = ready_trainers(view)
-    if ready and asked(view).dp is None and (pending := pending_trainers(view)):
+    if ready and requested_spec(view).dp is None and (pending := pending_trainers(view)):
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         if now_s < first_s + policy.start_wait_s:
             why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
@@ -529,7 +529,7 @@ def _gather(
     ready = ready_trainers(view)
     if out:
         ready = [pair for pair in ready if pair[0].node not in out]
-    least = asked(view).least
+    least = requested_spec(view).least
     seats = view.wanted.get(TRAINER, 0)
     if ready and least > seats:
         text = f"the job needs {least} trainers but has only {seats} seats: start more trainers"
@@ -590,7 +590,7 @@ def _starting_together(
     """
     old = member_incarnations(view)
     survived = any(worker.incarnation in old for _, worker in ready)
-    if survived or view.generation is None or asked(view).dp is not None:
+    if survived or view.generation is None or requested_spec(view).dp is not None:
         return []
     return list(pending_trainers(view))
 

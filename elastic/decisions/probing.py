@@ -100,15 +100,15 @@ class Probing:
         If the trouble is over by now, silence is ignored: it then tells more about this node's
         processors than about the network.
         """
-        asked, self._under_way = self._under_way or {}, None
+        targets, self._under_way = self._under_way or {}, None
         before = self.unreachable
-        silent = {name: each.mark for name, each in asked.items() if name not in names}
+        silent = {name: each.mark for name, each in targets.items() if name not in names}
         self.unreachable = {
-            name: mark for name, mark in before.items() if name not in asked or name in silent
+            name: mark for name, mark in before.items() if name not in targets or name in silent
         }
         if self._whole and self._wonders:
             self.unreachable = dict(sorted({**self.unreachable, **silent}.items()))
             self._all_in = self._whole
         same = self.unreachable == before
         self._pause_s = min(self._pause_s * _GROWTH, _PAUSES_S[1]) if same else _PAUSES_S[0]
-        self._next_s = now_s + max(self._pause_s, _EACH_S * len(asked))
+        self._next_s = now_s + max(self._pause_s, _EACH_S * len(targets))

@@ -37,7 +37,7 @@ def apart(view: JobView) -> bool:
     return known == len(members) > 0 and len(calls) > 1 and _in_users(found) != ""
 
 
-def told(view: JobView) -> str:
+def where_ranks_wait(view: JobView) -> str:
     """Return where the ranks wait, as clauses with a remedy; '' if that is not known."""
     found = stands_of(view)
     if not found:

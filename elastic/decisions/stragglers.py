@@ -106,14 +106,14 @@ def outliers(seconds: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """
     found: dict[str, tuple[float, float]] = {}
     shared = _usual(list(seconds.values())) if len(seconds) > _SHARED_FROM else None
-    for name, mine in seconds.items():
+    for name, own in seconds.items():
         others = () if shared else [each for other, each in seconds.items() if other != name]
         if not shared and not others:
             continue
         middle, deviation = shared or _usual(others)
-        far = mine > middle + _DEVIATIONS * max(deviation, _LEAST_SPREAD * middle)
-        if middle > 0 and far and mine >= _TIMES * middle:
-            found[name] = (mine / middle, middle)
+        far = own > middle + _DEVIATIONS * max(deviation, _LEAST_SPREAD * middle)
+        if middle > 0 and far and own >= _TIMES * middle:
+            found[name] = (own / middle, middle)
     return found
 
 

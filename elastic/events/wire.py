@@ -107,22 +107,22 @@ def decode(line: bytes | msgspec.Raw) -> Event:
         raise EventFormatError(f"not an event: {error}; in {bytes(line)[:200]!r}") from error
 
 
-def of_fields(told: Mapping[str, Any]) -> Event:
+def of_fields(record: Mapping[str, Any]) -> Event:
     """Return the event that a mapping is, of this or an older version; raises as `decode`."""
-    version = told.get("v", 1)
-    if not told.get("kind"):
-        raise EventFormatError(f"not an event: it has no kind; in {dict(told)}")
+    version = record.get("v", 1)
+    if not record.get("kind"):
+        raise EventFormatError(f"not an event: it has no kind; in {dict(record)}")
     if version > VERSION:
         raise EventFormatError(
             f"an event of version {version}; this Holdfast reads up to {VERSION}: read it with "
             "the one that wrote it"
         )
-    fields = {**(_of_version_1(told) if version == 1 else told), "v": VERSION}
+    fields = {**(_of_version_1(record) if version == 1 else record), "v": VERSION}
     if (kind := KINDS.get(str(fields["kind"]))) is not None:
         try:
             return msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
-            raise EventFormatError(f"not an event: {error}; in {dict(told)}") from error
+            raise EventFormatError(f"not an event: {error}; in {dict(record)}") from error
     own = {name: value for name, value in fields.items() if name not in (*ENVELOPE, "kind")}
     envelope = {name: fields[name] for name in ENVELOPE if name in fields}
     return UserEvent(name=fields["kind"], fields=own, **envelope)
@@ -144,11 +144,11 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 """Fields of version 1 that have got another name, by kind."""
 
 
-def _of_version_1(told: Mapping[str, Any]) -> dict[str, Any]:
+def _of_version_1(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return an event of version 1, which names no version, as one of version 2."""
-    kind = str(told["kind"])
+    kind = str(record["kind"])
     renamed = {"t": "time_s", **_RENAMED.get(kind, {})}
-    fields = {renamed.get(name, name): value for name, value in told.items()}
+    fields = {renamed.get(name, name): value for name, value in record.items()}
     if kind == "metric":  # its values lay beside the step
         kept = (*ENVELOPE, "kind", "step")
         values = {name: value for name, value in fields.items() if name not in kept}

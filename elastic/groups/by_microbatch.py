@@ -111,21 +111,21 @@ class ByMicrobatch:
 
     def _numbers(self, values: Sequence[Any], ran: Sequence[int]) -> list[float]:
         _check_count("run.reduce", values, ran)
-        told: dict[str, Json] = {}
+        texts: dict[str, Json] = {}
         for microbatch, value in zip(ran, values, strict=True):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(
                     f"run.reduce: a value is {value!r}: give tensors or numbers, one kind only"
                 )
             if microbatch >= 0:
-                told[str(microbatch)] = str(value) if isinstance(value, int) else value.hex()
-        everywhere = self._merged(told)
+                texts[str(microbatch)] = str(value) if isinstance(value, int) else value.hex()
+        everywhere = self._merged(texts)
         return [_number(everywhere[m]) for m in sorted(everywhere)]
 
-    def _merged(self, mine: Mapping[str, Json]) -> dict[int, str]:
+    def _merged(self, own: Mapping[str, Json]) -> dict[int, str]:
         """Return the texts of all ranks' microbatches, by number. Raises if there are none."""
         found: dict[int, str] = {}
-        for theirs in self._gather(dict(mine)):
+        for theirs in self._gather(dict(own)):
             if isinstance(theirs, dict):
                 found.update({int(m): str(text) for m, text in theirs.items()})
         if not found:

@@ -152,7 +152,7 @@ class JointLauncher(Launcher):
 
     def _patiently(self, attempt: Callable[[], _T | str], *, deadline_s: float) -> _T:
         """Retry ``attempt`` until it returns something other than a reason to wait; return that."""
-        told = ""
+        reported = ""
         while True:
             try:
                 found = attempt()
@@ -166,8 +166,8 @@ class JointLauncher(Launcher):
                 raise CoordinatorError(
                     f"job {self._joint.job} did not begin within {self._joint.join_s:g} s: {found}"
                 )
-            if found != told:
-                told = found
+            if found != reported:
+                reported = found
                 _log.warning("waiting: %s", found)
             time.sleep(_RETRY_S)
 

@@ -504,5 +504,5 @@ def python_command(script: str | Path, args: Sequence[str]) -> tuple[str, ...]:
 
 def agent_command(config: AgentConfig) -> tuple[str, ...]:
     """Return the argv of a node's agent; ``-P`` keeps the user's directory off its path."""
-    told = msgspec.json.encode(config).decode()
-    return (sys.executable, "-P", "-m", "holdfast.elastic.agent", "--config", told)
+    text = msgspec.json.encode(config).decode()
+    return (sys.executable, "-P", "-m", "holdfast.elastic.agent", "--config", text)

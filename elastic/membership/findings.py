@@ -113,25 +113,25 @@ def _renewed(
 ) -> dict[str, Any]:
     """Return the answers, updated for the changed nodes; the same object if none differs."""
     before, changed = known.answers, known.changed
-    said = find([nodes[node] for node in changed if node in nodes], *known.parts)
-    removed = [node for node in before.keys() & changed if node not in said] if before else ()
-    added = not said.keys() <= before.keys()
-    if not (added or removed) and _as_said(said, before):
+    found = find([nodes[node] for node in changed if node in nodes], *known.parts)
+    removed = [node for node in before.keys() & changed if node not in found] if before else ()
+    added = not found.keys() <= before.keys()
+    if not (added or removed) and _unchanged(found, before):
         return before
-    answers = {**before, **said}
+    answers = {**before, **found}
     for node in removed:
         del answers[node]
     return {node: answers[node] for node in sorted(answers)} if added else answers
 
 
-def _as_said(said: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+def _unchanged(found: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """Return whether all answers are as before.
 
     Strings are compared by value, other objects by identity.
     """
     return all(
         now is before[node] or (isinstance(now, str) and now == before[node])
-        for node, now in said.items()
+        for node, now in found.items()
     )
 
 

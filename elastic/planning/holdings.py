@@ -205,8 +205,8 @@ def _blocks(
     for name in chain(_neighbours(point, sizes), nodes):
         if len(sizes) >= ranks:
             break
-        said = nodes[name].inventory if name in nodes else None
-        for entry in said.sealed if said else ():
+        published = nodes[name].inventory if name in nodes else None
+        for entry in published.sealed if published else ():
             if entry.step == step and entry.generation == generation:
                 sizes[entry.rank] = entry.payload_bytes
     return (sizes, firsts, several) if len(sizes) == ranks else ({}, {}, {})

@@ -53,8 +53,8 @@ def announced(view: JobView, before: Mapping[str, str]) -> dict[str, str]:
     there.
     """
     inside = view.generation.nodes if view.generation else {}
-    told = {**before, **_leaving(view)}
-    return {name: mark for name, mark in told.items() if inside.get(name) == mark}
+    records = {**before, **_leaving(view)}
+    return {name: mark for name, mark in records.items() if inside.get(name) == mark}
 
 
 def setbacks_after(

@@ -53,7 +53,7 @@ def whole(inventories: Iterable[Inventory], record: GenerationRecord | None) -> 
     """Return the inventories with the groups of ``record``, which `compact` left out."""
     found = list(inventories)
     if found and (worlds := known_worlds(record)):
-        mine = {world.generation: world for world in found[0].worlds}
-        both = {**worlds, **mine}
+        first = {world.generation: world for world in found[0].worlds}
+        both = {**worlds, **first}
         found[0] = msgspec.structs.replace(found[0], worlds=tuple(both.values()))
     return found

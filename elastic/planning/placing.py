@@ -156,8 +156,8 @@ class Placer:
         held = self._holdings.of(node.node) if self._holdings else {}
         gains = {rank: nbytes * _WEIGHT for rank, nbytes in held.items()}
         for rank in self._ranks_at.get(node.node, ()):
-            mine = self._homes[rank].incarnation == worker.incarnation
-            gains[rank] = gains.get(rank, 0) + (_KEPT if mine else _HOME)
+            occupied = self._homes[rank].incarnation == worker.incarnation
+            gains[rank] = gains.get(rank, 0) + (_KEPT if occupied else _HOME)
         return gains
 
     def _cell_gains(self, cell: Cell) -> dict[int, int]:

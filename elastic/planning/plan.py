@@ -143,8 +143,8 @@ def _restore_without(
 
 def _replicated_bytes(ready: Sequence[Trainer]) -> int:
     """Return the bytes of a rank's state that its replicas share, as the trainers report."""
-    said = [worker.info.get(REPLICATED_BYTES, 0) for _, worker in ready if worker.info]
-    return max([each for each in said if isinstance(each, int)], default=0)
+    reported = [worker.info.get(REPLICATED_BYTES, 0) for _, worker in ready if worker.info]
+    return max([each for each in reported if isinstance(each, int)], default=0)
 
 
 def _holdings(
@@ -244,7 +244,7 @@ def _domains(nodes: Iterable[NodeRecord]) -> dict[str, str]:
 
 
 @once
-def asked(view: JobView) -> JobSpec:
+def requested_spec(view: JobView) -> JobSpec:
     """Return the spec of the READY trainers."""
     return job_spec(ready_trainers(view))
 
@@ -315,7 +315,9 @@ def choose_restore(
     """Return the restore points on the valid timeline, newest first, or none and the reason."""
     if view.generation is None:
         return [], "nothing to restore yet"
-    points, why = _restorable(view) if restore_points is None else restore_points(_said(view))
+    points, why = (
+        _restorable(view) if restore_points is None else restore_points(_usable_inventories(view))
+    )
     if view.generation.snapshots.stage != (stage := asked(view).stage):
         return [], f"stage {stage} of the script begins: the newest checkpoint is loaded, if any"
     timeline = view.generation.timeline
@@ -334,7 +336,7 @@ def choose_restore(
             f"step {points[0].step} of generation {points[0].world.generation} belongs to a "
             "future that was rolled back"
         )
-    durable = max((inventory.durable for inventory in _said(view)), default=-1)
+    durable = max((inventory.durable for inventory in _usable_inventories(view)), default=-1)
     which = f"step {durable}, or a newer one" if durable >= 0 else "if there is one"
     reason = f"restores nothing from memory: the newest checkpoint is loaded, {which}"
     return [], f"{reason} ({why})" if why else reason
@@ -347,14 +349,14 @@ def _inventories(nodes: Iterable[NodeRecord]) -> dict[str, Inventory]:
 
 
 @while_same(lambda view: (_inventories(view), late_nodes(view), view.generation))
-def _said(
+def _usable_inventories(
     inventories: Mapping[str, Inventory], late: Container[str], old: GenerationRecord | None
 ) -> list[Inventory]:
     """Return the inventories of nodes without a worker that acts in the newest generation."""
     return whole([each for name, each in inventories.items() if name not in late], old)
 
 
-@while_same(lambda view: (_said(view),))
+@while_same(lambda view: (_usable_inventories(view),))
 def _restorable(inventories: list[Inventory]) -> tuple[list[RestorePoint], str]:
     """Return the restore points that `stripes.restore_points` finds, computed once."""
     from holdfast.ckpt.parity.stripes import restore_points
@@ -370,14 +372,14 @@ def _old_enough(points: list[RestorePoint], *, view: JobView) -> list[RestorePoi
     back = _going_back(view)
     if not back:
         return points
-    asked = [
+    limits = [
         most
         for node, worker in ready_trainers(view)
         if node.node in back
         and isinstance(most := worker.info.get(RESTORE_AT_MOST), int)
         and worker.ready_after == view.number
     ]
-    old = [point for point in points if point.step <= min(asked, default=point.step)]
+    old = [point for point in points if point.step <= min(limits, default=point.step)]
     return old or points[-1:]
 
 
@@ -431,22 +433,25 @@ def _reason(view: JobView, *, members: Sequence[Member], spec: JobSpec) -> str:
 def changed_nodes(view: JobView) -> dict[str, str]:
     """Return the live nodes of the newest generation's group that changed, and the change."""
     known = view.generation.nodes if view.generation else {}
-    said = {}
+    clauses = {}
     for name, node in unmatched_nodes(view).items():
         if name in known and not node.sidecar:
-            said[name] = f"the sidecar of node {name} is down"
+            clauses[name] = f"the sidecar of node {name} is down"
         elif name in known:
-            said[name] = f"node {name} was started again (its agent or sidecar ended)"
-    return said
+            clauses[name] = f"node {name} was started again (its agent or sidecar ended)"
+    return clauses
 
 
 @once
 def changes(view: JobView) -> list[str]:
     """Return the changes of the newest generation's nodes, as clauses."""
-    said = {**changed_nodes(view), **{name: f"node {name} was lost" for name in lost_nodes(view)}}
-    if not said or view.generation is None:
+    causes = {
+        **changed_nodes(view),
+        **{name: f"node {name} was lost" for name in lost_nodes(view)},
+    }
+    if not causes or view.generation is None:
         return []
-    return [said[name] for name in view.generation.nodes if name in said]
+    return [causes[name] for name in view.generation.nodes if name in causes]
 
 
 def _listing(things: Sequence[_T], word: str, name: Callable[[_T], str]) -> list[str]:

@@ -43,8 +43,8 @@ def _marks(nodes: Iterable[NodeRecord]) -> dict[str, str]:
 @while_same(lambda view: (_complaints(view), _marks(view)))
 def _pairs(complaints: Mapping[str, Mapping[str, str]], marks: Mapping[str, str]) -> Pairs:
     found: dict[str, set[str]] = {}
-    for name, said in complaints.items():
-        for other, mark in said.items():
+    for name, marked in complaints.items():
+        for other, mark in marked.items():
             if other != name and marks.get(other) == mark:
                 found.setdefault(name, set()).add(other)
                 found.setdefault(other, set()).add(name)
@@ -151,7 +151,7 @@ def is_wondering(view: JobView) -> bool:
     return bool(_stalled(view) or parted(view))
 
 
-def told(pairs: Sequence[tuple[str, str]]) -> list[str]:
+def clauses_of(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return broken pairs as clauses; of many, only the first few."""
     clauses = [f"node {a} and node {b} do not reach each other" for a, b in pairs[:_NAMED]]
     return clauses + ["and others"] * (len(pairs) > _NAMED)

@@ -254,8 +254,8 @@ class HoldfastRendezvous(RendezvousHandler):
             _log.info("round %d: no process serves its store at %s", formed.number, formed.store)
             return None
         self._round, self._met = formed, store
-        said = Participant(node=self._node, host=self._host, store=formed.store, waits_after=None)
-        self._say(said)
+        record = Participant(node=self._node, host=self._host, store=formed.store, waits_after=None)
+        self._say(record)
         return RendezvousInfo(
             PrefixStore(f"{BACKEND}/{self._run_id}/{formed.number}", store),
             found.rank,

@@ -123,7 +123,7 @@ class RendezvousLink:
         """
         self._said = participant
         self._host()
-        told = False
+        logged = False
         while True:
             try:
                 self._register()
@@ -134,9 +134,9 @@ class RendezvousLink:
                         f"{error}; check that the endpoint's node is up and that all nodes have "
                         "the same key file"
                     ) from error
-                if not told:
+                if not logged:
                     _log.warning("waiting for the coordinator: %s", error)
-                told = True
+                logged = True
             self._ended.wait(_RETRY_S)
         self._keeper.start()
 

@@ -1,1 +1,1 @@
-"""Fakes, strategies and the simulator, for tests of this package and of its extensions."""
+"""The simulator of the control plane, and the search for the fewest faults that break a job."""

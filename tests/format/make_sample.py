@@ -9,11 +9,13 @@ import shutil
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # `doubles`, when this file runs as a program
+
 import numpy as np
+from doubles.checkpoints import Array, sample_arrays, split_dim, write_checkpoint
 
 from holdfast.ckpt.checkpoints.retention import remove
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.testing.checkpoints import Array, sample_arrays, split_dim, write_checkpoint
 
 WRITTEN_AT = Path("/tmp/holdfast-sample")
 """The sample is moved afterwards: its reference map shall name no machine."""

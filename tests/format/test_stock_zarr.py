@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import zarr
+from doubles.checkpoints import Array, sample_arrays, write_checkpoint
 
 from holdfast.ckpt.format.zarr_metadata import array_name
 from holdfast.ckpt.geometry.element_types import DTYPES
-from holdfast.ckpt.testing.checkpoints import Array, sample_arrays, write_checkpoint
 
 READER = Path(__file__).with_name("stock_zarr.py")
 

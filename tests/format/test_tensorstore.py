@@ -10,6 +10,7 @@ import pytest
 import tensorstore as ts
 import torch
 import zarr
+from doubles.checkpoints import write_checkpoint
 from zarr_samples import of_every_dtype
 
 from holdfast.ckpt.checkpoints.source import StoreSource
@@ -19,7 +20,6 @@ from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.ckpt.geometry.grid import whole
 from holdfast.ckpt.inspect.view import Checkpoint
-from holdfast.ckpt.testing.checkpoints import write_checkpoint
 
 
 def opened(path: Path, name: str, **options: Any) -> Any:

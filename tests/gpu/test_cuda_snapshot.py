@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.slots import FakeSidecar
 from torch import nn
 
 from holdfast.ckpt.memory.block import block_bytes, verify_block
 from holdfast.ckpt.snapshot.lanes import CudaLanes
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
-from holdfast.ckpt.testing.slots import FakeSidecar
 
 pytestmark = [
     pytest.mark.gpu,

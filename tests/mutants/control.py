@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
+from doubles.drawing import draw_config
 
 from holdfast.ckpt.memory.records import Inventory, RestorePoint
 from holdfast.ckpt.parity.stripes import BlockRecovery, Geometry
@@ -26,7 +27,6 @@ from holdfast.ckpt.sidecar.core.book import (
 from holdfast.elastic.membership.incremental import by_node
 from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, WorkerState
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing.simulation.drawing import draw_config
 from holdfast.elastic.testing.simulation.simulator import Simulation
 from holdfast.elastic.testing.simulation.training import InvariantError
 from holdfast.tools.chaos.scenarios.scenario import parse

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from doubles.blocks import make_world
+
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.arena import ARENA_ROOT, HEADER_BYTES, SlotFile, arena_path
 from holdfast.ckpt.memory.block import block_bytes
@@ -31,7 +33,6 @@ from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
 from holdfast.ckpt.state.refresh import Replica, refresh
 from holdfast.ckpt.state.restore import restore
-from holdfast.ckpt.testing.blocks import make_world
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.tracked.cursor import Cursor
 from mutants.bug import Bug

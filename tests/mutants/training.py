@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from doubles.shards import capture_world
 
-from holdfast.ckpt.testing.shards import Shard, capture_world
+from holdfast.ckpt.testing.shards import Shard
 from holdfast.elastic.config import Batch, Settings
 from holdfast.elastic.data.sampler import Permutation, positions, sample_indices
 from holdfast.elastic.gradients.exact import FLOAT32

@@ -10,12 +10,12 @@ import logging
 import time
 
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.decisions import agree
 from holdfast.elastic.membership.readiness import ready_trainers
 from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.planning import plan as planning
-from holdfast.elastic.testing import fakes
 from holdfast.elastic.testing.simulation.simulator import (
     Simulation,
     SimulationConfig,

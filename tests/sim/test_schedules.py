@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 import pytest
+from doubles.drawing import draw_config
 
-from holdfast.elastic.testing.simulation.drawing import draw_config
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind, shrink
 from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationReport, faults_of
 from holdfast.elastic.testing.simulation.training import InvariantError

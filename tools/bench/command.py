@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 from rich.console import Console
@@ -27,10 +27,7 @@ from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.ckpt.native.streaming import kernel
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Figure, Yardstick
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
-
+from holdfast.tools.subcommand import Subparsers, positive, positive_number
 
 Result: TypeAlias = BenchRow | Figure
 
@@ -107,13 +104,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--megabytes",
-        type=_positive,
+        type=positive,
         metavar="M",
         help=f"size of the state in MiB (default: {_MEGABYTES}; with --quick: {_QUICK_MEGABYTES})",
     )
     parser.add_argument(
         "--repeat",
-        type=_positive,
+        type=positive,
         default=5,
         metavar="N",
         help="measured rounds after the warm-up (default: 5)",
@@ -121,7 +118,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="use a small state and few ranks")
     parser.add_argument(
         "--minutes",
-        type=_minutes,
+        type=positive_number,
         metavar="M",
         help="minutes of training in the goodput section (default: 5; with --quick: a few seconds)",
     )
@@ -136,22 +133,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="also write the figures and every sample as JSON (- means stdout)",
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-def _minutes(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of minutes")
-    return found
 
 
 def run(args: argparse.Namespace) -> int:
@@ -277,8 +258,8 @@ def _measured(sections: Sequence[str], setup: BenchSetup) -> list[Result]:
             def say(text: str, *, name: str = name) -> None:
                 bar.update(task, description=f"{name}: {text}")
 
-            told = dataclasses.replace(setup, lap=lambda: bar.advance(task), say=say)
-            results += _section(name)(told)
+            reporting = dataclasses.replace(setup, lap=lambda: bar.advance(task), say=say)
+            results += _section(name)(reporting)
     return results
 
 

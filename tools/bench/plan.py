@@ -112,13 +112,13 @@ def _measured(
     overlaps = 0
     for number in range(setup.repeat + 1):
         rank = number * 7919 % wanted.world_size
-        seconds, (mine, _) = _timed(_own, saved, wanted, rank)
+        seconds, (ours, _) = _timed(_own, saved, wanted, rank)
         own.append(seconds)
         if dcp is not None:
             seconds, theirs = _timed(dcp.plan, dcp.wanted(rank))
             peer.append(seconds)
-            if theirs != mine:
-                raise CkptError(f"rank {rank}: {mine} copies, DCP has {theirs}; report this")
+            if theirs != ours:
+                raise CkptError(f"rank {rank}: {ours} copies, DCP has {theirs}; report this")
         seconds, (overlaps, nbytes) = _timed(_whole, saved, wanted)
         full.append(seconds)
         written.append(_timed(_write, nbytes)[0])

@@ -75,7 +75,7 @@ def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
 
 def logged(events: Sequence[Event]) -> Logged:
     """Return the totals of all workers; of lost workers, up to their last report."""
-    lasts = [told[-1] for told in _told(events)]
+    lasts = [told[-1] for told in _reports(events)]
     logging_s = sum(event.logging_s for event in lasts)
     sampling_s = sum(event.sampling_s for event in lasts)
     return Logged(
@@ -89,8 +89,8 @@ def sampled(events: Sequence[Event], *, since_s: float, until_s: float) -> float
     """Return the number of tokens sampled between two times, from the workers' reports."""
     return sum(
         (later.tokens - sooner.tokens) * _overlap(sooner.time_s, later.time_s, since_s, until_s)
-        for told in _told(events)
-        for sooner, later in pairwise(told)
+        for group in _reports(events)
+        for sooner, later in pairwise(group)
     )
 
 
@@ -107,7 +107,7 @@ def handed_on(events: Sequence[Event], *, seat: str, since_s: float) -> RolloutR
     return next(found, None)
 
 
-def _told(events: Sequence[Event]) -> Iterator[list[TokensSampled]]:
+def _reports(events: Sequence[Event]) -> Iterator[list[TokensSampled]]:
     """Yield the reports of each worker process, in order."""
     seats: dict[str, list[list[TokensSampled]]] = defaultdict(list)
     for event in of_kind(events, TokensSampled):

@@ -102,7 +102,7 @@ def _write(kind: str, step: int, rank: int | None, attempt: int | None, **more: 
     folder = os.environ.get(HISTORY)
     if folder is None:
         return
-    told = {
+    line = {
         "t": time.time(),
         "kind": kind,
         "step": int(step),
@@ -110,7 +110,7 @@ def _write(kind: str, step: int, rank: int | None, attempt: int | None, **more: 
         "attempt": _attempt() if attempt is None else attempt,
         **more,
     }
-    os.write(_file(Path(folder)), json.dumps(told, separators=(",", ":")).encode() + b"\n")
+    os.write(_file(Path(folder)), json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 def _attempt() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.tools.chaos import prediction
 from holdfast.tools.chaos.judging.checker import check
-from holdfast.tools.chaos.judging.history import HistoryError, of_events, told
+from holdfast.tools.chaos.judging.history import HistoryError, of_events, reported
 from holdfast.tools.chaos.judging.result import HISTORY, RESULT, load
 from holdfast.tools.chaos.report.run import ReportedRun, judged
 
@@ -32,7 +32,7 @@ def _name(path: Path, folder: Path) -> str:
 
 def _run(path: Path, *, name: str) -> ReportedRun:
     result = load(path)
-    events = told(path / HISTORY) if (path / HISTORY).is_dir() else []
+    events = reported(path / HISTORY) if (path / HISTORY).is_dir() else []
     return judged(
         events,
         of_events(events),
@@ -44,7 +44,7 @@ def _run(path: Path, *, name: str) -> ReportedRun:
 
 
 def _history(folder: Path) -> ReportedRun:
-    events = told(folder)
+    events = reported(folder)
     history = of_events(events)
     if not history.commits:
         raise HistoryError(

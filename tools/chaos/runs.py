@@ -101,12 +101,12 @@ class ScenarioRuns:
                 shutil.rmtree(trial)
             return found
 
-        asked = FailureOracle(breaks, _TRIES[self._world])
+        oracle = FailureOracle(breaks, _TRIES[self._world])
         drawn = draw(self._scenario, seed=broken.seed, only=broken.only)
         everything = tuple(strike.number for strike in drawn)
         hit = tuple(sorted({each.number for each in broken.struck if not each.missed}))
-        start = hit if hit and hit != everything and asked(hit) else everything
-        return fewest(start, fails=asked)
+        start = hit if hit and hit != everything and oracle(hit) else everything
+        return fewest(start, fails=oracle)
 
 
 def _signature(result: Result) -> set[str]:

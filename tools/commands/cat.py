@@ -29,10 +29,10 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_resources, add_step, open_step
 from holdfast.tools.show.picture import HeatMap, histogram_svg, histogram_text
+from holdfast.tools.subcommand import positive
 from holdfast.tools.terminal import (
     HelpFormatter,
     console,
-    positive,
     print_json,
     progress_bar,
     shape_text,
@@ -113,19 +113,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choose(source: StoreSource, reader: BoxReader, asked: str) -> TensorSelection | None:
-    """Return the tensor that ``asked`` names; None if ``asked`` may name a plain value."""
+def _choose(source: StoreSource, reader: BoxReader, text: str) -> TensorSelection | None:
+    """Return the tensor that ``text`` names; None if ``text`` may name a plain value."""
     aliases = source.manifest.aliases
-    for name, inner in ((asked, None), split_name(asked)):
+    for name, inner in ((text, None), split_name(text)):
         parts = reader.tensors.get(aliases.get(name, name))
         if parts is None:
             continue
         try:
             selection = select(parse(inner) if inner is not None else (), parts.shape)
         except (ValueError, IndexError) as error:
-            raise ConfigError(f"{asked}: {error}; {name} is {shape_text(parts.shape)}") from error
+            raise ConfigError(f"{text}: {error}; {name} is {shape_text(parts.shape)}") from error
         return TensorSelection(
-            asked=asked,
+            asked=text,
             fqn=parts.fqn,
             dtype=parts.dtype,
             full_shape=parts.shape,
@@ -151,8 +151,8 @@ def _print_values(source: StoreSource, args: argparse.Namespace) -> None:
         print_json({"name": args.name, "values": found})
         return
     for path, value in found.items():
-        said = msgspec.json.encode(value).decode()
-        print(said if [args.name] == list(found) else f"{path} = {said}")
+        text = msgspec.json.encode(value).decode()
+        print(text if [args.name] == list(found) else f"{path} = {text}")
 
 
 def _unknown(source: StoreSource, name: str, values: list[str]) -> NotFoundError:
@@ -188,8 +188,8 @@ def _print(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace)
     shown = console()
     shown.print(f"[bold]{_title(chosen)}[/bold]" if shown.is_terminal else _title(chosen))
     width = shown.width if shown.is_terminal else 100
-    said = np.array2string(array, threshold=threshold, edgeitems=_EDGE, max_line_width=width)
-    print(said)
+    text = np.array2string(array, threshold=threshold, edgeitems=_EDGE, max_line_width=width)
+    print(text)
 
 
 def _shown_shape(chosen: TensorSelection) -> tuple[int, ...]:
@@ -266,8 +266,8 @@ def _stream(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace
     if args.svg:
         Path(args.svg).write_text(histogram_svg(bars, title=_title(chosen)), encoding="utf-8")
     if args.json:
-        told = [{"low": bar.low, "high": bar.high, "count": bar.count} for bar in bars]
-        print_json({**_about(chosen), "stats": summary, "histogram": told})
+        rows = [{"low": bar.low, "high": bar.high, "count": bar.count} for bar in bars]
+        print_json({**_about(chosen), "stats": summary, "histogram": rows})
         return
     shown = console()
     shown.print(_title(chosen), style="bold", markup=False)

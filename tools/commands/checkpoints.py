@@ -17,7 +17,8 @@ from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.store.places import locate
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.terminal import parse_bytes, place, positive, step_number
+from holdfast.tools.subcommand import positive
+from holdfast.tools.terminal import parse_bytes, place, step_number
 
 DEFAULT_MEMORY: Final = 512 << 20
 MOST_THREADS: Final = 8

@@ -27,10 +27,10 @@ from holdfast.tools.commands.formats import (
     source_format,
     target_format,
 )
+from holdfast.tools.subcommand import positive
 from holdfast.tools.terminal import (
     parse_bytes,
     place,
-    positive,
     print_json,
     progress_bar,
     readable,

@@ -28,11 +28,11 @@ from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import locate, open_store
 from holdfast.elastic.errors import ConfigError
+from holdfast.tools.subcommand import positive
 from holdfast.tools.terminal import (
     HelpFormatter,
     console,
     place,
-    positive,
     print_json,
     readable,
     step_number,

@@ -7,7 +7,6 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,9 +30,7 @@ from holdfast.elastic.launch.local import (
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
 from holdfast.tools.show.narrate import Narrator
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
+from holdfast.tools.subcommand import Subparsers, positive, positive_number
 
 _EXAMPLES = """\
 examples:
@@ -61,9 +58,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--nproc", type=_positive, default=1, metavar="N", help="trainers per node (default 1)")
-    add("--nodes", type=_positive, default=1, metavar="K", help="nodes (default 1)")
-    add("--world", type=_positive, metavar="W", help="trainers in all (default N times K)")
+    add("--nproc", type=positive, default=1, metavar="N", help="trainers per node (default 1)")
+    add("--nodes", type=positive, default=1, metavar="K", help="nodes (default 1)")
+    add("--world", type=positive, metavar="W", help="trainers in all (default N times K)")
     run_machines.add_options(add)
     add(
         "--role",
@@ -82,7 +79,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add(
         "--parity-group",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="preferred number of nodes that guard each other (default: the script's value)",
     )
@@ -138,21 +135,21 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add(
         "--max-attempts",
-        type=_positive,
+        type=positive,
         default=5,
         metavar="N",
         help="give up when a worker failed N times in a row without progress (default 5)",
     )
     add(
         "--min-hang-s",
-        type=_seconds,
+        type=positive_number,
         default=LOCAL_TIMING.min_hang_s,
         metavar="S",
         help="least seconds of silence before a worker counts as hung (default %(default)g)",
     )
     add(
         "--max-hang-s",
-        type=_seconds,
+        type=positive_number,
         default=LOCAL_TIMING.max_hang_s,
         metavar="S",
         help="most seconds of silence before a worker counts as hung, whatever its steps take "
@@ -160,7 +157,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add(
         "--first-hang-s",
-        type=_seconds,
+        type=positive_number,
         default=LOCAL_TIMING.first_hang_s,
         metavar="S",
         help="the same limit for the first step of a generation, which may compile (default "
@@ -168,7 +165,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add(
         "--pause-s",
-        type=_seconds,
+        type=positive_number,
         default=LOCAL_TIMING.pause_s,
         metavar="S",
         help="the same limit outside training: while the worker builds or restores, or in a "
@@ -197,7 +194,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add(
         "--grace-s",
-        type=_seconds,
+        type=positive_number,
         default=NoticeConfig().grace_s,
         metavar="S",
         help="seconds from such a notice, or from an agent's SIGTERM, to the end of the node "
@@ -360,12 +357,6 @@ def _say(line: str) -> None:
     print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)
-
-
 def _parity(text: str) -> int | str:
     if text != "replicate" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
@@ -376,16 +367,6 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return seconds
 
 
 def _notice(args: argparse.Namespace) -> NoticeConfig:
@@ -413,4 +394,4 @@ def _role(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(
             f"{text!r}: give NAME=N with a name other than {TRAINER!r}, as in rollout=2"
         )
-    return name, _positive(count)
+    return name, positive(count)

@@ -115,15 +115,15 @@ def domains(
 
     Raises ``ConfigError`` for invalid names, or if their number does not fit that of the nodes.
     """
-    told: str = environment.get(DOMAIN_ENV, "") if args.domain is None else args.domain
+    text: str = environment.get(DOMAIN_ENV, "") if args.domain is None else args.domain
     count: int = args.nodes
-    if not told:
+    if not text:
         return ("",) * count
     option = DOMAIN_ENV if args.domain is None else "--domain"
-    names = tuple(check_domain(name, option) for name in told.split(","))
+    names = tuple(check_domain(name, option) for name in text.split(","))
     if len(names) not in (1, count):
         raise ConfigError(
-            f"{option} {told}: {len(names)} domains for {count} nodes; give one for all of them, "
+            f"{option} {text}: {len(names)} domains for {count} nodes; give one for all of them, "
             "or one for each"
         )
     return names if len(names) == count else names * count

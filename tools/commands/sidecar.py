@@ -140,8 +140,8 @@ def _default_run(environment: Mapping[str, str]) -> str:
 def _domain(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
     if args.domain is not None:
         return check_domain(args.domain, "--domain")
-    told = environment.get(DOMAIN_ENV)
-    return check_domain(told, DOMAIN_ENV) if told else ""
+    given = environment.get(DOMAIN_ENV)
+    return check_domain(given, DOMAIN_ENV) if given else ""
 
 
 def _check(name: str, option: str) -> None:
@@ -264,15 +264,15 @@ def _start(args: argparse.Namespace, path: Path) -> int:
     for option in ("run", "node", "domain", "host", "key_file", "log_dir"):
         if value := getattr(args, option):
             argv += [f"--{option.replace('_', '-')}", str(value)]
-    with tempfile.TemporaryFile() as said:  # not a pipe, which would break when this process ends
+    with tempfile.TemporaryFile() as output:  # not a pipe, which would break when this process ends
         keeper = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
         deadline_s = time.monotonic() + _START_S
         while not _serves(path, keeper.pid):
             if keeper.poll() is not None:
-                said.seek(0)
-                raise HoldfastError(f"the sidecar did not start: {said.read().decode().strip()}")
+                output.seek(0)
+                raise HoldfastError(f"the sidecar did not start: {output.read().decode().strip()}")
             if time.monotonic() > deadline_s:
                 keeper.kill()
                 raise HoldfastError(f"the sidecar did not start within {_START_S:g} s")

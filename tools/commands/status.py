@@ -108,8 +108,8 @@ def ask(run_dir: Path) -> list[NodeStatus]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         nodes = list(pool.map(lambda item: _ask_node(*item, key=key), listed.items()))
     if not any(node.status for node in nodes):
-        told = "; ".join(f"{node.node}: {node.error}" for node in nodes)
-        raise PeerError(f"{run_dir}: no sidecar answers, the job was killed or stopped ({told})")
+        errors = "; ".join(f"{node.node}: {node.error}" for node in nodes)
+        raise PeerError(f"{run_dir}: no sidecar answers, the job was killed or stopped ({errors})")
     return nodes
 
 

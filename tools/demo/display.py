@@ -99,8 +99,8 @@ class PlainLines:
     def update(self, state: LiveState, events: list[Event]) -> None:
         """Write a line for each event that is worth showing, and regularly one on the steps."""
         for event in events:
-            if told := describe(event):
-                self._say(told[1])
+            if text := describe(event):
+                self._say(text[1])
         for step in range(self._shown + 1, max(state.metrics, default=0) + 1):
             self._shown = step
             if step % self._pace and step != self._steps:
@@ -142,9 +142,9 @@ class LivePanel:
         """Collect the new events, and redraw if the last drawing is old enough."""
         now_s = time.monotonic()
         for event in events:
-            if told := describe(event):
+            if text := describe(event):
                 when = f"{now_s - self._begin_s:6.1f} s  "
-                self._news.append(Text(when, "dim").append(told[1], told[0]))
+                self._news.append(Text(when, "dim").append(text[1], text[0]))
         if now_s - self._drawn_s >= _REFRESH_S:
             self._drawn_s = now_s
             self._live.update(self._panel(state, now_s - self._begin_s), refresh=True)
@@ -157,8 +157,8 @@ class LivePanel:
             f"generation {state.generation}",
             f"{state.step_seconds * 1000:.0f} ms/step",
         )
-        told = (metrics.get("reward") for _, metrics in sorted(state.metrics.items()))
-        rewards = [reward for reward in told if reward is not None]
+        found = (metrics.get("reward") for _, metrics in sorted(state.metrics.items()))
+        rewards = [reward for reward in found if reward is not None]
         curve = Text("reward  ").append(sparkline(rewards[-40:]), "cyan")
         if rewards:
             curve.append(f"  {rewards[-1]:.2f}")

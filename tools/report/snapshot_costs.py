@@ -30,13 +30,13 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return the cost as one line for people."""
-        told = f"snapshots held training for {self.stall_share:.1%} of the step time"
+        text = f"snapshots held training for {self.stall_share:.1%} of the step time"
         if self.protected_median_s is not None and self.protected_max_s is not None:
-            told += (
+            text += (
                 f"; protected after {1000 * self.protected_median_s:.0f} ms (median; "
                 f"{1000 * self.protected_max_s:.0f} ms at most)"
             )
-        return f"{told}; {readable(self.copied_bytes)} copied, {self.discarded} discarded"
+        return f"{text}; {readable(self.copied_bytes)} copied, {self.discarded} discarded"
 
 
 class Costs:

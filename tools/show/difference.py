@@ -101,10 +101,10 @@ def _kind(kind: KindDifference) -> str:
 
 
 def _value(value: ValueDifference) -> str:
-    def said(side: object) -> str:
+    def text(side: object) -> str:
         return "(absent)" if side is msgspec.UNSET else msgspec.json.encode(side).decode()
 
-    return f"{value.path}: {said(value.a)} -> {said(value.b)}"
+    return f"{value.path}: {text(value.a)} -> {text(value.b)}"
 
 
 def _count(tensor: TensorComparison, tolerance: Tolerance | None) -> int:

@@ -82,7 +82,7 @@ def picture(pattern: Pattern) -> Text:
     writers = sorted({each.writer for each in pattern.held})
     drawn = Text.assemble((", ".join(_short(pattern.names)), "bold"))
     drawn.append(f"  {shape_text(pattern.shape)}", "cyan")
-    drawn.append(f"  {_told(split, boxes, writers)}\n", "dim")
+    drawn.append(f"  {_labels(split, boxes, writers)}\n", "dim")
     if not boxes:
         return drawn
     down, across = (split[0], split[1]) if len(split) > 1 else (None, (split or [None])[0])  # type: ignore[list-item]
@@ -100,7 +100,7 @@ def picture(pattern: Pattern) -> Text:
     return drawn
 
 
-def _told(split: Sequence[int], boxes: Sequence[Box], writers: Sequence[int]) -> str:
+def _labels(split: Sequence[int], boxes: Sequence[Box], writers: Sequence[int]) -> str:
     if not boxes:
         return "no elements"
     who = f"writer {writers[0]}" if len(writers) == 1 else f"{len(writers)} writers"

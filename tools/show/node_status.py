@@ -99,34 +99,34 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     def troubles(self) -> list[str]:
         """Return the problems that a person should know about, one sentence each."""
         status = self.status
-        told = [self.error] if self.error else []
-        told += [*self.stragglers.values(), *self.data_troubles.values()]
-        told += [f"does not reach node {name}" for name in self.unreachable]
-        told += [
+        found = [self.error] if self.error else []
+        found += [*self.stragglers.values(), *self.data_troubles.values()]
+        found += [f"does not reach node {name}" for name in self.unreachable]
+        found += [
             f"step {at.rpartition('/')[2]} is not protected: {why}"
             for at, why in self.unprotected.items()
         ]
         if self.memory.get("left_out"):
-            told.append(f"snapshots are skipped: {self.memory['left_out']}")
+            found.append(f"snapshots are skipped: {self.memory['left_out']}")
         if self.memory.get("logs_refused"):
-            told.append(f"logs are full: {self.memory['logs_refused']}")
-        told += [
+            found.append(f"logs are full: {self.memory['logs_refused']}")
+        found += [
             f"{purpose} for {peer}: {link['queued']} queued, the oldest {link['oldest_s']:.1f} s"
             + (f"; last error: {link['error']}" if link.get("error") else "")
             for (peer, purpose), link in self.peers.items()
             if link.get("error") or link["oldest_s"] >= 1
         ]
-        told += [
+        found += [
             f"log {name}: {lag['records']} records are not on every copy, "
             f"the oldest for {lag['oldest_s']:.1f} s"
             for name, lag in self.logs.items()
             if lag["oldest_s"] >= 1
         ]
-        told += [
+        found += [
             f"log copies on {node}: {why}" for node, why in status.get("log_errors", {}).items()
         ]
-        told += [str(status[key]) for key in ("persist_error", "spill_error") if status.get(key)]
+        found += [str(status[key]) for key in ("persist_error", "spill_error") if status.get(key)]
         if self.refusals:
             counts = ", ".join(f"{count} {why}" for why, count in self.refusals.items())
-            told.append(f"messages refused: {counts}")
-        return told
+            found.append(f"messages refused: {counts}")
+        return found

@@ -30,8 +30,8 @@ class MetricFamily:
         yield f"# HELP {self.name} {self.about}"
         yield f"# TYPE {self.name} {self.kind}"
         for labels, value in self.samples:
-            told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
-            yield f"{self.name}{{{told}}} {value:.15g}"
+            pairs = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            yield f"{self.name}{{{pairs}}} {value:.15g}"
 
 
 def exposition(nodes: Sequence[NodeStatus]) -> str:

@@ -60,16 +60,16 @@ class SlowTool:
     def respond(self, action: Action) -> Observation:
         """Take a while, then reply; with the reward in the last turn of the episode."""
         self.sleep(self.latency_of(action))
-        vowels, said = action.state or (0, 0)
+        vowels, letters = action.state or (0, 0)
         vowels += sum(letter in _VOWELS for letter in action.text)
-        said += len(action.text)
+        letters += len(action.text)
         if action.turn + 1 >= self.turns_of(action.ordinal, action.sample):
-            return Observation(reward=vowels / said if said else 0.0)
+            return Observation(reward=vowels / letters if letters else 0.0)
         where = (action.ordinal, action.sample, action.turn)
         drawn = self._draw("length", *where, mean=self.letters, tail=self.letters_tail)
         count = min(round(drawn), self.most_letters)
         text = self._letters("observation", *where, count=count)
-        return Observation(text=text + ">", state=[vowels, said])
+        return Observation(text=text + ">", state=[vowels, letters])
 
     def latency_of(self, action: Action) -> float:
         """Return how many seconds the reply to a turn takes."""

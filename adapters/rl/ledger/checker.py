@@ -169,8 +169,8 @@ class StepChecker:
         if both:
             yield f"step {seen.step}: ordinals {both} are trained and {seen.states[both[0]]}"
         known = set(OrdinalState) - {OrdinalState.TRAINED}
-        if odd := sorted(o for o, state in seen.states.items() if state not in known):
-            yield f"step {seen.step}: open ordinals {odd} are {seen.states[odd[0]]}"
+        if unexpected := sorted(o for o, state in seen.states.items() if state not in known):
+            yield f"step {seen.step}: open ordinals {unexpected} are {seen.states[unexpected[0]]}"
         missing = [
             ordinal
             for ordinal in range(self._below, seen.admitted)

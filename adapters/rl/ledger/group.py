@@ -130,8 +130,8 @@ def agree(one: Trajectory, other: Trajectory) -> bool:
     """
     if one.reason or other.reason:
         return True
-    told = (other.tokens, other.logprobs, other.turns)
-    return (one.tokens, one.logprobs, one.turns) == told
+    delivered = (other.tokens, other.logprobs, other.turns)
+    return (one.tokens, one.logprobs, one.turns) == delivered
 
 
 def _length(trajectory: Trajectory) -> tuple[int, int]:

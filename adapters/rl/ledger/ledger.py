@@ -122,12 +122,12 @@ class Ledger:
         for ordinal, sample in keys:
             group = self._groups.get(ordinal)
             over = group is None or sample in group.done or group.state is OrdinalState.DROPPED
-            told = (oldest or {}).get((ordinal, sample))
+            reported = (oldest or {}).get((ordinal, sample))
             if (
                 group is None
                 or over
                 or group.claims.get(sample, worker) != worker
-                or not self._has_room(ordinal, told)
+                or not self._has_room(ordinal, reported)
             ):
                 abandon.add((ordinal, sample))
             else:
@@ -335,9 +335,9 @@ class Ledger:
         if ordinals is None:
             raise LedgerError(f"step {step} offered for training before its samples are complete")
         fresh = {ordinal: self._groups[ordinal].samples for ordinal in ordinals}
-        told = iter(rewards)
+        values = iter(rewards)
         earned = {
-            ordinal: [reward for _, reward in zip(samples, told, strict=False)]
+            ordinal: [reward for _, reward in zip(samples, values, strict=False)]
             for ordinal, samples in fresh.items()
         }
         self.counters.groups_reused += len(self._replay.choose(step))

@@ -49,10 +49,10 @@ def needs(due: Iterable[int], *, step: int, groups: int) -> list[tuple[int, int]
     counts = Counter(due)
     steps = sorted(counts)
     totals = itertools.accumulate(counts[each] for each in steps)
-    asked = [
+    requests = [
         (each, total - groups * (each - step)) for each, total in zip(steps, totals, strict=True)
     ]
-    return [(each, count) for each, count in asked if count > 0]
+    return [(each, count) for each, count in requests if count > 0]
 
 
 def fits(due: Iterable[int], *, step: int, groups: int) -> bool:

@@ -432,13 +432,13 @@ class SamplingClient:
         assert link is not None
         ask = AskDigest(generation=link.generation, place=place)
         body, _ = link.client.call(DIGEST, msgspec.to_builtins(ask))
-        told = msgspec.convert(body, ToldDigest)
-        if not told.digest:
-            why = told.why if told.leading else "it does not lead"
+        reply = msgspec.convert(body, ToldDigest)
+        if not reply.digest:
+            why = reply.why if reply.leading else "it does not lead"
             raise PeerError(
                 f"the leader reports no digest of version {place.version}: {why}; ask again"
             )
-        return told.digest
+        return reply.digest
 
     def _refuse(self, error: RefusedWeightsError) -> frozenset[int]:
         """Count and report refused weights; return the ranks whose blocks to avoid."""

@@ -143,8 +143,8 @@ class _Reader:
         ordinal, sample, start, count, runs = (self._number() for _ in range(5))
         runs, has_turns = divmod(runs, 2)
         marks = [(self._number(), self._number(), self._rest(run, runs)) for run in range(runs)]
-        told = self._told_turns(start) if has_turns else []
-        sampled = count - sum(turn.observed for turn, _ in told)
+        rewarded = self._told_turns(start) if has_turns else []
+        sampled = count - sum(turn.observed for turn, _ in rewarded)
         if sampled < 0:
             raise CorruptError(f"a token record of {count} tokens of which more are observed")
         stamps = _stamps(marks, sampled)
@@ -155,7 +155,7 @@ class _Reader:
         self.at += sampled * _LOGPROB_BYTES
         if any(math.isnan(each) for each in logprobs):
             raise CorruptError(f"a token record of sample {sample} with a log-probability of NaN")
-        turns = tuple([self._turn(turn, sizes) for turn, sizes in told])
+        turns = tuple([self._turn(turn, sizes) for turn, sizes in rewarded])
         try:
             check_turns(turns, start=start, count=count)
         except ValueError as error:
@@ -188,15 +188,15 @@ class _Reader:
     def _turn(self, turn: Turn, sizes: _Sizes) -> Turn:
         self._need(sum(sizes), "a turn")
         state, reason, reward = (self._take(size) for size in sizes)
-        told = _REWARD.unpack(reward)[0] if reward else None
-        if told is not None and not math.isfinite(told):
-            raise CorruptError(f"a token record with a reward of {told}")
+        value = _REWARD.unpack(reward)[0] if reward else None
+        if value is not None and not math.isfinite(value):
+            raise CorruptError(f"a token record with a reward of {value}")
         try:
             return Turn(
                 end=turn.end,
                 observed=turn.observed,
                 state=state.decode(),
-                reward=told,
+                reward=value,
                 reason=reason.decode(),
             )
         except UnicodeDecodeError as error:

@@ -118,13 +118,13 @@ class EpisodeAssessment:
     def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
         """Return the mean reward of the held-out episodes; collective."""
         weights, data = full_tensors(model), run.data_mesh
-        mine = range(data.get_local_rank(), self._count, data.size())
+        own = range(data.get_local_rank(), self._count, data.size())
         earned = torch.zeros(self._count, dtype=torch.float64)
         with run.pause():
             found = self._player.rewards(
-                weights, [HELD_OUT + number for number in mine], check=run.check
+                weights, [HELD_OUT + number for number in own], check=run.check
             )
-            earned[list(mine)] = torch.tensor(found, dtype=torch.float64)
+            earned[list(own)] = torch.tensor(found, dtype=torch.float64)
             dist.all_reduce(earned, group=data.get_group())
         return {"held_out": round(earned.mean().item(), 6)}
 

@@ -66,8 +66,8 @@ class Recomputed:
             for part, logprobs in zip(parts, found, strict=True):
                 own = (part.mask > 0) & (part.versions == version)
                 if own.any():
-                    told = target_logprobs(self._policy(part.tokens), part.tokens)
-                    logprobs[own] = told[own]
+                    measured = target_logprobs(self._policy(part.tokens), part.tokens)
+                    logprobs[own] = measured[own]
         return found
 
 

@@ -49,15 +49,15 @@ def survey(
     and every element comes from one of them. A rank that has fewer microbatches than others runs
     microbatch 0 in addition, since a forward pass of a sharded model is collective.
     """
-    mine = range(rank, microbatches, ranks)
+    own = range(rank, microbatches, ranks)
     turns = 1 + (microbatches - 1) // ranks
-    indices = [*mine, *[0] * (turns - len(mine))]
+    indices = [*own, *[0] * (turns - len(own))]
     pieces = [batch.part(index, of=microbatches) for index in indices]
     anchors = proximal.logprobs(pieces) if proximal else []
     found = torch.zeros(len(batch.tokens), 2 + batch.mask.shape[1], dtype=torch.float64)
     for turn, (index, piece) in enumerate(zip(indices, pieces, strict=True)):
         logits = model(piece.tokens)
-        if turn >= len(mine):
+        if turn >= len(own):
             continue
         rows = found[index * len(piece.tokens) : (index + 1) * len(piece.tokens)]
         current = target_logprobs(logits, piece.tokens)

@@ -235,8 +235,8 @@ class Trainer:
         reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
         staleness = step - min(batch.sampled_by, default=step)
         job.history["reward"].append(reward)
-        told = {} if update.share is None else {"effective_share": update.share}
-        run.log(reward=reward, tokens=tokens, staleness=staleness, **told)
+        share = {} if update.share is None else {"effective_share": update.share}
+        run.log(reward=reward, tokens=tokens, staleness=staleness, **share)
 
     def _survey(self, job: _TrainerJob, batch: TrainingBatch) -> Survey:
         data = job.run.data_mesh

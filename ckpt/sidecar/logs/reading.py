@@ -70,7 +70,7 @@ class LogFinder:
         self._silent: set[str] = set()
 
     def find(self, peers: Mapping[str, SidecarPeer]) -> Page:
-        """Return the page. Raises ``NotFoundError`` naming the nodes asked.
+        """Return the page. Raises ``NotFoundError`` naming the nodes queried.
 
         Raises ``PeerError`` while a node that may have it does not answer, ``CorruptError`` for a
         record that is damaged in every copy.
@@ -93,9 +93,9 @@ class LogFinder:
                 f"log {self._body.name!r} of node {self._node} may be on {sorted(unheard)}, "
                 "which do not answer; retry"
             )
-        asked = sorted({core.node, *peers})
+        queried = sorted({core.node, *peers})
         raise NotFoundError(
-            f"none of the nodes {asked} has log {self._body.name!r} of node {self._node}"
+            f"none of the nodes {queried} has log {self._body.name!r} of node {self._node}"
         )
 
     def newest_birth(self, peers: Mapping[str, SidecarPeer]) -> int:

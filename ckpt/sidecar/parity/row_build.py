@@ -103,9 +103,9 @@ def parse_column(
         raise _malformed(str(error)) from error
     stripe, geometry = build.place[0], build.geometry
     spans = geometry.spans(stripe, column, 0, geometry.filled_bytes(stripe, column))
-    said = [(each.entry.rank, each.at, each.nbytes, each.into) for each in found.spans]
-    if said != [(each.rank, each.at, each.nbytes, each.into) for each in spans]:
-        raise _malformed(f"it names the spans {said} of column {column}, stripe {stripe}")
+    named = [(each.entry.rank, each.at, each.nbytes, each.into) for each in found.spans]
+    if named != [(each.rank, each.at, each.nbytes, each.into) for each in spans]:
+        raise _malformed(f"it names the spans {named} of column {column}, stripe {stripe}")
     if any((each.entry.generation, each.entry.step) != build.key for each in found.spans):
         raise _malformed("it is of another step")
     runs = [runs_of(each.at, each.nbytes) for each in found.spans]

@@ -109,10 +109,10 @@ class Packing:
 
     def _again(self, job: CheckpointJob, attempt: int, error: Exception) -> None:
         self._require(job)
-        said = words(error, job)
-        _log.warning("%s; retrying (%d of %d)", said, attempt, job.target.retries)
+        reason = words(error, job)
+        _log.warning("%s; retrying (%d of %d)", reason, attempt, job.target.retries)
         with self._core.lock:
-            self._on_retry(job, attempt, said)
+            self._on_retry(job, attempt, reason)
 
     @staticmethod
     def _require(job: CheckpointJob) -> None:

@@ -160,7 +160,7 @@ class Persistence:
         self._carried.clear()
         for job in list(self._jobs.values()):
             self._carry(job, restore)
-        told = PendingCheckpoints(
+        report = PendingCheckpoints(
             sent_in=world.generation,
             node=self._core.node,
             checkpoints=tuple(job.pending() for job in self._jobs.values()),
@@ -168,9 +168,9 @@ class Persistence:
         self._heard, self._unheard = {}, set()
         if self._committer.is_here:
             self._unheard = {peer.node for peer in world.peers}
-            self._take(told)
+            self._take(report)
         else:
-            self._committer.tell("persist_pending", told)
+            self._committer.tell("persist_pending", report)
 
     def _carry(self, job: CheckpointJob, restore: RestorePoint | None) -> None:
         """Keep a checkpoint, if its snapshot was complete and was not rolled back."""
@@ -217,10 +217,12 @@ class Persistence:
 
     def _merged(self) -> Iterable[tuple[CheckpointJob, set[int]]]:
         """Yield the checkpoints to carry over, oldest first, and the ranks with lost blocks."""
-        told = [each for checkpoints in self._heard.values() for each in checkpoints]
-        for key in sorted({(each.world.generation, each.step) for each in told}):
+        reported = [each for checkpoints in self._heard.values() for each in checkpoints]
+        for key in sorted({(each.world.generation, each.step) for each in reported}):
             parts = [
-                CheckpointJob.of(each) for each in told if (each.world.generation, each.step) == key
+                CheckpointJob.of(each)
+                for each in reported
+                if (each.world.generation, each.step) == key
             ]
             job = self._jobs.get(key, parts[0])
             held = {rank for part in parts for rank in part.ranks}

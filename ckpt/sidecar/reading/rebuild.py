@@ -221,12 +221,12 @@ class Rebuild:
         peers, maps = self._peers(body.world), self._exchange.builder.maps
         sources = Sources(self._core, self._parities, peers=peers, maps=maps, run=body.world.run)
         try:
-            asked = sources.holdings(step)
-            geometry, entries, found, plan = self._plan(body, asked, step)
+            holdings = sources.holdings(step)
+            geometry, entries, found, plan = self._plan(body, holdings, step)
         except Exception:  # on any error close all connections; raised again
             sources.close()
             raise
-        work = Decoding(sources, geometry, step, (found, asked), entries[body.rank])
+        work = Decoding(sources, geometry, step, (found, holdings), entries[body.rank])
         return LostBlock(body, sources, work, plan, entries)
 
     def _recover(self, work: Decoding, plan: Sequence[BlockRecovery], block: memoryview) -> Sums:
@@ -272,9 +272,9 @@ class Rebuild:
         Geometry, dict[int, BlockEntry], dict[str, SnapshotHoldings], tuple[BlockRecovery, ...]
     ]:
         """Plan as soon as enough peers have answered, without waiting for dead ones."""
-        why, asked = "", []
+        why, queried = "", []
         for found in answers:
-            asked = sorted(found)
+            queried = sorted(found)
             ranks = range(len(body.world.rank_nodes))
             entries = entries_of(found, step, ranks)
             if missing := set(ranks) - set(entries):
@@ -288,7 +288,7 @@ class Rebuild:
                 return geometry, entries, found, plan
         raise NotFoundError(
             f"step {step.step} of generation {step.generation}: the block of rank {body.rank} "
-            f"cannot be rebuilt from nodes {asked}: {why}; restore an older step"
+            f"cannot be rebuilt from nodes {queried}: {why}; restore an older step"
         )
 
     def _slot_for(self, entry: BlockEntry, key: BlockKey) -> Slot:

@@ -95,10 +95,12 @@ class Sources:
         with self._core.lock:
             found = {self._core.node: holdings_of(self._core, self._parities, key)}
         yield found
-        asked = {self.pool.submit(self._ask, peer, key): peer.node for peer in self._peers.values()}
-        for future in as_completed(asked):
+        requests = {
+            self.pool.submit(self._ask, peer, key): peer.node for peer in self._peers.values()
+        }
+        for future in as_completed(requests):
             if (answer := future.result()) is not None:
-                found[asked[future]] = answer
+                found[requests[future]] = answer
                 yield found
 
     def _ask(self, peer: SidecarPeer, key: Key) -> SnapshotHoldings | None:

@@ -115,15 +115,15 @@ class EtcdLink:
         deadline_s = time.monotonic() + self.timeout_s
         pause_s, refused_tokens = _PAUSE_S, 0
         while True:
-            said = metadata()
+            sent = metadata()
             line = self.enter()
             try:
-                return ask(line, self._attempt_s(deadline_s, repeatable=repeatable), said)
+                return ask(line, self._attempt_s(deadline_s, repeatable=repeatable), sent)
             except grpc.RpcError as error:
                 failure = judge(error.code().name, error.details() or "")
             finally:
                 line.leave()
-            self.note(line, failure, said)
+            self.note(line, failure, sent)
             if failure.meaning is Meaning.TOKEN and self.address.user:
                 refused_tokens += 1
                 again = refused_tokens < _TOKEN_TRIES
@@ -158,10 +158,10 @@ class EtcdLink:
             if line.enter():
                 return line
 
-    def note(self, line: Line, failure: RequestFailure, said: Metadata) -> None:
+    def note(self, line: Line, failure: RequestFailure, metadata: Metadata) -> None:
         """Update token and connections after a failed request, for the next requests."""
         if failure.meaning is Meaning.TOKEN:
-            self.forget_token(said)
+            self.forget_token(metadata)
         if not failure.member_fails:
             return
         with self._lock:
@@ -192,10 +192,10 @@ class EtcdLink:
                 self._token = self._authenticate()
             return (*_WITH_LEADER, ("token", self._token)) if self._token else _WITH_LEADER
 
-    def forget_token(self, said: Metadata) -> None:
-        """Request a token before the next request, unless there is one newer than in ``said``."""
+    def forget_token(self, metadata: Metadata) -> None:
+        """Request a token next time, unless there is a newer one than in ``metadata``."""
         with self._token_lock:
-            if not self._token or ("token", self._token) in said:
+            if not self._token or ("token", self._token) in metadata:
                 self._token = None
 
     def _authenticate(self) -> str:

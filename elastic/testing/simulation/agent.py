@@ -366,11 +366,11 @@ class SimulatedAgent:
         self._decide()
 
     def _follow_seating(self) -> None:
-        mine = {order.seat: order for order in seating.assigned(self.view.seating, self.name)}
-        for seat in [seat for seat in self.workers if seat not in mine]:
+        orders = {order.seat: order for order in seating.assigned(self.view.seating, self.name)}
+        for seat in [seat for seat in self.workers if seat not in orders]:
             self.workers.pop(seat).kill("seat moved")
             self.publish()
-        for order in mine.values():
+        for order in orders.values():
             worker = self.workers.get(order.seat)
             if worker is None or worker.attempt < order.attempt:
                 if worker:

@@ -135,12 +135,12 @@ def shrink(
     Ever smaller pieces are removed as long as the rest fails (`shrinking.fewest`); then the times
     are rounded. ``fails`` is called at most ``tries`` times.
     """
-    asked = FailureOracle(fails, tries)
-    kept = fewest(faults, fails=asked)
+    oracle = FailureOracle(fails, tries)
+    kept = fewest(faults, fails=oracle)
     for digits in (0, 1, 2):
         for number, fault in enumerate(kept):
             plain = replace(fault, at_s=round(fault.at_s, digits))
             changed = (*kept[:number], plain, *kept[number + 1 :])
-            if plain != fault and asked(changed):
+            if plain != fault and oracle(changed):
                 kept = changed
-    return fewest(kept, fails=asked)  # at rounded times fewer may be enough
+    return fewest(kept, fails=oracle)  # at rounded times fewer may be enough

@@ -17,7 +17,7 @@ _SENT_AGAIN_S = 0.06
 
 def ask_all(
     agent: SimulatedAgent,
-    asked: Mapping[str, ProbedNode],
+    probed: Mapping[str, ProbedNode],
     *,
     then: Callable[[frozenset[str]], None],
 ) -> None:
@@ -38,10 +38,10 @@ def ask_all(
                 agent.after(delay_s, partial(found.add, name))
 
     def ask(tries_s: tuple[float, ...]) -> None:
-        if not tries_s or len(found) == len(asked):
+        if not tries_s or len(found) == len(probed):
             then(frozenset(found))
             return
-        for name, each in asked.items():
+        for name, each in probed.items():
             send(name, each.address, tries_s[0])
         agent.after(tries_s[0], partial(ask, tries_s[1:]))
 

@@ -259,8 +259,8 @@ class Simulation:
 
     def sealed(self, sidecar: SimulatedSidecar, key: SnapshotKey) -> None:
         """Check that a sidecar does not accept a block of a generation that it knows to be over."""
-        mine = self.generations[self.newest].nodes.get(sidecar.node)
-        over = key[0] < self.newest and mine is not None
+        group = self.generations[self.newest].nodes.get(sidecar.node)
+        over = key[0] < self.newest and group is not None
         held = next((a for a in self.agents.values() if a.sidecar is sidecar), None)
         require(
             not (over and held is not None and held.fenced >= key[0]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tree import HELPERS
+from tree import HELPERS, ROOT
 
 from holdfast.elastic.events import FaultInjected, FaultOver, of_kind
 from holdfast.elastic.events.log import EventReader
@@ -21,10 +21,11 @@ from holdfast.tools.chaos.scenarios.scenario import Scenario, parse
 from holdfast.tools.cli import main
 
 JOB = HELPERS / "plain_job.py"
-LEAVES = """
+LEAVES = f"""
 import sys
 from pathlib import Path
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
+sys.path.append({str(ROOT / "tests")!r})
+from doubles.checkpoints import sample_arrays, write_checkpoint
 write_checkpoint(sys.argv[1], sample_arrays(), step=5)
 (folder,) = Path(sys.argv[1]).glob("step-*")
 (folder / "data" / "stray.pack").write_bytes(b"nobody refers to it")

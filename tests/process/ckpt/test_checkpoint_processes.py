@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from doubles.blocks import write_block
 from event_lines import EventLines
 from sidecar_group import (
     DEADLINE_S,
@@ -30,7 +31,6 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.disk.directory import SpillDirectory
-from holdfast.ckpt.testing.blocks import write_block
 
 NBYTES = 300_000
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from doubles.blocks import make_world
 from sidecar_group import SidecarGroup, inventories, sidecar_group, write_step
 
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
-from holdfast.ckpt.testing.blocks import make_world
 
 NODES = ("a", "b", "c", "d")
 

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import torch
 import torch.multiprocessing as mp
+from doubles.shards import MemoryShards
+from doubles.slots import FakeSidecar
 from ports import free_ports
 from torch import distributed as dist
 from uneven_net import WORLD_SIZE, State, build, data_parallel, grid, train
@@ -19,8 +21,7 @@ from holdfast.ckpt.geometry.shard_index import decode_index, encode_index
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.restore import read_tensors, restore
-from holdfast.ckpt.testing.shards import MemoryShards, capture
-from holdfast.ckpt.testing.slots import FakeSidecar
+from holdfast.ckpt.testing.shards import capture
 
 
 def gather_over(group: Any) -> Callable[[Any], list[Any]]:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doubles.checkpoints import sample_arrays, write_checkpoint
 from tree import HELPERS
-
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
 DRIVER = HELPERS / "rewrite_driver.py"
 MIB = 1 << 20

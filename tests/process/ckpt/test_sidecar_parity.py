@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doubles.blocks import write_block
 from sidecar_group import SIZES, SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
 from holdfast.ckpt.memory.arena import arena_path
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
-from holdfast.ckpt.testing.blocks import write_block
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doubles.blocks import random_payload, write_block
 from sidecar_group import DEADLINE_S, SidecarGroup, inventories, sidecar_group, wait_until
 from stop_points import stopping_at
 
@@ -18,7 +19,6 @@ from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
-from holdfast.ckpt.testing.blocks import random_payload, write_block
 
 STEPS = 6
 GROWS_AT = 4

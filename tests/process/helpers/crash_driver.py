@@ -16,8 +16,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))  # `doubles`, when this file runs as a program
+
 import msgspec
 import numpy as np
+from doubles.checkpoints import (
+    Array,
+    sample_arrays,
+    shard,
+    split_dim,
+    write_checkpoint,
+)
 
 from holdfast.ckpt.checkpoints import commit
 from holdfast.ckpt.checkpoints.assemble import Assembler
@@ -27,13 +36,6 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.format.manifest import MANIFEST, REFS, RETAINED
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import (
-    Array,
-    sample_arrays,
-    shard,
-    split_dim,
-    write_checkpoint,
-)
 
 CALLS = ("open", "writev", "fsync", "rename", "link", "unlink", "mkdir", "rmdir")
 OLD, NEW = 0, 1

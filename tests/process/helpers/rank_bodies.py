@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from doubles.slots import FakeSidecar
 from ranks import enter
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,7 +17,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.ckpt.testing.slots import FakeSidecar
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.errors import GenerationOverError

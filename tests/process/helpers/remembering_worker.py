@@ -10,11 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))  # `doubles`, when this file runs as a program
+
+from doubles.blocks import random_payload, write_block
 
 from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, GivenUpError
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.sidecar.client import SidecarClient
-from holdfast.ckpt.testing.blocks import random_payload, write_block
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.connecting import connect

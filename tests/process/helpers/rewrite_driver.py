@@ -13,6 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 from crash_driver import die_at
+from doubles.checkpoints import sample_arrays, write_checkpoint
+from doubles.interchange import read_all
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.checkpoints.source import StoreSource
@@ -24,8 +26,6 @@ from holdfast.ckpt.convert.safetensors import SafetensorsSink, SafetensorsSource
 from holdfast.ckpt.convert.target_layout import TargetLayout
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from holdfast.ckpt.testing.interchange import read_all
 
 STEP_OF_CALLS = 3
 """Of the places to be killed at, every third is tried; the parity of the number changes."""

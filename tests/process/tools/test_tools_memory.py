@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from holdfast.ckpt.testing.checkpoints import write_checkpoint
+from doubles.checkpoints import write_checkpoint
 
 STATE_BYTES = 192 << 20
 MEMORY_BYTES = 48 << 20

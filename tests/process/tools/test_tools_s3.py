@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from doubles.checkpoints import sample_arrays, write_checkpoint
 from service_fixtures import S3Place
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.tools.cli import main
 
 

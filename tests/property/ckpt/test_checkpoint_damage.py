@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.checkpoints import sample_arrays, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -16,7 +17,6 @@ from torch import nn
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 
 
 def make() -> dict[str, Any]:

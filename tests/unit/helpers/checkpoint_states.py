@@ -6,6 +6,8 @@ import copy
 from typing import Unpack
 
 import numpy as np
+from doubles.checkpoints import About, Array, write_checkpoint
+from doubles.memory_store import MemoryStore
 
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.catalog import committed, open_step, step_folder
@@ -13,8 +15,6 @@ from holdfast.ckpt.checkpoints.source import PackSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.format.manifest import MANIFEST, REFS
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.testing.checkpoints import About, Array, write_checkpoint
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Arrays = dict[str, tuple[Array, str]]
 

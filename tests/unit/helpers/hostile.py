@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import zarr
 from checkpoint_states import copied
+from doubles.checkpoints import split_dim, write_checkpoint
+from doubles.memory_store import MemoryStore
 from fault_stores import Wrapped, using
 
 from holdfast.ckpt.checkpoints.assemble import Assembler
@@ -23,8 +25,6 @@ from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.state import plain
 from holdfast.ckpt.store.base import Readable, Store
-from holdfast.ckpt.testing.checkpoints import split_dim, write_checkpoint
-from holdfast.ckpt.testing.memory_store import MemoryStore
 from holdfast.ckpt.zarr.view import group
 
 Json = Any

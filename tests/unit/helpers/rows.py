@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doubles.blocks import write_payload
 from sidecar_group import SidecarGroup, inventories
 
 from holdfast.ckpt.memory.records import SnapshotWorld
@@ -13,7 +14,6 @@ from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.stripes import Geometry, restore_points
 from holdfast.ckpt.sidecar.parity import builder
 from holdfast.ckpt.sidecar.parity.rows import ParityRow
-from holdfast.ckpt.testing.blocks import write_payload
 
 MIB = 1 << 20
 WAYS = pytest.mark.parametrize("by_wire", [False, True], ids=["mapped", "wire"])

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from holdfast.tools.terminal import parse_bytes, positive, readable, shape_text
+from holdfast.tools.subcommand import positive
+from holdfast.tools.terminal import parse_bytes, readable, shape_text
 
 
 @pytest.mark.parametrize(

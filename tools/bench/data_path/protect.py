@@ -19,7 +19,7 @@ from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.records import BlockEntry, RestorePoint
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
-from holdfast.ckpt.testing.blocks import INDEX_ROOM_BYTES, make_index
+from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES, make_index
 from holdfast.tools.bench.nodes import Nodes
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
 

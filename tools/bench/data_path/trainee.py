@@ -271,9 +271,9 @@ class Trainee:
             torch.mm(self._left, self._right, out=self._out)
 
     @staticmethod
-    def _meet(mine: bool) -> bool:
-        """Return whether ``mine`` is true on every rank; a real step waits for the ranks too."""
-        count = torch.tensor([int(mine)])
+    def _meet(ready: bool) -> bool:
+        """Return whether ``ready`` is true on every rank; a real step waits for the ranks too."""
+        count = torch.tensor([int(ready)])
         dist.all_reduce(count)
         return int(count) == dist.get_world_size()
 

@@ -215,11 +215,11 @@ class TrainingTask:
         )
         for step in range(self.steps):
             gradients.begin_pass()
-            mine = range(seat.rank, self.microbatches, seat.world_size)
-            for microbatch in mine:
-                gradients.begin_microbatch(last=microbatch == mine[-1])
+            own = range(seat.rank, self.microbatches, seat.world_size)
+            for microbatch in own:
+                gradients.begin_microbatch(last=microbatch == own[-1])
                 gradients.backward(_loss(model, seed=step * self.microbatches + microbatch))
-            gradients.end_pass(backwards=len(mine), agree=0)
+            gradients.end_pass(backwards=len(own), agree=0)
             gradients.end_step()
             optimizer.step()
             gradients.clear()

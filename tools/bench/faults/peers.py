@@ -159,8 +159,8 @@ def _await_file(path: Path, process: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + _START_S
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline_s:
-            said = path.with_suffix(".out").read_text(errors="replace")
-            raise PeerError(f"the {path.name} does not start: {said}")
+            output = path.with_suffix(".out").read_text(errors="replace")
+            raise PeerError(f"the {path.name} does not start: {output}")
         time.sleep(_POLL_S)
 
 

@@ -144,7 +144,7 @@ def _recovery(
         "reformed": reformed,
         "restored": restored,
     }
-    ends_s = {name: max(e.time_s for e in told) for name, told in phases.items() if told}
+    ends_s = {name: max(e.time_s for e in found) for name, found in phases.items() if found}
     seen = [e.time_s for e in of_kind(later, Detected) if e.time_s >= began_s]
     if seen and min(seen) <= ends_s.get("proposed", 0.0):
         ends_s = {"detected": min(seen), **ends_s}

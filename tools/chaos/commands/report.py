@@ -80,15 +80,15 @@ def _write(path: Path, text: str) -> None:
 
 def to_json(runs: Sequence[ReportedRun], *, against: Sequence[ReportedRun] = ()) -> str:
     """Return all content of the page except the single steps, as JSON."""
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "format": FORMAT,
         "summary": _plain(summarise(runs)),
         "runs": [_plain(msgspec.structs.replace(each, timeline=None)) for each in runs],
         "compared": _plain(compare(against, runs)) if against else None,
     }
-    for each in told["runs"]:
+    for each in figures["runs"]:
         del each["timeline"]
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
 
 
 def _plain(value: object) -> Any:

@@ -19,7 +19,8 @@ from holdfast.tools.chaos.runs import SMALLEST, ScenarioRuns
 from holdfast.tools.chaos.scenarios.scenario import Scenario
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
 from holdfast.tools.chaos.scenarios.words import target_text, when_text
-from holdfast.tools.terminal import console, place, positive, print_json, step_number
+from holdfast.tools.subcommand import positive
+from holdfast.tools.terminal import console, place, print_json, step_number
 
 _OUT: Final = Path("holdfast-chaos")
 
@@ -86,13 +87,13 @@ def run(args: argparse.Namespace) -> int:
     shown = console()
     if args.dry_run:
         return _dry(scenario, seed, args.only, as_json=args.json, shown=shown)
-    told = console(stderr=True)
+    progress = console(stderr=True)
     runs = ScenarioRuns(
         scenario,
         path,
         name=args.scenario,
         world=args.world,
-        tell=lambda text: told.print(f"  {text}", style="dim", markup=False),
+        tell=lambda text: progress.print(f"  {text}", style="dim", markup=False),
     )
     out = args.out or _OUT / f"{scenario.name}-{seed}"
     found: list[dict[str, object]] = []

@@ -19,7 +19,8 @@ from holdfast.tools.chaos.report.summary import Cell, survival
 from holdfast.tools.chaos.survival import simulated
 from holdfast.tools.chaos.survival.measured import Measuring
 from holdfast.tools.chaos.survival.sets import broken, drawn, names
-from holdfast.tools.terminal import console, positive, step_number
+from holdfast.tools.subcommand import positive
+from holdfast.tools.terminal import console, step_number
 
 _OUT: Final = Path("holdfast-chaos")
 _MOST_REAL: Final = 16
@@ -104,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
     is_real = args.world == "real"
     most = args.most or (_MOST_REAL if is_real else None)
     chosen = drawn(args.nodes, most=most, seed=args.seed)
-    shown, told = console(), console(stderr=True)
+    shown, progress = console(), console(stderr=True)
     measuring = Measuring(
         args.out or _OUT / f"survive-{args.nodes}-{args.parity}",
-        tell=lambda text: told.print(f"  {text}", style="dim", markup=False),
+        tell=lambda text: progress.print(f"  {text}", style="dim", markup=False),
     )
     tried = _Tried()
     for nodes in track(chosen, "losing", console=shown, transient=True):

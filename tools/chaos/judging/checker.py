@@ -72,8 +72,8 @@ def check(
     for name, (wants, find) in _FINDERS.items():
         if wants(history, reference, promises):
             checked.append(name)
-            told = find(history, reference, promises)
-            violations += [Violation(check=name, message=message) for message in told]
+            broken = find(history, reference, promises)
+            violations += [Violation(check=name, message=message) for message in broken]
     undone = [len(steps) for steps in history.undone.values()]
     return HistoryVerdict(
         attempts=len({attempt for attempt, _ in history.ranks}),
@@ -181,8 +181,8 @@ def _same_samples(history: History, reference: History | None, promises: Promise
     ours, theirs = _by_step(history), _by_step(reference)
     wrong = [s for s in history.surviving if s in theirs and ours.get(s) != theirs[s]]
     if wrong:
-        mine, its = ours.get(wrong[0], Counter()), theirs[wrong[0]]
-        more, less = list(mine - its), list(its - mine)
+        own, its = ours.get(wrong[0], Counter()), theirs[wrong[0]]
+        more, less = list(own - its), list(its - own)
         yield (
             f"{len(wrong)} steps trained on other samples than the reference: {_some(wrong)}; step "
             f"{wrong[0]} has {len(more)} others and lacks {len(less)}"
@@ -191,12 +191,12 @@ def _same_samples(history: History, reference: History | None, promises: Promise
 
 def _all_ranks(history: History, reference: History | None, promises: Promises) -> _Told:
     """Yield ranks that reported no samples for a surviving step for which others did."""
-    told: dict[int, set[int]] = defaultdict(set)
+    reporting: dict[int, set[int]] = defaultdict(set)
     for each in history.consumed:
         if history.survives(each):
-            told[each.step].add(each.rank)
+            reporting[each.step].add(each.rank)
     for step, attempt in history.surviving.items():
-        if step in told and (silent := history.ranks[attempt, step] - told[step]):
+        if step in reporting and (silent := history.ranks[attempt, step] - reporting[step]):
             yield f"ranks {_some(sorted(silent))} completed step {step} and reported no samples"
 
 

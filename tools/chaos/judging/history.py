@@ -38,7 +38,7 @@ def read(folder: Path) -> History:
     A last line that a death cut off is skipped. Raises ``HistoryError`` with file and line for any
     other invalid line, and for a folder without a history.
     """
-    history = of_events(told(folder))
+    history = of_events(reported(folder))
     if not history.commits:
         raise HistoryError(
             f"{folder}: no step was reported here; call holdfast.chaos.step in the training loop "
@@ -48,7 +48,7 @@ def read(folder: Path) -> History:
     return history
 
 
-def told(folder: Path) -> list[Told]:
+def reported(folder: Path) -> list[Told]:
     """Return all reports of hooks and of Holdfast in a folder, by time.
 
     Raises ``HistoryError`` as `read` does; a folder without reports yields none.

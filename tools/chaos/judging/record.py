@@ -52,9 +52,9 @@ Told: TypeAlias = Event | HookLine
 """A report of a job: an event of a Holdfast job, or a line of any loop's hooks."""
 
 
-def time_of(told: Told) -> float:
+def time_of(line: Told) -> float:
     """Return the time of a report, in wall-clock seconds."""
-    return told.time_s if isinstance(told, Event) else told.t
+    return line.time_s if isinstance(line, Event) else line.t
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -99,6 +99,6 @@ class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 found[attempt].append(step)
         return {attempt: tuple(steps) for attempt, steps in found.items()}
 
-    def survives(self, told: StepCommit | Consumed | Stated) -> bool:
+    def survives(self, line: StepCommit | Consumed | Stated) -> bool:
         """Whether a report belongs to a surviving execution."""
-        return self.surviving.get(told.step) == told.attempt
+        return self.surviving.get(line.step) == line.attempt

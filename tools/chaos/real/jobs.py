@@ -90,19 +90,19 @@ def argv(workload: Workload, place: JobFolders, *, source: Path) -> tuple[str, .
 def words(workload: Workload, place: JobFolders, *, source: Path) -> tuple[str, ...]:
     """Return all strings that a scenario passes to a job: command, environment, settings."""
     env = environment(workload, place, source=source, mark="", more={})
-    told = [env[name] for name in workload.env]
-    return (*argv(workload, place, source=source), *told, *_strings(workload.settings))
+    values = [env[name] for name in workload.env]
+    return (*argv(workload, place, source=source), *values, *_strings(workload.settings))
 
 
-def _strings(told: object) -> Iterator[str]:
+def _strings(tree: object) -> Iterator[str]:
     """Yield all strings in a TOML value."""
-    if isinstance(told, str):
-        yield told
-    elif isinstance(told, Mapping):
-        for each in told.values():
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for each in tree.values():
             yield from _strings(each)
-    elif isinstance(told, list | tuple):
-        for each in told:
+    elif isinstance(tree, list | tuple):
+        for each in tree:
             yield from _strings(each)
 
 
@@ -113,9 +113,9 @@ def environment(
     known = {"{python}": sys.executable, "{folder}": str(place.work), "{scenario}": str(source)}
     own = {name: _filled(text, known) for name, text in workload.env.items()}
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    told = {HISTORY: str(place.history), MARK: mark}
+    variables = {HISTORY: str(place.history), MARK: mark}
     first = {name: text for name, text in more.items() if name not in LISTS}
-    return {**defaults, **together(more, own), **first, **told}
+    return {**defaults, **together(more, own), **first, **variables}
 
 
 def _filled(word: str, known: Mapping[str, str]) -> str:

@@ -46,9 +46,9 @@ class Leaks:
             found += [each for each in leftovers(self._run) if each not in found]
         shared = (str(path) for path in sorted(self._mapped) if path.exists())
         found += [f"shared memory {each}" for each in shared if not any(each in f for f in found)]
-        said = [f"left behind: {each}" for each in found]
-        said += left_keys(self._job.coordinator, self._run)
-        return said + self._objects.left(ended_well=well, hurt=hurt)
+        problems = [f"left behind: {each}" for each in found]
+        problems += left_keys(self._job.coordinator, self._run)
+        return problems + self._objects.left(ended_well=well, hurt=hurt)
 
     def closed(self) -> list[str]:
         """Return a message if file handles remain open after everything is closed."""

@@ -43,17 +43,17 @@ class Objects:
         writer is dead.
         """
         not_saved = _not_saved(self._work)
-        said: list[str] = []
+        problems: list[str] = []
         for root in [*_roots_below(self._work), *self._named]:
             found, failure = _found(root)
-            said += [failure] if failure else []
-            said += [
+            problems += [failure] if failure else []
+            problems += [
                 f"left behind: {each.where}: {each.kind.value}"
                 for each in found
                 if each.where not in self._before
                 and is_leak(each, ended_well=ended_well, hurt=hurt, not_saved=not_saved)
             ]
-        return list(dict.fromkeys(said))  # a place may have two names
+        return list(dict.fromkeys(problems))  # a place may have two names
 
 
 def is_leak(each: Unreferenced, *, ended_well: bool, hurt: bool, not_saved: set[int]) -> bool:

@@ -131,14 +131,14 @@ class PlainJob:
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
         """Yield the ranks of the living workers with their processes."""
-        told = {
+        variables = {
             int(found[1]): path
             for path in self._place.history.glob(PATTERN)
             if (found := _OF_HISTORY.fullmatch(path.name))
         }
         ranks = {pid: _rank_of(pid) for pid in processes_of(self.mark)}
         for pid, rank in ranks.items():
-            if pid in told and (first := _rank_told(told[pid])) is not None:
+            if pid in variables and (first := _rank_told(variables[pid])) is not None:
                 yield first, pid
             elif rank is not None and ranks.get(_parent(pid)) is None:
                 yield rank, pid

@@ -99,18 +99,18 @@ def _whole(recovery: Recovery) -> Recovery:
 # -- jobs without generations ----------------------------------------------------------------------
 
 
-def _attempts(told: Sequence[HookLine], *, proposed: bool) -> list[Event]:
+def _attempts(reports: Sequence[HookLine], *, proposed: bool) -> list[Event]:
     """Return the steps in hook lines as events of a job whose generations are its attempts.
 
     A step begins with its samples, or at the end of the rank's previous step. If generations were
     ``proposed``, the attempts are their numbers.
     """
-    attempts = sorted({line.attempt for line in told})
+    attempts = sorted({line.attempt for line in reports})
     numbers = {a: a if proposed else n for n, a in enumerate(attempts, 1)}
     signs: dict[tuple[int, int], float] = {}
     begun: dict[tuple[int, int, int], float] = {}
     steps: list[StepDone] = []
-    for line in told:
+    for line in reports:
         rank, number, at_s = line.rank, numbers[line.attempt], line.t
         key = (number, rank, line.step)
         if isinstance(line, Consumed):
@@ -184,8 +184,8 @@ class _NamedPlaces:
         """Return a nemesis' own event; if it lacks the seats that were hit, add them."""
         found = self.fault(Struck(number=0, kind=event.what, victim=event.victim, t=event.time_s))
         on = found.on or event.on
-        told = event.seats if on else ()
-        return msgspec.structs.replace(found, on=on, seats=told or found.seats)
+        changed = event.seats if on else ()
+        return msgspec.structs.replace(found, on=on, seats=changed or found.seats)
 
     def _is_seat(self, name: str) -> bool:
         return any(life.seat == name for life in self._lives)

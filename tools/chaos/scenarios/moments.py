@@ -23,8 +23,8 @@ def wrong_moment(name: str, fields: Iterable[str] = ()) -> str:
     """Return what is wrong with the name of an event or of its fields; "" if nothing is."""
     if (kind := KINDS.get(name)) is not None:
         known = kind.__struct_fields__
-        if odd := sorted(set(fields) - set(known)):
-            return f"an event {name!r} has no {', '.join(odd)}; it has {', '.join(known)}"
+        if unknown := sorted(set(fields) - set(known)):
+            return f"an event {name!r} has no {', '.join(unknown)}; it has {', '.join(known)}"
     elif name != RESTARTED and name.removeprefix(OWN) in ("", name):
         kinds = ", ".join(sorted(KINDS))
         return f"there is no event {name!r}; give {OWN}NAME, {RESTARTED} or one of {kinds}"

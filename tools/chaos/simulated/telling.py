@@ -111,15 +111,15 @@ class Telling:
             ]
             for rank in range(ranks)
         }
-        used = sorted(each for mine in ids.values() for each in mine)
+        used = sorted(each for own in ids.values() for each in own)
         text = f"{self._line[-1]} {step} {used}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._line.append(digest)
         self._digests[generation, step] = digest
         begun_s, self._begun_s = self._begun_s, self._sim.now_s
         began_t, t = round(begun_s, 6), round(self._sim.now_s, 6)
-        for rank, mine in ids.items():
+        for rank, own in ids.items():
             at = {"step": step, "rank": rank, "attempt": generation}
-            self._told.append(Consumed(t=began_t, epoch=0, ids=tuple(mine), **at))
+            self._told.append(Consumed(t=began_t, epoch=0, ids=tuple(own), **at))
             self._told.append(StepCommit(t=t, **at))
             self._told.append(Stated(t=t, digest=digest, **at))

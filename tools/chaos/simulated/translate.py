@@ -82,7 +82,7 @@ def names_of(scenario: Scenario) -> tuple[str, ...]:
 def config_of(scenario: Scenario) -> SimulationConfig:
     """Return the simulated job. Raises ``ScenarioError`` for an entry that cannot be simulated."""
     _check(scenario)
-    workload, told = scenario.workload, scenario.simulated
+    workload, settings = scenario.workload, scenario.simulated
     slots = {f"n{at}": dict(each) for at, each in enumerate(workload.nodes.values())}
     roles = {role for each in slots.values() for role in each}
     room = {role: sum(each.get(role, 0) for each in slots.values()) for role in sorted(roles)}
@@ -96,11 +96,13 @@ def config_of(scenario: Scenario) -> SimulationConfig:
         wanted=dict(workload.wanted) or room,
         slots_of=slots,
         domains_of=domains,
-        spec=JobSpec(parity=told.parity, keep=told.keep, dp=told.dp, min_dp=told.min_dp),
-        steps=told.steps,
-        snapshot_every=told.snapshot_every,
-        checkpoint_every=told.checkpoint_every,
-        step_s=(told.step_s * (1 - _SPREAD), told.step_s * (1 + _SPREAD)),
+        spec=JobSpec(
+            parity=settings.parity, keep=settings.keep, dp=settings.dp, min_dp=settings.min_dp
+        ),
+        steps=settings.steps,
+        snapshot_every=settings.snapshot_every,
+        checkpoint_every=settings.checkpoint_every,
+        step_s=(settings.step_s * (1 - _SPREAD), settings.step_s * (1 + _SPREAD)),
         faults=0,
         calm_s=scenario.lifetime_s,
         patience_s=0.0,
@@ -130,7 +132,7 @@ def _wrong(fault: FaultSpec) -> str:
         return f"of a part {part!r} it is not simulated; give target.part = {' or '.join(parts)}"
     if fault.target.which == "slowest":
         return "no rank of a simulation is the slowest; give another target.which"
-    for told in (fault.when.state, fault.when.recovery):
-        if told is not None and told not in EVENTS:
-            return f"no event {told!r} is simulated; give one of {', '.join(EVENTS)}"
+    for moment in (fault.when.state, fault.when.recovery):
+        if moment is not None and moment not in EVENTS:
+            return f"no event {moment!r} is simulated; give one of {', '.join(EVENTS)}"
     return ""

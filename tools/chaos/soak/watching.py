@@ -246,10 +246,10 @@ def use_of(pid: int) -> dict[str, int]:
     """Return a process's private bytes (without shared memory), open files and threads."""
     with contextlib.suppress(OSError, KeyError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        told = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+        fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
         return {
-            "own": int(told["RssAnon"][0]) << 10,
-            "threads": int(told["Threads"][0]),
+            "own": int(fields["RssAnon"][0]) << 10,
+            "threads": int(fields["Threads"][0]),
             "handles": len(list(Path(f"/proc/{pid}/fd").iterdir())),
         }
     return {}
@@ -290,9 +290,9 @@ def outcries(logs: Path) -> list[str]:
         for at, line in enumerate(lines):
             if line.startswith(("Traceback", "Fatal Python error")):
                 rest = lines[at + 1 :]
-                said = next((each for each in rest if each and not each.startswith(" ")), "")
-                if not (said.startswith("FileNotFoundError") and str(ARENA_ROOT) in said):
-                    found.append(f"{path.name}:{at + 1}: {said}")
+                message = next((each for each in rest if each and not each.startswith(" ")), "")
+                if not (message.startswith("FileNotFoundError") and str(ARENA_ROOT) in message):
+                    found.append(f"{path.name}:{at + 1}: {message}")
     return found
 
 

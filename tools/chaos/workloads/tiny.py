@@ -41,15 +41,15 @@ def main(args: argparse.Namespace) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         run.track(model=model, optimizer=optimizer)
         for step in run.steps(args.steps):
-            told = {"rank": run.rank, "attempt": run.generation}
+            line = {"rank": run.rank, "attempt": run.generation}
             ids: set[int] = set()  # a pass over the microbatches may be repeated
             for numbers, batch in run.microbatches(data):
                 ids.update(numbers.tolist())
                 run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
-            chaos.samples(step + 1, sorted(ids), **told)  # Holdfast counts complete steps
+            chaos.samples(step + 1, sorted(ids), **line)  # Holdfast counts complete steps
             run.step(optimizer)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            chaos.state_hash(step + 1, state, **told)
+            chaos.state_hash(step + 1, state, **line)
             time.sleep(args.pace if run.world_size >= args.ranks else SHORT_HANDED_S)
 
     train()

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_states import copied
+from doubles.checkpoints import Array, split_dim, write_checkpoint
+from doubles.memory_store import MemoryStore
 from fault_stores import using
 
 from holdfast.ckpt.checkpoints.catalog import (
@@ -31,8 +33,6 @@ from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format.manifest import RETAINED, Manifest
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import Array, split_dim, write_checkpoint
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 OLD, NEW = step_folder(2), step_folder(3)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import hostile
 from checkpoint_states import copied
+from doubles.memory_store import MemoryStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
 from holdfast.ckpt.format.manifest import MANIFEST, read_index, read_manifest, read_note
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Json = Any
 

@@ -10,6 +10,8 @@ from math import prod
 import msgspec
 import numpy as np
 import pytest
+from doubles.checkpoints import Array, part_of, split_dim, write_checkpoint
+from doubles.memory_store import MemoryStore
 from fault_stores import using
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +23,6 @@ from holdfast.ckpt.format.manifest import PackedChunk, PackIndex
 from holdfast.ckpt.format.unpack import ChunkReader, Pack, ends_of
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.native import crc
-from holdfast.ckpt.testing.checkpoints import Array, part_of, split_dim, write_checkpoint
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 SMALL_BLOCK = 64
 KINDS = {"uint8": "|u1", "bfloat16": "<u2", "float32": "<f4", "complex128": "<c16"}

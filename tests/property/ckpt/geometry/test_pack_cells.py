@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
+from doubles.checkpoints import part_of, split_dim, write_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.geometry.grid import cells, fault_of_cover, split_grid, whole
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.checkpoints import part_of, split_dim, write_checkpoint
 from holdfast.ckpt.zarr.view import group
 
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
+from doubles.blocks import make_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.parity.groups import Groups, form_groups
 from holdfast.ckpt.parity.stripes import Geometry
-from holdfast.ckpt.testing.blocks import make_world
 
 
 @st.composite

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 import msgspec
+from doubles import fakes
+from doubles.strategies import views
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +24,6 @@ from holdfast.ckpt.parity.stripes import Geometry, plan_recovery, restore_points
 from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.inventories import compact
-from holdfast.elastic.testing import fakes
-from holdfast.elastic.testing.strategies import views
 
 briefly = settings(max_examples=150, deadline=None)
 

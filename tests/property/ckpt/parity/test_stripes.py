@@ -6,6 +6,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from doubles.blocks import make_block, make_world, random_payload
+from doubles.parity import ParityModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +15,6 @@ from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.memory.block import verify_block
 from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.parity.stripes import ROOM_BYTES, Geometry
-from holdfast.ckpt.testing.blocks import make_block, make_world, random_payload
-from holdfast.ckpt.testing.parity import ParityModel
 
 
 def model(world: SnapshotWorld, sizes: list[int]) -> ParityModel:

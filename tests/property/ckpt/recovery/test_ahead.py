@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from doubles.blocks import make_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
 from holdfast.ckpt.recovery.prefetched import Ahead, Range, StepKey, fetch
-from holdfast.ckpt.testing.blocks import make_world
 
 WORLD = make_world({"a": "tcp://127.0.0.1:1"}, run="r", rank_nodes=("a",), parity=0)
 LENGTH = 24

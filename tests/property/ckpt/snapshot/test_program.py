@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import torch
+from doubles.lanes import FakeLanes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from holdfast.ckpt.snapshot.pacing import FULL_SPEED
 from holdfast.ckpt.snapshot.tearing import ChecksumSample
 from holdfast.ckpt.state.capture import CapturePlan, gather_alone
 from holdfast.ckpt.state.flatten import flatten
-from holdfast.ckpt.testing.lanes import FakeLanes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.float8_e5m2]
 KINDS = ["plain", "parameter", "turned", "strided", "conjugate", "negative", "scalar", "empty"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.slots import FakeSidecar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -28,7 +29,6 @@ from holdfast.ckpt.state.capture import CapturePlan, gather_alone
 from holdfast.ckpt.state.flatten import FlatState, PerRank, flatten
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, held, spec_of
 from holdfast.ckpt.state.torch_dtypes import as_carrier
-from holdfast.ckpt.testing.slots import FakeSidecar
 
 STEPS = 12
 

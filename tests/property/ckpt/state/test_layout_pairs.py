@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.shards import MemoryShards, capture_world
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,7 +27,6 @@ from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.restore import live_keys, read_tensors, restore
-from holdfast.ckpt.testing.shards import MemoryShards, capture_world
 
 KINDS = ("whole", "mesh", "strided", "fsdp over tp", "flat", "zero", "parts", "owned")
 EXTENTS = st.sampled_from([0, 1, 2, 3, 5, 7, 11, 13])

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 
 import msgspec
+from doubles.strategies import views
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from unreached import broken_pairs
@@ -24,7 +25,6 @@ from holdfast.elastic.membership.records import Origin, WorkerState
 from holdfast.elastic.membership.view import JobView, role_of
 from holdfast.elastic.planning.plan import extend_timeline, on_timeline, plan
 from holdfast.elastic.planning.reach import left_out
-from holdfast.elastic.testing.strategies import views
 
 broadly = settings(
     max_examples=60,

@@ -6,13 +6,13 @@ from collections import Counter
 from enum import Enum
 
 import msgspec
+from doubles import fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.elastic.decisions.agree import FirstSeen, Propose, decide, observe
 from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Setback
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 NAMES = ("b", "c", "d")
 

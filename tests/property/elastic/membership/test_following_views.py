@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from doubles.strategies import views
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from holdfast.elastic.membership.records import GenerationRecord, JobSpec, NodeR
 from holdfast.elastic.membership.view import JobView, encode, generation_key, node_key, seating_key
 from holdfast.elastic.planning.plan import changes, plan
 from holdfast.elastic.planning.reach import all_asked, left_out, parted
-from holdfast.elastic.testing.strategies import views
 
 broadly = settings(
     max_examples=60,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from doubles import fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from holdfast.elastic.planning.assign import assign, assign_edges, edges_of
 from holdfast.elastic.planning.holdings import BlockHoldings
 from holdfast.elastic.planning.placing import Placer
 from holdfast.elastic.planning.shares import MOST_RATIO, by_speed, even, part, step_time
-from holdfast.elastic.testing import fakes
 
 gains = st.integers(1, 6).flatmap(
     lambda places: st.tuples(

@@ -7,6 +7,8 @@ import logging
 import msgspec
 import pytest
 from checkpoint_states import FROZEN, files_of, held, needed_files, save
+from doubles.checkpoints import shard, split_dim
+from doubles.memory_store import MemoryStore
 from fault_stores import using
 
 from holdfast.ckpt.checkpoints import commit
@@ -16,8 +18,6 @@ from holdfast.ckpt.checkpoints.retention import prune, remove, sweep
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CorruptError, StoreError
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.testing.checkpoints import shard, split_dim
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 
 def pack_bytes(store: Store, step: int) -> int:

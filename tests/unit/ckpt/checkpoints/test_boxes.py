@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doubles.checkpoints import part_of, sample_arrays, write_checkpoint
 
 from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
 
 
 @pytest.fixture

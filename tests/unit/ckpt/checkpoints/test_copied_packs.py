@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doubles.checkpoints import Array, sample_arrays, shard, split_dim
+from doubles.memory_store import MemoryStore
 from fault_stores import using
 
 from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest, step_folder
@@ -19,8 +21,6 @@ from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.native import isal, piece_copy
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import Array, sample_arrays, shard, split_dim
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 AROUND = PackOptions(threads=0, around_cache=True)
 

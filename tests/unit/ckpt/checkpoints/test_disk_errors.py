@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from checkpoint_states import held, state
+from doubles.checkpoints import write_checkpoint
 
 from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import write_checkpoint
 
 CALLS = ("open", "writev", "fsync", "rename", "mkdir", "unlink")
 ENOUGH = 1000

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from checkpoint_states import copied, files_of, held, needed_files, save
+from doubles.memory_store import MemoryStore
 from fault_stores import Died, DyingStore, using
 
 from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.format.manifest import RETAINED
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Action = Callable[[], object]
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from checkpoint_states import copied, held, save
+from doubles.memory_store import MemoryStore
 from fault_stores import CHANGES, Wrapped, using
 
 from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.format.manifest import MANIFEST, RETAINED
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 PATIENCE_S = 60.0
 Action = Callable[[], object]

@@ -10,6 +10,14 @@ from typing import Unpack
 import msgspec
 import numpy as np
 import pytest
+from doubles.checkpoints import (
+    About,
+    Array,
+    sample_arrays,
+    shard,
+    split_dim,
+    write_checkpoint,
+)
 
 from holdfast.ckpt.checkpoints import commit
 from holdfast.ckpt.checkpoints.assemble import Assembler
@@ -20,14 +28,6 @@ from holdfast.ckpt.errors import CorruptError, FencedError, NotFoundError, Store
 from holdfast.ckpt.format.zarr_metadata import array_name
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.checkpoints import (
-    About,
-    Array,
-    sample_arrays,
-    shard,
-    split_dim,
-    write_checkpoint,
-)
 from holdfast.ckpt.zarr.view import group
 
 Arrays = Mapping[str, tuple[Array, str]]

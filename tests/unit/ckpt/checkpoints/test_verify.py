@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doubles.checkpoints import shard, split_dim, write_checkpoint
 
 from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest
 from holdfast.ckpt.checkpoints.commit import PackOptions, commit, write_pack
 from holdfast.ckpt.checkpoints.verify import Damage, deep_faults, examine, faults
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import shard, split_dim, write_checkpoint
 
 RNG = np.random.default_rng(0)
 ARRAYS: dict[str, tuple[np.ndarray[Any, Any], str]] = {

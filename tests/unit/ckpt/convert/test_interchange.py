@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from doubles.checkpoints import sample_arrays
+from doubles.interchange import ArraySink, ArraySource
 
 from holdfast.ckpt.convert.interchange import TransferBudget, choose, cut, transfer
 from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.testing.checkpoints import sample_arrays
-from holdfast.ckpt.testing.interchange import ArraySink, ArraySource
 
 
 def test_a_tensor_that_fits_is_one_piece() -> None:

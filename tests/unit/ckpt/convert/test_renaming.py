@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from doubles.checkpoints import sample_arrays
+from doubles.interchange import ArraySource, read_all
 
 from holdfast.ckpt.convert.renaming import (
     Renamed,
@@ -13,8 +15,6 @@ from holdfast.ckpt.convert.renaming import (
     without_prefix,
 )
 from holdfast.ckpt.errors import MismatchError
-from holdfast.ckpt.testing.checkpoints import sample_arrays
-from holdfast.ckpt.testing.interchange import ArraySource, read_all
 
 ARRAYS = sample_arrays()
 

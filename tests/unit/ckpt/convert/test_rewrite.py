@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from doubles.checkpoints import sample_arrays, write_checkpoint
+from doubles.interchange import ArraySource, read_all
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps
@@ -19,8 +21,6 @@ from holdfast.ckpt.convert.target_layout import SplitRule, TargetLayout
 from holdfast.ckpt.errors import StateError, StoreError
 from holdfast.ckpt.format.manifest import MANIFEST
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
-from holdfast.ckpt.testing.interchange import ArraySource, read_all
 from holdfast.tools.cli import main
 
 STEP = "step-000000000007"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.checkpoints import sample_arrays
+from doubles.interchange import ArraySource, read_all
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
@@ -18,8 +20,6 @@ from holdfast.ckpt.convert.safetensors_header import NAME_OF, TORCH_OF, build_he
 from holdfast.ckpt.errors import CkptError, CorruptError, MismatchError, NotFoundError, StoreError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state.torch_dtypes import BY_NAME
-from holdfast.ckpt.testing.checkpoints import sample_arrays
-from holdfast.ckpt.testing.interchange import ArraySource, read_all
 
 
 def tensors() -> dict[str, torch.Tensor]:

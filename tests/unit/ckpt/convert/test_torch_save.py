@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.checkpoints import sample_arrays
+from doubles.interchange import ArraySource, read_all
 from torch import nn
 
 from holdfast.ckpt.convert.interchange import transfer
 from holdfast.ckpt.convert.torch_save import TorchSaveSink, TorchSaveSource
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, StateError, StoreError
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.testing.checkpoints import sample_arrays
-from holdfast.ckpt.testing.interchange import ArraySource, read_all
 
 
 def raw(tensor: torch.Tensor) -> bytes:

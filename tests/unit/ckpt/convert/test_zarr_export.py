@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from doubles.checkpoints import part_of, sample_arrays, write_checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr_samples import of_every_dtype
@@ -26,7 +27,6 @@ from holdfast.ckpt.format.zarr_metadata import array_name
 from holdfast.ckpt.geometry.grid import whole
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.testing.checkpoints import part_of, sample_arrays, write_checkpoint
 
 TIED = {"model.tied": "model.weight"}
 VALUES = {"optimizer.groups.0.lr": 0.1, "cursor": {"$tuple": [1, 2]}}

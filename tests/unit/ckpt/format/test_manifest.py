@@ -13,6 +13,7 @@ from typing import Any
 import hostile
 import pytest
 from checkpoint_states import copied
+from doubles.memory_store import MemoryStore
 from hostile import FOLDER, Change, check_all, encoded, find, read_all, sample, with_index
 
 from holdfast.ckpt.errors import CorruptError
@@ -25,7 +26,6 @@ from holdfast.ckpt.format.manifest import (
     seal_note,
 )
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 Json = Any
 MOST_BYTES = 16 << 20

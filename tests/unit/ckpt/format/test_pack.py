@@ -9,6 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 from checkpoint_states import files_of
+from doubles.checkpoints import (
+    Array,
+    part_of,
+    sample_arrays,
+    shard,
+    split_dim,
+    write_checkpoint,
+)
+from doubles.memory_store import MemoryStore
 from fault_stores import using
 
 from holdfast.ckpt.checkpoints import commit
@@ -20,15 +29,6 @@ from holdfast.ckpt.format.unpack import ends_of
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 from holdfast.ckpt.native import isal
-from holdfast.ckpt.testing.checkpoints import (
-    Array,
-    part_of,
-    sample_arrays,
-    shard,
-    split_dim,
-    write_checkpoint,
-)
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 FOLDER = step_folder(1)
 

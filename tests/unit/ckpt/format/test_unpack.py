@@ -11,6 +11,7 @@ from typing import Unpack
 import msgspec
 import numpy as np
 import pytest
+from doubles.checkpoints import About, Array, part_of, split_dim, write_checkpoint
 
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.catalog import open_step, step_folder
@@ -23,7 +24,6 @@ from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.native import crc
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import About, Array, part_of, split_dim, write_checkpoint
 
 BLOCK = crc.BLOCK_BYTES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from doubles.checkpoints import split_dim
 
 from holdfast.ckpt.geometry.grid import (
     cells,
@@ -13,7 +14,6 @@ from holdfast.ckpt.geometry.grid import (
     whole,
 )
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.testing.checkpoints import split_dim
 
 
 def box(offset: tuple[int, ...], shape: tuple[int, ...]) -> Box:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from doubles.blocks import make_block, random_payload
 
 from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError
 from holdfast.ckpt.memory.arena import (
@@ -23,7 +24,7 @@ from holdfast.ckpt.memory.arena import (
 )
 from holdfast.ckpt.memory.block import SlotState, block_bytes, verify_block
 from holdfast.ckpt.memory.records import BlockEntry
-from holdfast.ckpt.testing.blocks import make_block, make_index, random_payload
+from holdfast.ckpt.testing.shards import make_index
 
 RUN = run_digest("r")
 

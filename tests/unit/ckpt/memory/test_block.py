@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from doubles.blocks import make_block, random_payload
 
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.memory.block import block_bytes, check_block, check_sealed
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.crc import to_bytes
 from holdfast.ckpt.native.sums import SUM_BYTES
-from holdfast.ckpt.testing.blocks import make_block, random_payload
 
 RUNS = 80
 

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from doubles.blocks import make_world
 
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
 from holdfast.ckpt.parity.row_file import RowFile
-from holdfast.ckpt.testing.blocks import make_world
 
 NODES = dict.fromkeys(("a", "b", "c", "d"), "tcp://x")
 MIB = 1 << 20

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from doubles.blocks import make_world
 from rows import is_intact
 
 from holdfast.ckpt.errors import CapacityError, CorruptError
@@ -15,7 +16,6 @@ from holdfast.ckpt.native import pages
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import RowFile
 from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow
-from holdfast.ckpt.testing.blocks import make_world
 
 RUN = run_digest("test")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from doubles.blocks import make_world
+
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry, SnapshotWorld
 from holdfast.ckpt.parity.stripes import Geometry, restore_points
-from holdfast.ckpt.testing.blocks import make_world
 
 NODES = {name: f"tcp://{name}" for name in ("a", "b", "c")}
 WORLD = make_world(NODES, parity=1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from doubles.blocks import make_world, random_payload, write_payload
 from sidecar_group import sidecar_group
 
 from holdfast.ckpt.errors import NotFoundError
@@ -15,7 +16,6 @@ from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorl
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import SUM_BYTES
 from holdfast.ckpt.recovery.prefetched import Ahead, Range, StepKey, compare, fetch, wanted_of
-from holdfast.ckpt.testing.blocks import make_world, random_payload, write_payload
 
 WORLD = make_world({"a": "tcp://127.0.0.1:1"}, run="r", rank_nodes=("a",), parity=0)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.blocks import random_payload
 from rows import MIB, flip, rebuilt, send_over_the_wire, write
 from sidecar_group import SidecarGroup, inventories, sidecar_group
 
@@ -20,7 +21,6 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.recovery import memory_source
 from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.sidecar.core.core import Core
-from holdfast.ckpt.testing.blocks import random_payload
 from holdfast.ckpt.transport import Client
 
 

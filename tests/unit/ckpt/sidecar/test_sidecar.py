@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from doubles.blocks import make_block, random_payload, write_block
 from sidecar_group import (
     DEADLINE_S,
     SIZES,
@@ -36,7 +37,7 @@ from holdfast.ckpt.native.sums import sums_of
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.store.places import open_store
-from holdfast.ckpt.testing.blocks import make_block, make_index, random_payload, write_block
+from holdfast.ckpt.testing.shards import make_index
 from holdfast.ckpt.transport import RunKey
 
 BIG_BYTES = 20 << 20

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from doubles.blocks import write_block
 from sidecar_group import (
     DEADLINE_S,
     SidecarGroup,
@@ -28,7 +29,6 @@ from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.reading import decoding
-from holdfast.ckpt.testing.blocks import write_block
 
 SIZES = (1000, 2000, 3000)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.lanes import FakeLanes
+from doubles.slots import FakeSidecar
 from torch import nn
 
 from holdfast.ckpt.memory.arena import SlotFile
@@ -15,8 +17,6 @@ from holdfast.ckpt.memory.block import block_bytes, verify_block
 from holdfast.ckpt.snapshot.lanes import PinnedSlots
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
-from holdfast.ckpt.testing.lanes import FakeLanes
-from holdfast.ckpt.testing.slots import FakeSidecar
 
 SHAPE = (6, 5)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.slots import FakeSidecar
 from torch import nn
 
 from holdfast.ckpt.errors import (
@@ -32,7 +33,6 @@ from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.snapshot.snapshotter import CopySettings, Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.restore import restore
-from holdfast.ckpt.testing.slots import FakeSidecar
 from holdfast.ckpt.transport import RunKey
 
 WORLD = SnapshotWorld(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.shards import MemoryShards, capture_world
 from fake_ranks import rank_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -18,7 +19,7 @@ from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.local_boxes import FlatShard, TensorShard
 from holdfast.ckpt.state.optimizers import merge_groups
 from holdfast.ckpt.state.restore import restore
-from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast.ckpt.testing.shards import capture
 
 State = dict[str, Any]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.shards import MemoryShards, capture_world
 from torch import nn
 
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
@@ -16,7 +17,7 @@ from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.local_boxes import FlatShard, TensorShard
 from holdfast.ckpt.state.restore import read_tensors, restore
-from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast.ckpt.testing.shards import capture
 
 
 def saved(state: dict[str, Any], **options: Any) -> MemoryShards:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.shards import MemoryShards, capture_world
 from torch import nn
 
 from holdfast import ckpt
@@ -15,7 +16,7 @@ from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.local_boxes import TensorShard
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
 from holdfast.ckpt.state.strictness import LEVELS, Strictness, check_selected, chooser
-from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast.ckpt.testing.shards import capture
 
 
 def test_the_first_pattern_that_matches_says_the_level_and_the_rest_is_exact() -> None:

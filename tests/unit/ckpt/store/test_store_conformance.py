@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from doubles.memory_store import MemoryStore
 from store_conformance import StoreConformance
 
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.memory_store import MemoryStore
 
 
 class TestLocal(StoreConformance):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from doubles.checkpoints import sample_arrays, write_checkpoint
 from zarr.abc.store import (
     OffsetByteRequest,
     RangeByteRequest,
@@ -26,7 +27,6 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CorruptError, ImmutableError, StoreError
 from holdfast.ckpt.format.zarr_metadata import Stored, array_name
 from holdfast.ckpt.geometry.element_types import DTYPES
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.ckpt.zarr.store import CheckpointStore
 from holdfast.ckpt.zarr.view import group
 

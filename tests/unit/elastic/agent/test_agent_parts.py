@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from doubles.memory_coordinator import MemoryCoordinator
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.agent.config import AgentTiming
@@ -20,7 +21,6 @@ from holdfast.elastic.agent.lease import LeaseKeeper
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
-from holdfast.elastic.coordinator.memory import MemoryCoordinator
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import JobOutcome, NodeRecord

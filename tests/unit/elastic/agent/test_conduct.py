@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from doubles.memory_coordinator import MemoryCoordinator
+
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.conduct import Conductor
 from holdfast.elastic.agent.config import AgentConfig
@@ -16,7 +18,6 @@ from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.reach import Reach
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import Reporter
-from holdfast.elastic.coordinator.memory import MemoryCoordinator
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.membership.view import outcome_key
 from holdfast.elastic.processes.node_sidecar import SidecarPlan

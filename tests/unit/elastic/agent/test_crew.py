@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.agent import crew as crew_module
 from holdfast.elastic.agent.config import AgentConfig, AgentTiming
@@ -18,7 +19,6 @@ from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, encode
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Roster, Seating, WorkerState
 from holdfast.elastic.processes.children import ChildChange, ChildStatus
-from holdfast.elastic.testing import fakes
 
 LONG_S, MOMENT_S = 1e6, 1e-9
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from coordinator_conformance import CoordinatorConformance
+from doubles.memory_coordinator import MemoryCoordinator
 from newer_peer import newer_handler
 
 from holdfast.ckpt.errors import PeerError
@@ -14,7 +15,7 @@ from holdfast.ckpt.transport import Client, RunKey, Server
 from holdfast.elastic.coordinator.base import Coordinator, EventKind
 from holdfast.elastic.coordinator.clock import VirtualClock
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from holdfast.elastic.coordinator.memory import KeyValueTable, MemoryCoordinator
+from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.decisions.agree import (
     AgreePatience,
@@ -31,7 +32,6 @@ from holdfast.elastic.membership.records import (
     WorkerState,
 )
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 READY, ACTIVE, DONE, DEAD, STARTING = (
     WorkerState.READY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.decisions.detect import (
     SilenceLimits,
@@ -15,7 +16,6 @@ from holdfast.elastic.decisions.detect import (
     stalled,
 )
 from holdfast.elastic.membership.phases import Beat, WorkerPhase
-from holdfast.elastic.testing import fakes
 
 LIMITS = SilenceLimits(min_s=2.0, max_s=100.0, first_s=50.0, pause_s=70.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.decisions.leaving import (
@@ -17,7 +18,6 @@ from holdfast.elastic.decisions.leaving import (
     place,
 )
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 LONG_S = 100.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+from doubles import fakes
 
 from holdfast.elastic.decisions.probing import Probing
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 
 def view(*names: str, number: int = 3, group: str = "abc", **changed: dict[str, object]) -> JobView:

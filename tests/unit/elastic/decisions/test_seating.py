@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from doubles import fakes
+
 from holdfast.elastic.decisions.seating import (
     NOWHERE,
     ChangeSeats,
@@ -12,7 +14,6 @@ from holdfast.elastic.decisions.seating import (
 )
 from holdfast.elastic.membership.records import JobOutcome, NodeRecord, Seating, WorkerState
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 SLOTS = {"trainer": 1, "rollout": 1}
 WANTED = {"trainer": 2, "rollout": 2}

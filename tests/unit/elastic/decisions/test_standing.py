@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+from doubles import fakes
 
 from holdfast.elastic.decisions.detect import stalled
-from holdfast.elastic.decisions.standing import apart, stands_of, told
+from holdfast.elastic.decisions.standing import apart, stands_of, where_ranks_wait
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 BARRIER, BACKWARD = "dist.barrier at train.py:13", "run.backward at train.py:11"
 
@@ -31,7 +31,7 @@ def test_a_call_of_some_ranks_alone_stalls_the_generation_and_is_named() -> None
     found = view(BARRIER, BACKWARD, BACKWARD)
     assert apart(found) and stalled(found)
     assert stands_of(found) == {BARRIER: ["trainer/0"], BACKWARD: ["trainer/1", "trainer/2"]}
-    assert told(found) == (
+    assert where_ranks_wait(found) == (
         f"trainer/0 in {BARRIER}; trainer/1, trainer/2 in {BACKWARD}. "
         f"Call {BARRIER} on all ranks alike, or on none"
     )
@@ -47,5 +47,5 @@ def test_ranks_that_may_still_go_on_are_not_apart() -> None:
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    assert told(view("", "")) == ""
-    assert told(view(BACKWARD, BACKWARD)) == f"trainer/0, trainer/1 in {BACKWARD}"
+    assert where_ranks_wait(view("", "")) == ""
+    assert where_ranks_wait(view(BACKWARD, BACKWARD)) == f"trainer/0, trainer/1 in {BACKWARD}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.decisions.stragglers import StepTimes, outliers, pace, stragglers
 from holdfast.elastic.membership.records import WorkerState
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 
 def step(seconds: float, *, count: int = 2, **spent: float) -> StepTimes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from doubles import fakes
+
 from holdfast.elastic.coordinator.base import Entry
 from holdfast.elastic.membership.records import GenerationRecord, NodeRecord
 from holdfast.elastic.membership.view import JobView, encode, generation_key, node_key
 from holdfast.elastic.planning import plan
-from holdfast.elastic.testing import fakes
 
 NAMES = ("a", "b", "c", "d")
 

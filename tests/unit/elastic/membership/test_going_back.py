@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.membership.records import RESTORE_AT_MOST, NodeRecord, Origin
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore
-from holdfast.elastic.testing import fakes
 
 NUMBER = 4
 STEPS = (7, 8, 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
@@ -17,7 +18,6 @@ from holdfast.elastic.membership.view import (
     seat_order,
     seating_key,
 )
-from holdfast.elastic.testing import fakes
 
 WANTED = {"trainer": 1}
 

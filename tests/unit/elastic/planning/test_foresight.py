@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.membership.records import (
     GenerationRecord,
@@ -14,7 +15,6 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.planning.foresight import foresee, others_train
 from holdfast.elastic.planning.plan import plan
-from holdfast.elastic.testing import fakes
 
 NUMBER = 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from doubles import fakes
 
 from holdfast.elastic.decisions.agree import (
     AgreePatience,
@@ -22,7 +23,6 @@ from holdfast.elastic.membership.records import (
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning import holdoff
 from holdfast.elastic.planning.holdoff import HoldoffPatience, held_off, setbacks_after, strangers
-from holdfast.elastic.testing import fakes
 
 PATIENCE = HoldoffPatience(free_losses=1, first_s=2.0, most_s=10.0, forgive_s=100.0)
 POLICY = AgreePatience(patience=PATIENCE)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+from doubles import fakes
 
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.inventories import compact, known_worlds, whole
-from holdfast.elastic.testing import fakes
 
 NAMES = "abcdefgh"
 

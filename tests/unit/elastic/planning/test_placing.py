@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.elastic.membership.records import (
     GenerationRecord,
@@ -17,7 +18,6 @@ from holdfast.elastic.planning.holdings import BlockHoldings, saved_mesh
 from holdfast.elastic.planning.meshes import choose_mesh, coordinates, rank_of
 from holdfast.elastic.planning.placing import Placer, form_cells
 from holdfast.elastic.planning.plan import plan
-from holdfast.elastic.testing import fakes
 
 
 def trainers(count: int, *, first: int = 0, spec: JobSpec | None = None) -> list[WorkerRecord]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doubles import fakes
 
 from holdfast.ckpt.memory.records import BlockSource
 from holdfast.elastic.membership.records import (
@@ -15,7 +16,6 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.plan import MAX_TIMELINE, extend_timeline, on_timeline, plan
-from holdfast.elastic.testing import fakes
 
 
 def trainer(number: int, *, attempt: int = 1, spec: JobSpec | None = None) -> WorkerRecord:

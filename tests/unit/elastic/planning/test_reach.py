@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import pytest
+from doubles import fakes
 from hypothesis import given
 from hypothesis import strategies as st
 from unreached import broken_pairs
@@ -34,7 +35,6 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.reach import all_asked, is_wondering, left_out, parted
-from holdfast.elastic.testing import fakes
 
 POLICY = AgreePatience()
 

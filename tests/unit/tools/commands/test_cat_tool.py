@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from doubles.checkpoints import sample_arrays, write_checkpoint
 
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.tools.cli import main
 
 LARGE = np.random.default_rng(5).standard_normal((60, 50, 4)).astype("<f4")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from doubles.checkpoints import sample_arrays, write_checkpoint
 
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.tools.cli import main
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.interchange import read_all
 from torch import nn
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.convert.interchange import TensorSource
-from holdfast.ckpt.testing.interchange import read_all
 from holdfast.tools.cli import main
 from holdfast.tools.commands.formats import FORMATS, SourceOptions, source_format, target_format
 

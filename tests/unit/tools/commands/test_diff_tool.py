@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doubles.checkpoints import sample_arrays, write_checkpoint
 
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.tools.cli import main
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doubles.checkpoints import write_checkpoint
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints import pins
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.checkpoints import write_checkpoint
 from holdfast.tools.cli import main
 
 

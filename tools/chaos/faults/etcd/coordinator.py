@@ -66,8 +66,8 @@ class CoordinatorInjector:
                     f"strike {strike.number} (coordinator-restart): lasts_s is how long it is "
                     "down; give more than 0"
                 )
-        if told := os.environ.get(ADDRESS):
-            self._pids = _local(told)
+        if address := os.environ.get(ADDRESS):
+            self._pids = _local(address)
             return {}
         leader = any(strike.kind == "leader-kill" for strike in strikes)
         self._own = OwnEtcd(site.folder / "etcd", size=_THREE if leader else 1)

@@ -48,8 +48,8 @@ class EtcdProcess:
     @property
     def url(self) -> str:
         """Client address of the member. Raises ``ScenarioError`` if it needs TLS."""
-        told = self._option("listen-client-urls") or self._option("advertise-client-urls")
-        url = (told or _DEFAULT).split(",")[0].replace("0.0.0.0", "127.0.0.1")
+        addresses = self._option("listen-client-urls") or self._option("advertise-client-urls")
+        url = (addresses or _DEFAULT).split(",")[0].replace("0.0.0.0", "127.0.0.1")
         if not url.startswith("http://"):
             raise ScenarioError(
                 f"etcd at {url} requires TLS, and this tool queries leader, leases and revisions "
@@ -61,9 +61,9 @@ class EtcdProcess:
     def ask(self, path: str, **body: object) -> dict[str, Any]:
         """Return the member's answer. Raises ``MissedError`` if there is none, or for a refusal."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        asked = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
         try:
-            with opener.open(asked, timeout=_ASK_S) as answer:
+            with opener.open(request, timeout=_ASK_S) as answer:
                 found: dict[str, Any] = json.loads(answer.read())
                 return found
         except urllib.error.HTTPError as error:

@@ -94,8 +94,8 @@ class OwnEtcd:
                     if b'"true"' in answer.read():
                         break
                 if process.poll() is not None or time.monotonic() > deadline_s:
-                    said = self._log.read_text(errors="replace")[-1000:]
-                    raise ScenarioError(f"etcd does not start; see {self._log}:\n{said}")
+                    output = self._log.read_text(errors="replace")[-1000:]
+                    raise ScenarioError(f"etcd does not start; see {self._log}:\n{output}")
                 time.sleep(_POLL_S)
 
 

@@ -117,10 +117,10 @@ def program(share: float) -> bytes:
 def drop(end: End, share: float = 1.0) -> bool:
     """Make the kernel drop a share of a socket's incoming packets; False if the socket is gone."""
     filters = ctypes.create_string_buffer(program(share), len(program(share)))
-    told = _PROGRAM.pack(len(filters) // _INSTRUCTION.size, ctypes.addressof(filters))
+    packed = _PROGRAM.pack(len(filters) // _INSTRUCTION.size, ctypes.addressof(filters))
     with _borrowed(end) as found:
         if found is not None:
-            found.setsockopt(socket.SOL_SOCKET, _ATTACH, told)
+            found.setsockopt(socket.SOL_SOCKET, _ATTACH, packed)
         return found is not None
 
 
@@ -191,9 +191,9 @@ def _table(pid: int) -> dict[int, tuple[Address, Address, str]]:
     return found
 
 
-def _address(told: str) -> Address:
+def _address(text: str) -> Address:
     """Return host and port of an entry in /proc/net/tcp, whose words have native byte order."""
-    host, _, port = told.partition(":")
+    host, _, port = text.partition(":")
     words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
     found = ipaddress.ip_address(b"".join(words))
     mapped = getattr(found, "ipv4_mapped", None)

@@ -63,8 +63,8 @@ class WireInjector:
         for flips in self._flips:
             flips.end()
         if self._told is not None:
-            told = {"flipped_bits": self._preload.flipped_bits}
-            self._told.write_bytes(msgspec.json.encode(told) + b"\n")
+            result = {"flipped_bits": self._preload.flipped_bits}
+            self._told.write_bytes(msgspec.json.encode(result) + b"\n")
 
 
 class _Flips:

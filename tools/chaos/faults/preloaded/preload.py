@@ -153,6 +153,8 @@ def _compile(library: Path) -> None:
     command = [found, "-O2", "-shared", "-fPIC", "-o", str(made), str(_SOURCE), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip()[-2000:]
-        raise ScenarioError(f"{_SOURCE.name} does not compile; Linux with glibc is needed:\n{said}")
+        output = done.stderr.strip()[-2000:]
+        raise ScenarioError(
+            f"{_SOURCE.name} does not compile; Linux with glibc is needed:\n{output}"
+        )
     made.rename(library)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from itertools import combinations
 
+from doubles.blocks import make_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,6 @@ from holdfast.ckpt.sidecar.core.book import (
     Snapshot,
     SnapshotPhase,
 )
-from holdfast.ckpt.testing.blocks import make_world
 
 
 class Node:

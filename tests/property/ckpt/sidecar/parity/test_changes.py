@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from doubles.blocks import make_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,6 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.sums import SUM_BYTES, same_runs, sums_of
 from holdfast.ckpt.parity.stripes import Geometry, Span
 from holdfast.ckpt.sidecar.parity.changes import batches, changed_ranges
-from holdfast.ckpt.testing.blocks import make_world
 
 
 def entries(sizes: list[int]) -> dict[int, BlockEntry]:

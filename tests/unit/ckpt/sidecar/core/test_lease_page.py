@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doubles.blocks import make_block
 from sidecar_group import SidecarGroup, sidecar_group, write_step
 
 from holdfast.ckpt.errors import FencedError
@@ -15,7 +16,6 @@ from holdfast.ckpt.memory.arena import arena_path
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
-from holdfast.ckpt.testing.blocks import make_block
 
 LONG_NS = 3600 * 10**9
 

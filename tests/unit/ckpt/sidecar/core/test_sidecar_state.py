@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from doubles.blocks import make_world
 
 from holdfast.ckpt.errors import CkptError, FencedError, MismatchError, NotFoundError
 from holdfast.ckpt.memory.block import SlotState
@@ -17,7 +18,6 @@ from holdfast.ckpt.sidecar.core.book import (
     SnapshotPhase,
     move_slot,
 )
-from holdfast.ckpt.testing.blocks import make_world
 
 NODES = {"a": "tcp://a", "b": "tcp://b"}
 PAIR = make_world(NODES, parity=1, keep=1)

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 import pytest
+from doubles.blocks import write_block
 from sidecar_group import SidecarGroup, sidecar_group, wait_until, write_step
 
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.records import RestorePoint
 from holdfast.ckpt.memory.target import DiskTarget
 from holdfast.ckpt.sidecar.disk.directory import SpillDirectory, SpilledHoldings
-from holdfast.ckpt.testing.blocks import write_block
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.tracked.spilled import Choice, choose
 

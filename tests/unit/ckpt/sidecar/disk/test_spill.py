@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.blocks import make_world, random_payload
 
 from holdfast.ckpt.errors import CorruptError, StoreError
 from holdfast.ckpt.memory.arena import Arena, SlotFile
@@ -17,7 +18,7 @@ from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SnapshotWorld,
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import RowFile
 from holdfast.ckpt.sidecar.disk.directory import KEEP, SpillDirectory, SpilledHoldings
-from holdfast.ckpt.testing.blocks import make_index, make_world, random_payload
+from holdfast.ckpt.testing.shards import make_index
 
 RANKS, NBYTES = 2, 3001
 Blocks = dict[int, tuple[SlotFile, BlockEntry]]

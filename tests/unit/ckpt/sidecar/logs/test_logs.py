@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from doubles.blocks import make_world
 from sidecar_group import DEADLINE_S, SidecarGroup, sidecar_group, wait_until
 
 from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError, NotFoundError, PeerError
@@ -19,7 +20,6 @@ from holdfast.ckpt.sidecar.core.messages import LogCopy, unparse
 from holdfast.ckpt.sidecar.logs import operations, record_log
 from holdfast.ckpt.sidecar.logs.frames import pack
 from holdfast.ckpt.sidecar.logs.places import holders_of, keepers_of
-from holdfast.ckpt.testing.blocks import make_world
 from holdfast.ckpt.transport import Client
 
 RECORDS = [bytes([n]) * n for n in range(1, 60)]

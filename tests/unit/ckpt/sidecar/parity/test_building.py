@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from doubles.blocks import make_world, random_payload, write_payload
 from rows import MIB, WAYS, check_rows, counted, flip, rebuilt, send_over_the_wire, write
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until
 
@@ -18,7 +19,6 @@ from holdfast.ckpt.parity.stripes import Geometry, restore_points
 from holdfast.ckpt.sidecar.parity import builder as building
 from holdfast.ckpt.sidecar.parity import columns
 from holdfast.ckpt.sidecar.writing import operations
-from holdfast.ckpt.testing.blocks import make_world, random_payload, write_payload
 from holdfast.ckpt.transport import Client
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.blocks import random_payload, write_payload
 from rows import MIB, WAYS, check_rows, flip, send_over_the_wire, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
 from holdfast.ckpt.errors import CkptError, NotFoundError
 from holdfast.ckpt.memory.arena import HEADER_BYTES
 from holdfast.ckpt.sidecar.core.messages import AskBytes, ReadRow
-from holdfast.ckpt.testing.blocks import random_payload, write_payload
 from holdfast.ckpt.transport import Client
 
 

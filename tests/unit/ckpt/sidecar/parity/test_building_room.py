@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.blocks import random_payload
 from rows import MIB, check_rows, send_over_the_wire, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
 from holdfast.ckpt.parity import row_file
 from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, memory_need
-from holdfast.ckpt.testing.blocks import INDEX_ROOM_BYTES, random_payload
+from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from doubles.blocks import make_block, random_payload, write_payload
 from rows import is_intact
 from sidecar_group import SidecarGroup, sidecar_group
 
@@ -20,7 +21,6 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.native.sums import SUM_BYTES, Sums, runs_of, sums_of
 from holdfast.ckpt.sidecar.core.messages import Column, ColumnSpan
 from holdfast.ckpt.sidecar.parity.mapped import MappedColumn
-from holdfast.ckpt.testing.blocks import make_block, random_payload, write_payload
 
 RUN = run_digest("test")
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doubles.blocks import random_payload, write_payload
 from rows import MIB, check_rows, counted, flip, rebuilt, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
 from holdfast.ckpt.memory.arena import HEADER_BYTES
 from holdfast.ckpt.sidecar.parity import builder, row_build
 from holdfast.ckpt.sidecar.parity.copied_rows import Mirroring
-from holdfast.ckpt.testing.blocks import random_payload, write_payload
 
 
 @pytest.fixture

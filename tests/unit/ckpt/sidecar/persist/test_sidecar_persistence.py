@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.blocks import write_block
 from fault_stores import CHANGES, Wrapped, using
 from sidecar_group import (
     DEADLINE_S,
@@ -29,7 +30,6 @@ from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.persist import paced_writer, persistence
 from holdfast.ckpt.store.local import LocalStore
-from holdfast.ckpt.testing.blocks import write_block
 
 NBYTES = 5000
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from doubles.blocks import make_block, make_world, random_payload, write_block
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
 from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, FencedError, GivenUpError
@@ -23,14 +24,7 @@ from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.book import Book, Release
 from holdfast.ckpt.sidecar.core.slots import fits
 from holdfast.ckpt.sidecar.writing.room import Fit, InFlightMode, fit
-from holdfast.ckpt.testing.blocks import (
-    INDEX_ROOM_BYTES,
-    make_block,
-    make_index,
-    make_world,
-    random_payload,
-    write_block,
-)
+from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES, make_index
 
 LENGTH = 100_000
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from doubles.checkpoints import sample_arrays, write_checkpoint
+from doubles.memory_coordinator import MemoryCoordinator
 
 from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.unreferenced import Unreferenced, UnreferencedKind
-from holdfast.ckpt.testing.checkpoints import sample_arrays, write_checkpoint
 from holdfast.elastic.coordinator.clock import VirtualClock
-from holdfast.elastic.coordinator.memory import MemoryCoordinator
 from holdfast.elastic.events import CheckpointFailed, encode
 from holdfast.elastic.membership.view import generation_key, node_key
 from holdfast.tools.chaos.real.jobs import JobFolders, words

@@ -6,45 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry, encode_index
+from holdfast.ckpt.geometry.shard_index import encode_index
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.records import BlockEntry, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.sidecar.client import SidecarClient
-
-INDEX_ROOM_BYTES = 4096
+from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES, make_index
 
 
 def random_payload(nbytes: int, *, seed: Sequence[int]) -> bytes:
     """Return bytes that depend on ``seed`` alone."""
     return np.random.default_rng(list(seed)).bytes(nbytes)
-
-
-def make_index(
-    payload: bytes, *, run: str, generation: int, step: int, rank: int, world_size: int
-) -> ShardIndex:
-    """Return an index of ``payload`` as two halves of one tensor per rank."""
-    half = len(payload) // 2
-    chunks = tuple(
-        Chunk(
-            box=Box(offset=(at,), shape=(len(part),)),
-            at=at,
-            nbytes=len(part),
-            crc32c=crc32c(part),
-        )
-        for at, part in ((0, payload[:half]), (half, payload[half:]))
-    )
-    return ShardIndex(
-        run=run,
-        generation=generation,
-        step=step,
-        writer=rank,
-        world_size=world_size,
-        payload_bytes=len(payload),
-        tensors={f"w{rank}": TensorEntry(dtype="uint8", shape=(len(payload),), chunks=chunks)},
-    )
 
 
 def make_block(

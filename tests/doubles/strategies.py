@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from doubles import fakes
 from holdfast.ckpt.memory.records import Inventory
 from holdfast.elastic.membership.records import (
     GenerationRecord,
@@ -13,7 +14,6 @@ from holdfast.elastic.membership.records import (
     WorkerState,
 )
 from holdfast.elastic.membership.view import JobView
-from holdfast.elastic.testing import fakes
 
 NODES = ("a", "b", "c", "d", "e")
 ROLES = ("trainer", "rollout")

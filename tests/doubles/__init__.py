@@ -1,0 +1,1 @@
+"""Doubles for tests: sample data, fakes of sidecars and stores, and hypothesis strategies."""
