@@ -124,6 +124,10 @@ transient_buffers_of: Final[Callable[[nn.Module], set[str]]] = attrgetter(
 # The class of all batch norms, of any number of dims and of `SyncBatchNorm`.
 BatchNorm: Final = nn.modules.batchnorm._BatchNorm
 
+# The class of all instance norms, and that of both kinds.
+InstanceNorm: Final = nn.modules.instancenorm._InstanceNorm
+NormBase: Final = nn.modules.batchnorm._NormBase
+
 # FSDP1
 
 # The name under which a module that does not keep the original parameters has the flat one.
