@@ -128,6 +128,9 @@ BatchNorm: Final = nn.modules.batchnorm._BatchNorm
 InstanceNorm: Final = nn.modules.instancenorm._InstanceNorm
 NormBase: Final = nn.modules.batchnorm._NormBase
 
+# The parametrization that `torch.nn.utils.parametrizations.spectral_norm` registers.
+SpectralNorm: Final = nn.utils.parametrizations._SpectralNorm
+
 # FSDP1
 
 # The name under which a module that does not keep the original parameters has the flat one.

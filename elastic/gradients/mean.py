@@ -81,7 +81,6 @@ class Gradients:
     def begin_pass(self, phase: int = 0) -> None:
         """Start a pass over this rank's microbatches, in the step's phase of this number."""
         self._phase = phase
-        self._wrapped.begin_pass()
         if self._rounding is not None:
             self._rounding.begin_pass()
         expected = self._expected.get(phase, ())

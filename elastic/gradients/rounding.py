@@ -231,7 +231,6 @@ class Rounding:
 
     def check_hooks(self, backwards: int) -> None:
         """Raise ``ConfigError`` if gradients bypassed the hooks, or met them too often."""
-        self._wrapped.refuse_moving_buffers()
         for name, parameter in self._wrapped.parameters():
             hooked = self._hooked.get(name)
             if hooked is None and parameter.grad is not None:

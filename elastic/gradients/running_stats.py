@@ -21,6 +21,9 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.summing import Reducer, sum_whole
 from holdfast.elastic.groups.shards import experts_of
 
+NO_MICROBATCH = -1
+"""The number of forwards that belong to no microbatch of the pass, and count for nothing."""
+
 _KEPT = ("running_mean", "running_var", "num_batches_tracked")
 _SYNCHRONIZED = ("syncbatchnorm", "syncbn", "synchronizedbatchnorm")
 _FORWARDS = (BatchNorm.forward, InstanceNorm.forward)
@@ -29,13 +32,17 @@ _TIMM = "BatchNormAct"  # forwards of timm's that call F.batch_norm like torch's
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """A norm layer, and the statistics of its forwards in the pass by microbatch."""
+    """A norm layer, and the statistics of its forwards in the pass by microbatch.
+
+    ``is_narrow``: its input has 16 bits, so torch's kernel adds in float32, not in float64.
+    """
 
     name: str
     module: Any
     calls: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     mean: torch.Tensor | None = None
     held: dict[str, Any] | None = None
+    is_narrow: bool = False
 
     def factor(self, call: int) -> float:
         """Return the weight of the statistics of the ``call``-th forward of the pass."""
@@ -76,29 +83,30 @@ class RunningStats:
                 self._handles.append(part.register_forward_pre_hook(before))
                 self._handles.append(part.register_forward_hook(after, always_call=True))
         for layer in self._layers.values():
-            layer.calls, layer.held = {}, None
+            layer.calls, layer.held, layer.is_narrow = {}, None, False
             layer.mean = getattr(layer.module, "running_mean", None)
 
     def begin_microbatch(self, number: int | None) -> None:
-        """Note the microbatch to which the next forwards belong; None: to no microbatch."""
+        """Note the microbatch to which the next forwards belong; None: the pass is over."""
         self._microbatch = number
 
-    def _before(self, layer: _Layer, module: Any, _args: object) -> None:
+    def _before(self, layer: _Layer, module: Any, args: tuple[Any, ...]) -> None:
         """Give a forward buffers of its own, in which it leaves the statistics of its batch.
 
         Those of a functional call are left alone.
         """
-        mean = module.running_mean
+        mean: torch.Tensor | None = module.running_mean
         if self._microbatch is None or not module.training or not module.track_running_stats:
             return
         if mean is None or mean is not layer.mean:
             return
         layer.held = {key: getattr(module, key) for key in (*_KEPT, "momentum")}
         with torch.no_grad():
-            both = torch.zeros(2, *mean.shape, dtype=mean.dtype, device=mean.device)
+            both = mean.new_zeros(2, *mean.shape)
         module.running_mean, module.running_var = both[0], both[1]
         module.num_batches_tracked, module.momentum = None, 1.0
         layer.calls.setdefault(self._microbatch, []).append(both)
+        layer.is_narrow |= bool(args) and args[0].dtype.itemsize < torch.float32.itemsize
 
     def _after(self, layer: _Layer, module: Any, _args: object, output: object) -> None:
         held, layer.held = layer.held, None
@@ -123,19 +131,26 @@ class RunningStats:
             )
 
     def counts(self, microbatches: int) -> torch.Tensor:
-        """Return how many forwards each layer had in each microbatch here, float64."""
-        table = torch.zeros(len(self._layers), microbatches, dtype=torch.float64)
+        """Return how many forwards each layer had in each microbatch here, float64.
+
+        The last column says whether its input is narrow.
+        """
+        table = torch.zeros(len(self._layers), microbatches + 1, dtype=torch.float64)
         for row, layer in enumerate(self._layers.values()):
+            table[row, -1] = layer.is_narrow
             for microbatch, calls in layer.calls.items():
-                table[row, microbatch] = len(calls)
+                if microbatch != NO_MICROBATCH:
+                    table[row, microbatch] = len(calls)
         return table
 
     @torch.no_grad()
     def end_pass(self, counts: torch.Tensor) -> None:
-        """Apply all ranks' statistics; ``counts`` are the sums of all ranks'. Collective."""
-        self._microbatch = None
+        """Apply all ranks' statistics; ``counts`` is the largest of all ranks'. Collective."""
         ran: list[tuple[_Layer, torch.Tensor]] = []
-        for layer, row in zip(self._layers.values(), counts.long().tolist(), strict=True):
+        for layer, (*row, narrow) in zip(
+            self._layers.values(), counts.long().tolist(), strict=True
+        ):
+            layer.is_narrow = bool(narrow)
             if sum(row):
                 _refuse_experts(layer)
                 ran.append((layer, _table(layer, row)))
@@ -143,10 +158,6 @@ class RunningStats:
         sum_whole([table for _, table in ran], self._reducer.sum_)
         for alike in _alike(ran):
             _replay([layer for layer, _ in alike], [table for _, table in alike])
-
-    def handled(self) -> set[tuple[int, str]]:
-        """Return the buffers whose values this class keeps, by the module's id and their name."""
-        return {(at, key) for at in self._layers for key in _KEPT}
 
     def close(self) -> None:
         """Remove every hook."""
@@ -200,7 +211,8 @@ def _alike(
     """Yield layers whose statistics can be replayed together."""
     groups: dict[object, list[tuple[_Layer, torch.Tensor]]] = {}
     for layer, table in ran:
-        key = (len(table), table.dtype, table.device, layer.factor(1), layer.module.momentum)
+        momentum = (layer.factor(1), layer.module.momentum)
+        key = (len(table), table.dtype, table.device, layer.is_narrow, momentum)
         groups.setdefault(key, []).append((layer, table))
     yield from groups.values()
 
@@ -211,7 +223,7 @@ def _replay(layers: Sequence[_Layer], tables: Sequence[torch.Tensor]) -> None:
     That one adds the variance in its wider type, but the mean in the buffers' own.
     """
     stats = torch.cat(list(tables), dim=2) if len(tables) > 1 else tables[0]
-    wide = torch.float64 if stats.dtype.itemsize >= torch.float32.itemsize else torch.float32
+    wide = torch.float32 if layers[0].is_narrow else torch.float64
     means = torch.cat([layer.module.running_mean for layer in layers])
     variances = torch.cat([layer.module.running_var for layer in layers])
     for call, (mean, variance) in enumerate(stats, start=1):
@@ -222,7 +234,7 @@ def _replay(layers: Sequence[_Layer], tables: Sequence[torch.Tensor]) -> None:
         variances = variances.to(stats.dtype)
     sizes = [table.shape[2] for table in tables]
     for layer, mean, variance in zip(
-        layers, means.split(sizes), variances.split(sizes), strict=True
+        layers, torch.split(means, sizes), torch.split(variances, sizes), strict=True
     ):
         layer.module.running_mean.copy_(mean)
         layer.module.running_var.copy_(variance)

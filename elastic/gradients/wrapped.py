@@ -10,8 +10,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.ckpt.state.model_parts import ModelParts
-from holdfast.ckpt.state.names import clean
-from holdfast.ckpt.torch_private import BatchNorm
+from holdfast.ckpt.state.names import clean, join
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.shards import EXPERTS, experts_of, is_reduced_by_fsdp
 
@@ -23,7 +22,7 @@ class Wrapped:
 
     FSDP2 modules sum in the last backward of a pass, and never divide. DDP modules do not
     communicate in a backward: their gradients are summed like a plain module's, so DDP's options
-    for its own reduction have no effect. Their buffers are broadcast once per pass.
+    for its own reduction have no effect. Nor does it broadcast buffers; `PassBuffers` does.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module | ModelParts]) -> None:
@@ -46,7 +45,7 @@ class Wrapped:
             fsdp.set_force_sum_reduction_for_comms(True)
             fsdp.set_reduce_scatter_unused_params(True, recurse=False)
         for ddp in self._ddp:
-            ddp.require_backward_grad_sync = False
+            ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
 
     @property
     def is_sharded(self) -> bool:
@@ -72,11 +71,6 @@ class Wrapped:
             for path, part in module.named_modules():
                 if isinstance(part, FSDPModule):
                     yield f"{key}.{_bare(path + '.' if path else '', wrappers)}", part
-
-    def begin_pass(self) -> None:
-        """Make DDP broadcast its buffers, if any, in the first forward of the pass."""
-        for ddp in self._ddp:
-            ddp.require_forward_param_sync = True
 
     def begin_microbatch(self, *, last: bool) -> None:
         """Let FSDP2 communicate only in the last backward of the share."""
@@ -120,16 +114,17 @@ class Wrapped:
                     f"{EXPERTS!r} alone, and give the other axes to fully_shard"
                 )
 
-    def refuse_moving_buffers(self) -> None:
-        """Raise ``ConfigError`` for buffers that depend on a rank's own microbatches."""
-        for key, module in self._modules:
+
+def parts_of(modules: Mapping[str, nn.Module | ModelParts]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module in the tracked ones once, with its name without wrappers."""
+    seen: set[int] = set()
+    for key, tracked in modules.items():
+        for module in tracked if isinstance(tracked, ModelParts) else (tracked,):
+            wrappers = _module_attributes(module)
             for path, part in module.named_modules():
-                if isinstance(part, BatchNorm) and part.training and part.track_running_stats:
-                    raise ConfigError(
-                        f"exact: the running statistics of {key}.{path} ({type(part).__name__}) "
-                        "depend on which rank ran which microbatches; use a norm without them "
-                        "(GroupNorm, LayerNorm), freeze it by .eval(), or set exact=None"
-                    )
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    yield join(key, _bare(f"{path}.", wrappers).strip(".")), part
 
 
 def _module_attributes(module: nn.Module) -> list[str]:

@@ -51,7 +51,10 @@ schedules.logger.addFilter(_is_no_fence)
 
 
 class Stage(PipelineStage):
-    """Stage ``index`` of ``count``; ``seeds`` are those of the coming microbatches, in order.
+    """Stage ``index`` of ``count``.
+
+    ``seeds`` and ``numbers`` are those of the coming microbatches, in order. ``enter`` is called
+    with the number of the microbatch whose forward or backward comes next.
 
     Raises ``ConfigError`` for a module that would sum its gradients by itself.
     """
@@ -64,12 +67,14 @@ class Stage(PipelineStage):
         index: int,
         count: int,
         check: Callable[[], None],
+        enter: Callable[[int], None],
         exact: bool,
     ) -> None:
         _refuse(module)
         super().__init__(module, index, count, torch.device("cpu"), group=axis.get_group())
         self.seeds: Sequence[int] = ()
-        self._check, self._exact = check, exact
+        self.numbers: Sequence[int] = ()
+        self._check, self._enter, self._exact = check, enter, exact
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run one microbatch under its own seed.
@@ -77,8 +82,14 @@ class Stage(PipelineStage):
         Raises ``GenerationOverError`` if the generation is over.
         """
         self._check()
+        self._enter(self.numbers[fwd_chunk_id])
         seed_all(self.seeds[fwd_chunk_id])
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run the backward of one microbatch; activation checkpointing runs forwards in it."""
+        self._enter(self.numbers[bwd_chunk_id])
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Compute the gradients of the weights separately from those of the input.
@@ -114,6 +125,7 @@ def stages_of(
     world: GenerationWorld,
     *,
     check: Callable[[], None],
+    enter: Callable[[int], None],
     exact: bool,
     shares_are_even: bool,
 ) -> list[Stage]:
@@ -145,7 +157,15 @@ def stages_of(
     rank, size = axis.get_local_rank(), axis.size()
     count = len(modules) * size
     return [
-        Stage(module, axis, index=rank + at * size, count=count, check=check, exact=exact)
+        Stage(
+            module,
+            axis,
+            index=rank + at * size,
+            count=count,
+            check=check,
+            enter=enter,
+            exact=exact,
+        )
         for at, module in enumerate(modules)
     ]
 
@@ -172,6 +192,7 @@ def run_schedule(
         )
     numbers = [piece.microbatch for piece in pieces]
     for stage in stages:
+        stage.numbers = numbers
         stage.seeds = [draws.stage(number, stage=stage.stage_index) for number in numbers]
     losses: list[torch.Tensor] = []
     inputs = [torch.cat([x for x, _ in fed])] if any(stage.is_first for stage in stages) else []

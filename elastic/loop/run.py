@@ -31,9 +31,11 @@ from holdfast.elastic.events import (
     TrainingResumed,
     UserEvent,
 )
+from holdfast.elastic.gradients.buffers import PassBuffers
 from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.metrics import Metrics
+from holdfast.elastic.gradients.running_stats import NO_MICROBATCH
 from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.by_microbatch import STAND_IN, ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
@@ -82,6 +84,7 @@ class Run:
         self._session = Session(channel, world, keeper, seed=settings.seed)
         self._pulse, self._keeper = pulse, keeper
         self._gradients: Gradients | None = None
+        self._buffers: PassBuffers | None = None
         self._logs = Metrics(settings.batch.microbatches)
         self._piece: LoadedMicrobatch | None = None
         self._work = StepWork(
@@ -199,12 +202,19 @@ class Run:
                 )
         with self._pulse.phase(WorkerPhase.IDLE):
             self._keeper.track(state)
+        modules = {
+            name: value
+            for name, value in state.items()
+            if isinstance(value, nn.Module | ModelParts)
+        }
+        self._buffers = PassBuffers(
+            modules,
+            self._world.dp,
+            microbatches=self._settings.batch.microbatches,
+            exact=self._settings.exact,
+        )
         self._gradients = Gradients(
-            {
-                name: value
-                for name, value in state.items()
-                if isinstance(value, nn.Module | ModelParts)
-            },
+            modules,
             self._world,
             replicas=Replicas(dense=self._world.dp, experts=self._world.edp),
             unite=self._world.unite,
@@ -347,6 +357,11 @@ class Run:
             raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
         return self._gradients
 
+    def _kept_buffers(self) -> PassBuffers:
+        self._tracked()
+        assert self._buffers is not None, "made with the gradients"
+        return self._buffers
+
     def _begin_step(self) -> None:
         self.check()
         self._in_step, self._has_gradients, self._phase = True, False, 0
@@ -455,6 +470,7 @@ class Run:
         self._work.sharing.begin()
         gradients.begin_pass(self._phase)
         self._updates.begin_pass(fresh=not self._has_gradients)
+        self._kept_buffers().begin_pass()
         self._logs.begin_pass()
         self._backwards = 0
         return self._work.pieces(dataset, step=self.completed)
@@ -470,6 +486,8 @@ class Run:
         self.check()
         batch = piece.fetch()
         self._piece, number = piece, piece.microbatch
+        # A stand-in for samples that an epoch's last step lacks counts for nothing.
+        self._kept_buffers().begin_microbatch(number if piece.samples else NO_MICROBATCH)
         seed_all(self._draws().microbatch(number))
         return batch
 
@@ -540,6 +558,7 @@ class Run:
             list(modules),
             self._world,
             check=self.check,
+            enter=lambda number: self._kept_buffers().begin_microbatch(number),
             exact=bool(self._settings.exact),
             shares_are_even=self._work.sharing.is_even,
         )
@@ -563,6 +582,7 @@ class Run:
         self._whole.check()
         pieces = self._begin_pass(dataset)
         self._tracked().begin_schedule()
+        self._kept_buffers().begin_microbatch(NO_MICROBATCH)  # torch tries the shapes out
         with self._inside.microbatch(pieces[0].microbatch):
             losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._draws())
         self._backwards = len(pieces)
@@ -603,6 +623,7 @@ class Run:
                 self._evaluations.end_pass(
                     self._world, speaks=self._world.speaks, logged=self._logs.latest
                 )
+        self._kept_buffers().end_pass(apply=not (self._backwards and self._skips))
         seed_all(self._draws().after_microbatches())
 
     @property
@@ -800,6 +821,9 @@ class Run:
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None
+        if self._buffers is not None:
+            self._buffers.close()
+            self._buffers = None
         self._keeper.close()
 
 

@@ -183,19 +183,6 @@ def test_fsdp1_is_refused() -> None:
         _gradients(wrapped)
 
 
-def test_statistics_that_follow_a_ranks_microbatches_are_refused_unless_frozen() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    gradients = _gradients(model, dict.fromkeys(["model.0.weight", "model.0.bias"], 24))
-    model[1].eval()
-    _pass(gradients, model)
-    gradients.clear()
-    model[1].train()
-    gradients.begin_pass()
-    gradients.backward(model(torch.randn(4, 2)).sum())
-    with pytest.raises(ConfigError, match=r"running statistics of model\.1 \(BatchNorm1d\)"):
-        gradients.end_pass(backwards=1, agree=7)
-
-
 def test_ranks_that_did_different_things_are_told() -> None:
     class Other(Alone):
         def max_(self, tensor: torch.Tensor) -> None:

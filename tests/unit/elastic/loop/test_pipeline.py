@@ -44,7 +44,14 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
 
 
 def staged(modules: list[nn.Module], world: Any, *, exact: bool = True, even: bool = True) -> Any:
-    return stages_of(modules, world, check=lambda: None, exact=exact, shares_are_even=even)
+    return stages_of(
+        modules,
+        world,
+        check=lambda: None,
+        enter=lambda _: None,
+        exact=exact,
+        shares_are_even=even,
+    )
 
 
 def linears(count: int) -> list[nn.Module]:
@@ -157,7 +164,14 @@ def test_the_end_of_a_generation_is_no_error_of_its_schedule(
     def over() -> None:
         raise error("over")
 
-    stages = stages_of(linears(2), OneRank(mesh), check=over, exact=True, shares_are_even=True)
+    stages = stages_of(
+        linears(2),
+        OneRank(mesh),
+        check=over,
+        enter=lambda _: None,
+        exact=True,
+        shares_are_even=True,
+    )
     looped = ScheduleLoopedBFS(
         stages, n_microbatches=2, loss_fn=nn.functional.mse_loss, scale_grads=False
     )

@@ -1,0 +1,164 @@
+"""The buffers of the tracked modules: equal on all replicas after every pass, by one rule each.
+
+- Running statistics of norm layers become those of a loop over all microbatches (`RunningStats`).
+- The vectors of spectral norms make one update per pass (`PowerIterations`).
+- Other buffers that a pass changed get, on every rank, the values of the lowest rank on which they
+  changed. With ``exact`` they are refused, because they follow the microbatches of one rank.
+
+Buffers that are not persistent are no state: nothing is done about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.torch_private import transient_buffers_of, version_of
+from holdfast.elastic.config import Exact
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients.power_iterations import PowerIterations
+from holdfast.elastic.gradients.running_stats import RunningStats
+from holdfast.elastic.gradients.summing import Reducer, sum_whole
+from holdfast.elastic.gradients.wrapped import parts_of
+from holdfast.elastic.groups.shards import local_of
+
+
+class Replica(Reducer, Protocol):
+    """This rank among those that run other microbatches with the same part of the model."""
+
+    index: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watched:
+    """A buffer as it was when the pass began."""
+
+    name: str
+    module: nn.Module
+    key: str
+    tensor: torch.Tensor
+    version: int
+
+    @property
+    def now(self) -> torch.Tensor:
+        """The buffer as it is now."""
+        found = getattr(self.module, self.key, None)
+        return found if isinstance(found, torch.Tensor) else self.tensor
+
+    def has_changed(self) -> bool:
+        """Return whether the pass wrote to the buffer or replaced it."""
+        return self.now is not self.tensor or _version(self.now) != self.version
+
+
+class PassBuffers:
+    """The buffers of the tracked modules over one pass at a time."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module | ModelParts],
+        replica: Replica,
+        *,
+        microbatches: int,
+        exact: Exact,
+    ) -> None:
+        self._modules, self._replica = modules, replica
+        self._microbatches, self._exact = microbatches, exact
+        self._stats, self._power = RunningStats(replica), PowerIterations()
+        self._watched: list[_Watched] = []
+
+    def begin_pass(self) -> None:
+        """Start a pass over this rank's microbatches."""
+        parts = list(parts_of(self._modules))
+        self._stats.begin_pass(parts)
+        self._power.begin_pass(parts)
+        self._watched = [
+            _Watched(
+                name=f"{name}.{key}",
+                module=part,
+                key=key,
+                tensor=buffer,
+                version=_version(buffer),
+            )
+            for name, part in parts
+            for key, buffer in part.named_buffers(recurse=False)
+            if key not in transient_buffers_of(part) and not is_lazy(buffer)
+        ]
+
+    def begin_microbatch(self, number: int) -> None:
+        """Note the microbatch to which the next forwards belong."""
+        self._stats.begin_microbatch(number)
+        self._power.active = True
+
+    def end_pass(self, *, apply: bool = True) -> None:
+        """Make the buffers equal on all replicas; without ``apply`` leave out the statistics.
+
+        Collective. Raises ``ConfigError``, naming the buffer, on all ranks together.
+        """
+        self._stats.begin_microbatch(None)
+        self._power.end_pass()
+        watched, replica = self._watched, self._replica
+        counts = self._stats.counts(self._microbatches)
+        if not counts.numel() and not watched:
+            return
+        # The rank with the largest number is the lowest.
+        changed = [replica.size - replica.index if w.has_changed() else 0 for w in watched]
+        sizes = torch.tensor([float(local_of(w.now).nbytes) for w in watched], dtype=torch.float64)
+        vector = torch.cat([counts.flatten(), sizes.new_tensor(changed), sizes, -sizes])
+        replica.max_(vector)
+        table, rest = torch.split(vector, [counts.numel(), 3 * len(watched)])
+        owners, largest, smallest = rest.view(3, -1).tolist()
+        self._stats.end_pass(table.view_as(counts) * float(apply))
+        moved = [(w, replica.size - int(o)) for w, o in zip(watched, owners, strict=True) if o]
+        self._refuse([w for w, _ in moved])
+        for each, most, least in zip(watched, largest, smallest, strict=True):
+            if most != -least:
+                raise ConfigError(
+                    f"the buffer {each.name} has {most:.0f} bytes on one rank and {-least:.0f} on "
+                    "another: give it a fixed size, or register it with persistent=False"
+                )
+        _spread([w.now for w, _ in moved], [owner for _, owner in moved], replica)
+
+    def _refuse(self, changed: Sequence[_Watched]) -> None:
+        for each in changed if self._exact else ():
+            if not self._power.keeps(each.module, each.key):
+                raise ConfigError(
+                    f"exact={self._exact!r}: the pass over run.microbatches changed the buffer "
+                    f"{each.name} (of a {type(each.module).__name__}), whose values then follow "
+                    "the microbatches of one rank: change it after the pass, equally on all ranks, "
+                    "from values of all microbatches (run.gather, run.reduce); register it with "
+                    "persistent=False if it is a cache; or set exact=None"
+                )
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self._stats.close()
+        self._power.close()
+        self._watched = []
+
+
+@torch.no_grad()
+def _spread(buffers: Sequence[torch.Tensor], owners: Sequence[int], replica: Replica) -> None:
+    """Give all replicas the bytes of each buffer at its owner."""
+    if replica.size == 1:
+        return
+    found = []
+    for buffer, owner in zip(buffers, owners, strict=True):
+        raw = local_of(buffer).detach().reshape(-1).view(torch.uint8)
+        found.append(raw.clone() if owner == replica.index else torch.zeros_like(raw))
+    sum_whole(found, replica.sum_)
+    for buffer, raw, owner in zip(buffers, found, owners, strict=True):
+        if owner != replica.index:
+            local = local_of(buffer)
+            local.copy_(raw.view(local.dtype).view(local.shape))
+
+
+def _version(buffer: torch.Tensor) -> int:
+    """Return the count of writes to a buffer; inference tensors have none."""
+    return -1 if buffer.is_inference() else version_of(local_of(buffer))
