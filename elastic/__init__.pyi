@@ -12,6 +12,7 @@ from .errors import JobFailedError as JobFailedError
 from .errors import LeaseExpiredError as LeaseExpiredError
 from .errors import Stopped as Stopped
 from .events import UserEvent as UserEvent
+from .gradients.whole_tensors import declare_optimizer as declare_optimizer
 from .groups.alltoall import all_to_all as all_to_all
 from .loop.generations import resilient as resilient
 from .loop.run import Run as Run

@@ -19,10 +19,8 @@ from torch import nn
 from holdfast.ckpt.torch_private import BatchNorm, InstanceNorm, NormBase
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.summing import Reducer, sum_whole
+from holdfast.elastic.groups.by_microbatch import STAND_IN
 from holdfast.elastic.groups.shards import experts_of
-
-NO_MICROBATCH = -1
-"""The number of forwards that belong to no microbatch of the pass, and count for nothing."""
 
 _KEPT = ("running_mean", "running_var", "num_batches_tracked")
 _SYNCHRONIZED = ("syncbatchnorm", "syncbn", "synchronizedbatchnorm")
@@ -87,7 +85,10 @@ class RunningStats:
             layer.mean = getattr(layer.module, "running_mean", None)
 
     def begin_microbatch(self, number: int | None) -> None:
-        """Note the microbatch to which the next forwards belong; None: the pass is over."""
+        """Note the microbatch to which the next forwards belong; None: the pass is over.
+
+        Those of `STAND_IN` count for nothing.
+        """
         self._microbatch = number
 
     def _before(self, layer: _Layer, module: Any, args: tuple[Any, ...]) -> None:
@@ -139,7 +140,7 @@ class RunningStats:
         for row, layer in enumerate(self._layers.values()):
             table[row, -1] = layer.is_narrow
             for microbatch, calls in layer.calls.items():
-                if microbatch != NO_MICROBATCH:
+                if microbatch != STAND_IN:
                     table[row, microbatch] = len(calls)
         return table
 

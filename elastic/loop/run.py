@@ -35,8 +35,8 @@ from holdfast.elastic.gradients.buffers import PassBuffers
 from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.metrics import Metrics
-from holdfast.elastic.gradients.running_stats import NO_MICROBATCH
 from holdfast.elastic.gradients.summing import Replicas
+from holdfast.elastic.gradients.whole_tensors import whole_updates
 from holdfast.elastic.groups.by_microbatch import STAND_IN, ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.inside import Inside, users_line
@@ -487,7 +487,7 @@ class Run:
         batch = piece.fetch()
         self._piece, number = piece, piece.microbatch
         # A stand-in for samples that an epoch's last step lacks counts for nothing.
-        self._kept_buffers().begin_microbatch(number if piece.samples else NO_MICROBATCH)
+        self._kept_buffers().begin_microbatch(number if piece.samples else STAND_IN)
         seed_all(self._draws().microbatch(number))
         return batch
 
@@ -582,7 +582,7 @@ class Run:
         self._whole.check()
         pieces = self._begin_pass(dataset)
         self._tracked().begin_schedule()
-        self._kept_buffers().begin_microbatch(NO_MICROBATCH)  # torch tries the shapes out
+        self._kept_buffers().begin_microbatch(STAND_IN)  # torch tries the shapes out
         with self._inside.microbatch(pieces[0].microbatch):
             losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._draws())
         self._backwards = len(pieces)
@@ -691,13 +691,14 @@ class Run:
         if not self._has_gradients:
             self._updates.refuse_second()
         self.check()
-        self._updates.apply(
-            optimizers,
-            scaler=scaler,
-            skips=self._skips,
-            fence=self._keeper.fence_steps_of,  # tracked ones are fenced already
-            agree=self._world.max_,
-        )
+        with whole_updates(optimizers, exact=self._settings.exact):
+            self._updates.apply(
+                optimizers,
+                scaler=scaler,
+                skips=self._skips,
+                fence=self._keeper.fence_steps_of,  # tracked ones are fenced already
+                agree=self._world.max_,
+            )
         self._end_update()
 
     def minimize(self, optimizer: Optimizer, closure: Callable[[], object]) -> float:

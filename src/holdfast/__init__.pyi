@@ -15,6 +15,7 @@ from .elastic.config import Snapshots as Snapshots
 from .elastic.config import Timeouts as Timeouts
 from .elastic.data.loaders import Loader as Loader
 from .elastic.data.order import Weighted as Weighted
+from .elastic.gradients.whole_tensors import declare_optimizer as declare_optimizer
 from .elastic.groups.alltoall import all_to_all as all_to_all
 from .elastic.loop.generations import resilient as resilient
 from .elastic.loop.run import Run as Run

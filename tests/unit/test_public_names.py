@@ -20,6 +20,7 @@ NAMES = [
     "all_to_all",
     "chaos",
     "ckpt",
+    "declare_optimizer",
     "elastic",
     "load",
     "memory_need",

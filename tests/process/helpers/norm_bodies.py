@@ -1,4 +1,4 @@
-"""Trainings of ranks whose modules have buffers that a pass over microbatches changes."""
+"""Trainings of ranks with buffers that a pass changes, and with optimizers of whole tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from rank_bodies import run_of
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -136,6 +137,33 @@ def queue(world: reform.GenerationWorld, *, exact: Exact) -> dict[str, Any]:
     return {"seen": seen, **ended(run, model)}
 
 
+def optimized(world: reform.GenerationWorld, *, how: str, kind: str) -> dict[str, Any]:
+    """Train by an optimizer whose update needs whole tensors, of shapes that no rank divides."""
+    run = started(world, "float32")
+    model: Any = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.Linear(5, 1))
+    if how == "fsdp2":
+        fully_shard(model[0], mesh=world.mesh)
+        fully_shard(model[2], mesh=world.mesh)
+    if how == "hsdp":
+        replicas = min(world.size, 2)
+        sizes = (replicas, world.size // replicas)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    first = getattr(torch.optim, kind)(matrices, lr=0.01)
+    second = torch.optim.AdamW(rest, lr=0.01)
+    run.track(model=model, first=first, second=second)
+    for _ in run.steps(STEPS):
+        for x in run.microbatches(DATA):
+            run.backward(model(x).square().mean())
+        run.step(first, second)
+    run._finish()
+    found = {"models": state_hash({"model": model, "first": first, "second": second})}
+    run._close()
+    return found
+
+
 WAYS: dict[str, Callable[[reform.GenerationWorld], dict[str, Any]]] = {
     **{
         f"{how}, {exact}": lambda world, how=how, exact=exact: classify(  # type: ignore[misc]
@@ -148,7 +176,26 @@ WAYS: dict[str, Callable[[reform.GenerationWorld], dict[str, Any]]] = {
     "queue": lambda world: queue(world, exact=None),
 }
 
+KINDS = ("Muon", "Adafactor")
+
+OPTIMIZED: dict[str, Callable[[reform.GenerationWorld], dict[str, Any]]] = {
+    f"{how}, {kind}": lambda world, how=how, kind=kind: optimized(  # type: ignore[misc]
+        world, how=how, kind=kind
+    )
+    for how in ("plain", "fsdp2", "hsdp")
+    for kind in KINDS
+}
+
 
 def train_all(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
     """Train in every way, one after the other, in the same processes."""
     return {name: train(world) for name, train in WAYS.items()}
+
+
+def optimize_all(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
+    """Train by every optimizer, one after the other, in the same processes."""
+    return {
+        name: train(world)
+        for name, train in OPTIMIZED.items()
+        if not (name.startswith("hsdp") and world.size == 3)
+    }

@@ -28,6 +28,7 @@ NAMES = [
     "UserEvent",
     "Weighted",
     "all_to_all",
+    "declare_optimizer",
     "resilient",
     "session_of",
 ]
