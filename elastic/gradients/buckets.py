@@ -148,6 +148,11 @@ def _gradient(parameter: nn.Parameter, *, keep: bool = False) -> torch.Tensor:
         gradient = torch.zeros_like(parameter, requires_grad=False)
         if keep:
             parameter.grad = gradient
+    if gradient.is_sparse:
+        raise ConfigError(
+            f"the gradient of a parameter of shape {list(gradient.shape)} is sparse, and was dense "
+            "in the last pass: set sparse=False"
+        )
     return local_of(gradient)
 
 

@@ -21,7 +21,9 @@ def clip_grad_norm_(
     Every element counts once, on one of the ranks that hold it. Collective.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    parts = [local_of(gradient) for gradient in gradients]
+    parts = [
+        gradient.values() if gradient.is_sparse else local_of(gradient) for gradient in gradients
+    ]
     counted = [world.counts(gradient) for gradient in gradients]
     norm = exact_norm(
         [part for part, counts in zip(parts, counted, strict=True) if counts],

@@ -20,6 +20,7 @@ from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.buckets import Buckets
 from holdfast.elastic.gradients.rounding import NO_GRADIENT, Rounding, Totals
+from holdfast.elastic.gradients.sparse import SparseGradients
 from holdfast.elastic.gradients.summing import Reducer, Replicas, sum_shards, sum_whole
 from holdfast.elastic.gradients.wrapped import Parameters, Wrapped
 from holdfast.elastic.groups.shards import (
@@ -30,8 +31,11 @@ from holdfast.elastic.groups.shards import (
     with_local,
 )
 
-_ABSENT, _WHOLE, _BESIDE = 0, 1, 2
-"""Place of a parameter's gradient in the pass: none (or FSDP2), ``.grad``, or a separate total."""
+_ABSENT, _WHOLE, _BESIDE, _SPARSE = 0, 1, 2, 3
+"""Place of a parameter's gradient in the pass: none (or FSDP2), ``.grad``, or a separate total.
+
+Sparse ones have a place of their own.
+"""
 
 
 class Gradients:
@@ -60,6 +64,9 @@ class Gradients:
         self._replicas = replicas or Replicas(dense=reducer, experts=reducer)
         self.wished = 0
         self._wrapped = Wrapped(modules)
+        self._sparse = SparseGradients(
+            modules, self._replicas.dense, microbatches=microbatches, exact=exact
+        )
         self._unite, self._mine = unite, [name for name, _ in self._wrapped.parameters()]
         self._names = unite(self._mine)
         # other collectives in the backward have their own order, which the buckets' would have to
@@ -83,9 +90,10 @@ class Gradients:
         self._phase = phase
         if self._rounding is not None:
             self._rounding.begin_pass()
-        expected = self._expected.get(phase, ())
+        expected, parameters = self._expected.get(phase, ()), self._wrapped.parameters()
+        self._sparse.begin_pass(parameters)
         self._buckets.begin_pass(
-            [p for name, p in self._wrapped.parameters() if name in expected and p.requires_grad]
+            [p for name, p in parameters if name in expected and p.requires_grad]
         )
 
     def begin_microbatch(self, *, last: bool) -> None:
@@ -101,7 +109,7 @@ class Gradients:
         self._wrapped.begin_microbatch(last=True)
         self._act(True)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, microbatch: int = 0) -> None:
         """Add a microbatch's gradient. Other backwards in the microbatch are the user's own."""
         self._act(True)
         try:
@@ -109,6 +117,7 @@ class Gradients:
         finally:
             self._act(False)
         self._buckets.end_backward()
+        self._sparse.take(microbatch)
 
     def _act(self, active: bool) -> None:
         if self._rounding is not None:
@@ -125,6 +134,7 @@ class Gradients:
         parameters = [
             (n, p) for n, p in self._wrapped.parameters() if p.requires_grad or p.grad is not None
         ]
+        self._sparse.refuse_left(parameters)
         for _, parameter in parameters:
             if not is_reduced_by_fsdp(parameter):
                 settle(parameter)
@@ -140,10 +150,11 @@ class Gradients:
         if rounding is not None:
             apart = [pair for pair in parameters if places[pair[0]] != _BESIDE]
             self._add_levels(apart, rounding, totals)
-        self._divide([p for name, p in parameters if places[name] != _BESIDE])
+        self._divide([p for name, p in parameters if places[name] not in (_BESIDE, _SPARSE)])
         if rounding is not None:
             beside = [pair for pair in parameters if places[pair[0]] == _BESIDE]
             self._mean_beside(beside, rounding, totals)
+        self._sparse.end_pass([pair for pair in parameters if places[pair[0]] == _SPARSE])
 
     def end_step(self) -> None:
         """Note that the step is complete."""
@@ -192,6 +203,8 @@ class Gradients:
         return totals
 
     def _place(self, name: str, parameter: nn.Parameter) -> int:
+        if self._sparse.has(name):
+            return _SPARSE
         if self._rounding is not None and self._rounding.has_total(name):
             return _BESIDE
         return _ABSENT if parameter.grad is None or is_reduced_by_fsdp(parameter) else _WHOLE

@@ -143,7 +143,7 @@ class Rounding:
         return beside
 
     def _on_gradient(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor | None:
-        if not self.active:
+        if not self.active or self._is_sparse(hooked, gradient):
             return None
         gradient, level = self._seen(hooked, gradient)
         local = local_of(gradient)
@@ -152,8 +152,19 @@ class Rounding:
             return with_local(gradient, torch.zeros_like(local))
         return with_local(gradient, round_to_grid(local, self._grid(hooked, 0)))
 
+    def _is_sparse(self, hooked: _Hooked, gradient: torch.Tensor) -> bool:
+        """Return whether a gradient is sparse; those are added up elsewhere."""
+        parameter = hooked.parameter()
+        if gradient.is_sparse and parameter is not None and parameter.grad is not None:
+            name = next(name for name, each in self._hooked.items() if each is hooked)
+            raise ConfigError(
+                f"the gradient of {name} is sparse in this microbatch and was dense in an earlier "
+                "one: set sparse=False"
+            )
+        return gradient.is_sparse
+
     def _on_whole(self, hooked: _Hooked, parameter: torch.Tensor) -> None:
-        if not self.active or parameter.grad is None:
+        if not self.active or parameter.grad is None or parameter.grad.is_sparse:
             return
         gradient, parameter.grad = parameter.grad, None
         gradient, level = self._seen(hooked, gradient)

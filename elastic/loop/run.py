@@ -668,7 +668,8 @@ class Run:
             self._evaluations.add(self._piece.microbatch, loss, samples=self._piece.samples)
         if self._piece.weight != 1.0:
             loss = loss * self._piece.weight
-        self._tracked().backward(loss)
+        number = self._piece.microbatch if self._piece.samples else STAND_IN
+        self._tracked().backward(loss, microbatch=number)
         self._updates.after_backward()
 
     def step(self, *optimizers: Optimizer, scaler: GradScaler | None = None) -> None:

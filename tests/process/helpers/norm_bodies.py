@@ -1,4 +1,4 @@
-"""Trainings of ranks with buffers that a pass changes, and with optimizers of whole tensors."""
+"""Trainings of ranks with buffers, optimizers of whole tensors, and sparse gradients."""
 
 from __future__ import annotations
 
@@ -199,3 +199,55 @@ def optimize_all(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]
         for name, train in OPTIMIZED.items()
         if not (name.startswith("hsdp") and world.size == 3)
     }
+
+
+class Factors(nn.Module):
+    """Factorizes a matrix; some microbatches use neither table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(11, 4, sparse=True)
+        self.items = nn.Embedding(7, 4, sparse=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        users, items = x[:, 0], x[:, 1]
+        if int(users.sum()) % 3 == 0:
+            return self.head(torch.ones(len(x), 4))
+        return self.head(self.users(users) * self.items(items))
+
+
+def factorize(world: reform.GenerationWorld, *, exact: Exact, how: str) -> dict[str, Any]:
+    """Train embeddings with sparse gradients."""
+    run = started(world, exact)
+    model = wrapped(Factors(), world, how)
+    tables = [p for p in model.parameters() if p.shape[-1] == 4 and p.shape[0] > 1]
+    rest = [p for p in model.parameters() if all(p is not each for each in tables)]
+    sparse = torch.optim.SparseAdam(tables, lr=0.05)
+    dense = torch.optim.Adam(rest, lr=0.05)
+    run.track(model=model, sparse=sparse, dense=dense)
+    data = torch.randint(0, 7, (60, 2), generator=torch.Generator().manual_seed(3))
+    norms = []
+    for _ in run.steps(2 * STEPS):
+        for x in run.microbatches(data):
+            run.backward((model(x).squeeze(1) - x.sum(1)).square().mean())
+        norms.append(run.clip_grad_norm_(model.parameters(), 1.0))
+        run.step(sparse, dense)
+    run._finish()
+    digest = state_hash({"model": model, "sparse": sparse, "dense": dense})
+    run._close()
+    return {"models": digest, "norms": norms}
+
+
+FACTORIZED: dict[str, Callable[[reform.GenerationWorld], dict[str, Any]]] = {
+    f"{how}, {exact}": lambda world, how=how, exact=exact: factorize(  # type: ignore[misc]
+        world, exact=exact, how=how
+    )
+    for how in ("plain", "ddp")
+    for exact in ("float32", "int64", None)
+}
+
+
+def factorize_all(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
+    """Train embeddings in every way, one after the other, in the same processes."""
+    return {name: train(world) for name, train in FACTORIZED.items()}
