@@ -318,7 +318,7 @@ def choose_restore(
     points, why = (
         _restorable(view) if restore_points is None else restore_points(_usable_inventories(view))
     )
-    if view.generation.snapshots.stage != (stage := asked(view).stage):
+    if view.generation.snapshots.stage != (stage := requested_spec(view).stage):
         return [], f"stage {stage} of the script begins: the newest checkpoint is loaded, if any"
     timeline = view.generation.timeline
     valid = [

@@ -26,8 +26,8 @@ from holdfast.tools.check.verdict import (
     lines,
 )
 from holdfast.tools.demo.environment import software
-from holdfast.tools.subcommand import report
-from holdfast.tools.terminal import HelpFormatter, console, positive, print_json
+from holdfast.tools.subcommand import positive, report
+from holdfast.tools.terminal import HelpFormatter, console, print_json
 
 if TYPE_CHECKING:
     from holdfast.tools.subcommand import Subparsers
