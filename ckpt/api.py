@@ -85,7 +85,7 @@ def save(
         _check_root(root)
         store, folder = open_store(root), step_folder(step)
         options = PackOptions(compression=compression or {}, base=_base(root, base, world, step))
-        flat = flatten(state)
+        flat = flatten(state, rank=world.rank)
         for fqn, tensor in flat.tensors.items():
             regions(fqn, tensor)
     if len(set(steps := world.gather(step))) > 1:
@@ -220,7 +220,7 @@ def load(
             root, step = place, named
         if world.rank == 0:
             candidates = newest_first(root) if step is None else iter([choose(root, step)])
-        mine = live_keys(flatten(state)) if world.size > 1 else []
+        mine = live_keys(flatten(state, rank=world.rank)) if world.size > 1 else []
     elsewhere = {key for keys in _exchanged(mine, world) for key in keys}
     while True:
         with world.agreed():
@@ -234,6 +234,7 @@ def load(
                     state,
                     source,
                     rank=world.rank,
+                    world_size=world.size,
                     strict=strict,
                     select=select,
                     elsewhere=elsewhere,

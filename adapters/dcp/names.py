@@ -148,7 +148,7 @@ def _add(view: DcpView, start: Path, value: object, *, aliases: Mapping[str, str
 
 
 def _reference(tag: str, payload: Any) -> object:
-    if tag == "$tensor":
+    if tag in ("$tensor", "$array"):
         return _TensorAt(payload)
     if tag == "$rank":
         return _OfOneRank()

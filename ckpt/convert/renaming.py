@@ -62,8 +62,9 @@ def _renamed(value: Json, names: Mapping[str, str]) -> Json:
         return [_renamed(item, names) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == {"$tensor"}:
-        return {"$tensor": names.get(value["$tensor"], value["$tensor"])}
+    for tag in ("$tensor", "$array"):
+        if value.keys() == {tag}:
+            return {tag: names.get(value[tag], value[tag])}
     return {key: _renamed(item, names) for key, item in value.items()}
 
 

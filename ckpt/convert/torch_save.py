@@ -259,7 +259,7 @@ def _leaf(tensors: Mapping[str, torch.Tensor]) -> plain.DecodeLeaf:
     """Return a decoder of references to tensors; other references stay unchanged."""
 
     def decode(tag: str, payload: Any) -> Any:
-        if tag == "$tensor" and payload in tensors:
+        if tag in ("$tensor", "$array") and payload in tensors:
             return tensors[payload]
         return {tag: payload}
 

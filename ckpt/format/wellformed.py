@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import prod
@@ -31,6 +32,10 @@ _MAX_BYTES: Final = 1 << 63
 _SMALL_BYTES: Final = 1 << 16
 _FLOATS: Final = ("inf", "-inf", "nan")
 _SHOWN: Final = 60
+_NUMBER: Final = re.compile(
+    r"[<>|](?P<kind>[biufcmM])(?P<size>\d{1,9})(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+)
+"""The dtype of a NumPy scalar."""
 
 
 @lru_cache(_LAYOUTS)
@@ -114,12 +119,15 @@ def _tagged_parts(tag: str, payload: Json, is_key: bool) -> Iterable[tuple[Json,
             return ()
         case "$map" if not is_key and isinstance(payload, list):
             return [part for pair in payload for part in _key_and_value(pair)]
-        case "$tensor" | "$rank" if not is_key and isinstance(payload, str):
+        case "$tensor" | "$array" | "$rank" if not is_key and isinstance(payload, str):
+            return ()
+        case "$numpy":
+            _check_number(payload)
             return ()
         case "$data" if not is_key:
             _check_small_tensor(payload)
             return ()
-        case "$tuple" | "$float" | "$map" | "$tensor" | "$rank" | "$data":
+        case "$tuple" | "$float" | "$map" | "$tensor" | "$array" | "$rank" | "$data":
             raise ValueError(f"{tag} of {_shown(payload)}")
     raise ValueError(f"unknown tag {_shown(tag)}")
 
@@ -138,6 +146,18 @@ def _bytes_in(payload: Json) -> int:
     except (binascii.Error, UnicodeEncodeError):
         pass
     raise ValueError(f"$bytes of {_shown(payload)}, which is no base64")
+
+
+def _check_number(payload: Json) -> None:
+    """Check a NumPy scalar: its dtype, and a number or as many bytes as that has."""
+    match payload:
+        case [str(kind), bool() | int() | float()] if found := _NUMBER.fullmatch(kind):
+            if found["kind"] in "biuf":
+                return
+        case [str(kind), {"$bytes": data, **rest}] if found := _NUMBER.fullmatch(kind):
+            if not rest and _bytes_in(data) == int(found["size"]):
+                return
+    raise ValueError(f"$numpy of {_shown(payload)}")
 
 
 class _SmallTensor(msgspec.Struct, forbid_unknown_fields=True):

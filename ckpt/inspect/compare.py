@@ -207,8 +207,8 @@ def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     """Yield path and leaf of a stored tree; empty lists and dicts are leaves too.
 
     Tuples are entered like lists, dicts with other than string keys like dicts. The tags of
-    ``holdfast.ckpt.state.plain`` that hold one thing (``$float``, ``$bytes``, ``$tensor``) stay
-    leaves.
+    ``holdfast.ckpt.state.plain`` that hold one thing (``$float``, ``$bytes``, ``$tensor``, …)
+    stay leaves.
     """
     tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
     items: list[tuple[str, Json]] = []

@@ -23,17 +23,17 @@ from holdfast.ckpt import torch_private
 from holdfast.ckpt.state import plain
 from holdfast.ckpt.state.flatten import (
     FlatState,
-    PerRank,
-    Stateful,
     Trace,
     TracedTree,
     check_tensor,
-    encode_small_tensor,
     flatten,
 )
 from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
+from holdfast.ckpt.state.trees.encoding import TreeEncoder
+from holdfast.ckpt.state.trees.per_rank import Carried, PerRank
+from holdfast.ckpt.state.trees.stateful import stateful_of
 from holdfast.ckpt.types import Json
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
@@ -41,9 +41,13 @@ _SHAPE, _STRIDE, _DTYPE = attrgetter("shape"), torch.Tensor.stride, attrgetter("
 
 
 class ChangeWatch:
-    """Flattens one state step after step; keeps the objects it found alive until the next pass."""
+    """Flattens one state of ``rank`` step after step.
 
-    def __init__(self) -> None:
+    It keeps the objects it found alive until the next pass.
+    """
+
+    def __init__(self, *, rank: int = 0) -> None:
+        self._rank = rank
         self._route: _Route | None = None
 
     def flatten(self, state: Mapping[str, Any]) -> tuple[FlatState, bool]:
@@ -56,9 +60,9 @@ class ChangeWatch:
         if self._route is not None and self._route.repeat(state):
             return self._route.flat, True
         self._route, trace = None, Trace()
-        flat = flatten(state, trace=trace)
+        flat = flatten(state, rank=self._rank, trace=trace)
         if trace.is_repeatable and _is_plainly_built(flat, trace):
-            self._route = _Route(flat, trace)
+            self._route = _Route(flat, trace, rank=self._rank)
         return flat, False
 
 
@@ -74,7 +78,7 @@ def _is_plainly_built(flat: FlatState, trace: Trace) -> bool:
 class _Route:
     """The result of one flatten, and the route by which to repeat it."""
 
-    def __init__(self, flat: FlatState, trace: Trace) -> None:
+    def __init__(self, flat: FlatState, trace: Trace, *, rank: int) -> None:
         self.flat, self._trace = flat, trace
         index = {id(holder): i for i, holder in enumerate(trace.holders)}
         self._values = [(name, index[id(holder)], key) for name, holder, key in trace.values]
@@ -83,7 +87,7 @@ class _Route:
         self._modules = _insides(trace.modules)
         self._kept = _contents(trace.modules)  # keeps them alive: no id is reused
         self._optimizers = [_OptimizerRoute(parts) for parts in flat.optimizers.values()]
-        self._trees = [_TreeRoute(tree, flat=flat) for tree in trace.trees]
+        self._trees = [_TreeRoute(tree, flat=flat, rank=rank) for tree in trace.trees]
         self._places = _TensorPlaces(flat)
 
     def repeat(self, state: Mapping[str, Any]) -> bool:
@@ -105,15 +109,16 @@ class _Route:
             values[name] = plain.encode(value, name)
         for optimizer in self._optimizers:
             values.update(optimizer.values())
+        rank_values = dict(self.flat.carried.values) if self.flat.carried is not None else {}
         renewed: dict[str, torch.Tensor] = {}
         for tree in self._trees:
-            if not tree.read(values, renewed, first=self._trace.first):
+            if not tree.read(values, rank_values, renewed, first=self._trace.first):
                 return False
         if not self._places.are_same(renewed):
             return False
         self._renew(renewed)
         self.flat.values = values
-        self.flat.rank_values = self._rank_values()
+        self.flat.rank_values = rank_values
         return True
 
     def _outline(self, holders: Sequence[Any]) -> list[Any]:
@@ -126,15 +131,6 @@ class _Route:
                 known = isinstance(key, str | int)
                 found.append(key if known else None)
                 found.append(0 if known and (i, key) in self._is_value else id(item))
-        return found
-
-    def _rank_values(self) -> dict[str, Json]:
-        found = {
-            name: plain.encode(holder.value, name, leaf=encode_small_tensor)
-            for name, holder in self._trace.per_rank
-        }
-        for tree in self._trees:
-            found.update(tree.rank_values)
         return found
 
     def _renew(self, renewed: Mapping[str, torch.Tensor]) -> None:
@@ -151,7 +147,9 @@ def _is_value(value: object) -> bool:
     """Say whether a flatten treats ``value`` as plain, or refuses it."""
     if type(value) in _SCALARS:
         return True
-    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, Stateful, *LEAVES)):
+    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, Carried, *LEAVES)):
+        return False
+    if stateful_of(value) is not None:
         return False
     return not isinstance(value, Mapping | list | tuple) or plain.is_plain(value)
 
@@ -235,35 +233,40 @@ class _OptimizerRoute:
 
 
 class _TreeRoute:
-    """A Stateful object: its tree is read again every time, often with new tensors in it."""
+    """A tree: it is read again every time, often with new tensors in it."""
 
-    def __init__(self, traced: TracedTree, *, flat: FlatState) -> None:
-        self._traced, self._flat = traced, flat
-        self.rank_values: dict[str, Json] = {}
+    def __init__(self, traced: TracedTree, *, flat: FlatState, rank: int) -> None:
+        self._traced, self._flat, self._rank = traced, flat, rank
 
     def read(
-        self, values: dict[str, Json], renewed: dict[str, torch.Tensor], *, first: Mapping[int, str]
+        self,
+        values: dict[str, Json],
+        rank_values: dict[str, Json],
+        renewed: dict[str, torch.Tensor],
+        *,
+        first: Mapping[int, str],
     ) -> bool:
-        """Write the tree to ``values`` and its new tensors to ``renewed``; False if it changed."""
-        paths: list[str] = []
+        """Write the tree to ``values`` and its new tensors to ``renewed``; False if it changed.
+
+        This rank's own trees go to ``rank_values``.
+        """
         same = True
 
-        def leaf(path: str, value: Any) -> Json:
+        def take(path: str, leaf: Leaf, *, own: bool) -> str:
             nonlocal same
-            paths.append(path)
-            if isinstance(value, PerRank):
-                same = same and path in self._flat.rank_values
-                self.rank_values[path] = plain.encode(value.value, path, leaf=encode_small_tensor)
-                return {"$rank": path}
-            if not isinstance(value, LEAVES):
-                return plain.refuse(path, value)
-            stored = self._flat.aliases.get(path, path)
-            same = same and self._fits(path, stored, value, renewed, first=first)
-            return {"$tensor": stored}
+            stored = path if own else self._flat.aliases.get(path, path)
+            same = same and self._fits(path, stored, leaf, renewed, first=first)
+            return stored
 
-        tree, self.rank_values = self._traced, {}
-        values[tree.name] = plain.encode(tree.take(), tree.name, leaf=leaf)
-        return same and paths == tree.paths
+        tree, encoder = self._traced, TreeEncoder(rank=self._rank, take=take)
+        if isinstance(tree.take, PerRank):
+            encoder.add(tree.name, tree.take)
+        else:
+            values[tree.name] = encoder.encode(tree.take(), tree.name)
+        rank_values.update(encoder.rank_values)
+        self._flat.per_rank.update(encoder.per_rank)
+        known = encoder.rank_values.keys() <= self._flat.rank_values.keys()
+        return same and known and encoder.paths == tree.paths
 
     def _fits(
         self,
@@ -274,7 +277,7 @@ class _TreeRoute:
         *,
         first: Mapping[int, str],
     ) -> bool:
-        known = self._flat.tensors.get(stored)
+        known = renewed.get(stored, self._flat.tensors.get(stored))
         if known is None or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
             return False
         if value is known:

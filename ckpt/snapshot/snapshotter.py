@@ -116,7 +116,7 @@ class Snapshotter:
         self._owns_maps = maps is None
         self._settings = CopySettings() if copying is None else copying
         self._lanes = lanes
-        self._watch = ChangeWatch()
+        self._watch = ChangeWatch(rank=rank)
         self._plan: CapturePlan | None = None
         self._program: Program | None = None
         self._task: _Task | None = None
@@ -173,6 +173,7 @@ class Snapshotter:
         if change:
             self._plan = self._agree(flat, step, change=change)
         assert self._plan is not None
+        self._plan = self._plan.with_own(flat)
         self.stats.replica_bytes = self._plan.copied_bytes
         if self._lanes is None and torch.cuda.is_available():
             self._lanes = CudaLanes()
@@ -302,7 +303,7 @@ class Snapshotter:
 
     def _forget(self) -> None:
         self._pending = self._plan = self._program = self._task = None
-        self._watch = ChangeWatch()
+        self._watch = ChangeWatch(rank=self._rank)
 
     def _take_or_leave(self, task: _Task) -> None:
         """Take the snapshot on the copying thread, or leave it out where that harms nothing."""

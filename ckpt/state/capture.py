@@ -21,9 +21,11 @@ from holdfast.ckpt.geometry.layout import Box, Holding, Region, TensorSpec, choo
 from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry, encode_index
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.copying import copy_out
-from holdfast.ckpt.state.flatten import FlatState, PerRank, Stateful, flatten
+from holdfast.ckpt.state.flatten import FlatState, flatten
 from holdfast.ckpt.state.local_boxes import Leaf, local_of, regions, spec_of, view_of
 from holdfast.ckpt.state.optimizers import merge_groups
+from holdfast.ckpt.state.trees.per_rank import PerRank
+from holdfast.ckpt.state.trees.stateful import Stateful
 from holdfast.ckpt.types import Json
 
 __all__ = [
@@ -97,8 +99,9 @@ class CapturePlan:
 
     ``payload_bytes`` is the room that the pieces need. ``copied_bytes`` counts the bytes that this
     rank holds and that another rank with the same bytes writes. ``specs`` describes all tensors of
-    all ranks. The lowest rank that has a plain value, or the name of a tied tensor, writes it. The
-    parameters of an optimizer's group are merged from all ranks.
+    all ranks, beside those that other ranks have for themselves. ``shared`` are the boxes of this
+    rank that other ranks hold too. The lowest rank that has a plain value, or the name of a tied
+    tensor, writes it. The parameters of an optimizer's group are merged from all ranks.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class CapturePlan:
         agreed: _Agreed,
         pieces: Sequence[WritePiece],
         seen: Mapping[str, _PlannedTensor],
+        shared: frozenset[tuple[str, Box]] = frozenset(),
         copied_bytes: int = 0,
     ) -> None:
         self.rank, self.world_size = rank, world_size
@@ -116,7 +120,8 @@ class CapturePlan:
         self._agreed = agreed
         end = pieces[-1].at + pieces[-1].nbytes if pieces else 0
         self.payload_bytes = _align(end)
-        self.copied_bytes = copied_bytes
+        self.copied_bytes, self.shared = copied_bytes, shared
+        self._own = frozenset[str]()
         self._seen = dict(seen)
         self._text: tuple[list[bytes], list[int]] | None = None
 
@@ -127,7 +132,11 @@ class CapturePlan:
         ``gather`` takes a plain value and returns every rank's value, in rank order. Raises
         ``StateError`` if the ranks disagree, or if their boxes do not cover a tensor exactly.
         """
-        seen = {fqn: _PlannedTensor.of(fqn, leaf) for fqn, leaf in flat.tensors.items()}
+        seen = {
+            fqn: _PlannedTensor.of(fqn, leaf)
+            for fqn, leaf in flat.tensors.items()
+            if fqn not in flat.own
+        }
         everyone = gather(_offer(flat, seen))
         if len(everyone) != world_size:
             raise ValueError(f"gather returned {len(everyone)} values for {world_size} ranks")
@@ -136,23 +145,52 @@ class CapturePlan:
         if lost := {item[0] for offer in everyone for item in offer["tensors"]} - specs.keys():
             raise StateError(f"{min(lost)}: no rank holds any of it; leave it out of the state")
         chosen = {(holding.spec.fqn, holding.box): holding.nbytes for holding in writes[rank]}
-        pieces, at = [], 0
-        for fqn, tensor in seen.items():
-            for region in tensor.regions:
-                nbytes = chosen.get((fqn, region.box), 0)
-                if nbytes:
-                    pieces.append(WritePiece(fqn=fqn, region=region, at=at, nbytes=nbytes))
-                    at = _align(at + nbytes)
+        pieces = _pieces(seen, chosen, at=0)
         agreed = _Agreed.of(everyone, rank=rank, specs=specs, grids=_grids(specs, writes))
         copied_bytes = sum(holding.nbytes for holding in held[rank]) - sum(chosen.values())
-        return cls(
+        plan = cls(
             rank=rank,
             world_size=world_size,
             agreed=agreed,
             pieces=pieces,
             seen=seen,
+            shared=_shared(held, rank),
             copied_bytes=copied_bytes,
         )
+        return plan.with_own(flat)
+
+    def with_own(self, flat: FlatState) -> CapturePlan:
+        """Return this plan with the tensors of ``flat`` that no other rank holds.
+
+        They may change shape at any time and at any rank: nobody else has to know.
+        """
+        if not flat.own and not self._own:
+            return self
+        agreed = [piece for piece in self.pieces if piece.fqn not in self._own]
+        seen = {fqn: tensor for fqn, tensor in self._seen.items() if fqn not in self._own}
+        own = {
+            fqn: _PlannedTensor.of(fqn, leaf)
+            for fqn, leaf in flat.tensors.items()
+            if fqn in flat.own
+        }
+        sizes = {
+            (fqn, region.box): region.box.size * local_of(tensor.leaf).itemsize
+            for fqn, tensor in own.items()
+            for region in tensor.regions
+        }
+        end = _align(agreed[-1].at + agreed[-1].nbytes) if agreed else 0
+        plan = CapturePlan(
+            rank=self.rank,
+            world_size=self.world_size,
+            agreed=self._agreed,
+            pieces=[*agreed, *_pieces(own, sizes, at=end)],
+            seen=seen | own,
+            shared=self.shared,
+            copied_bytes=self.copied_bytes,
+        )
+        plan.specs |= {fqn: tensor.spec for fqn, tensor in own.items()}
+        plan._own = frozenset(own)
+        return plan
 
     def change(self, flat: FlatState) -> str:
         """Return in words what of ``flat`` this plan was not made for, nothing where it was.
@@ -161,7 +199,7 @@ class CapturePlan:
         """
         mine = self._agreed.mine
         for what, now, before in (
-            ("tensor", flat.tensors.keys(), self._seen.keys()),
+            ("tensor", flat.tensors.keys() - flat.own, self._seen.keys() - self._own),
             ("value", flat.values.keys(), set(mine["values"])),
             ("tied name", flat.aliases.keys(), mine["aliases"].keys()),
         ):
@@ -176,7 +214,7 @@ class CapturePlan:
             if flat.values[f"{key}.params"] != group["params"]:
                 return f"the parameters of {key} are others"
         for fqn, leaf in flat.tensors.items():
-            if not self._seen[fqn].still(fqn, leaf):
+            if fqn not in flat.own and not self._seen[fqn].still(fqn, leaf):
                 return f"{fqn} has another shape, dtype or placement"
         return ""
 
@@ -197,7 +235,8 @@ class CapturePlan:
 
         Rank 0 describes every tensor, also those of which it writes nothing.
         """
-        chunks: dict[str, list[Chunk]] = {fqn: [] for fqn in self.specs} if self.rank == 0 else {}
+        described = self.specs if self.rank == 0 else self._own
+        chunks: dict[str, list[Chunk]] = {fqn: [] for fqn in described}
         for piece, crc in zip(self.pieces, crcs, strict=True):
             chunk = Chunk(box=piece.region.box, at=piece.at, nbytes=piece.nbytes, crc32c=crc)
             chunks.setdefault(piece.fqn, []).append(chunk)
@@ -246,7 +285,7 @@ class CapturePlan:
         return encode_index(rest).replace(_NO_TENSORS, _TENSORS % tensors, 1)
 
     def _entry(self, fqn: str, chunks: tuple[Chunk, ...]) -> TensorEntry:
-        spec, grid = self.specs[fqn], self._agreed.grids[fqn]
+        spec, grid = self.specs[fqn], self._agreed.grids.get(fqn)
         return TensorEntry(dtype=spec.dtype, shape=spec.shape, chunks=chunks, grid=grid)
 
     def write(
@@ -321,6 +360,31 @@ def _offer(flat: FlatState, seen: Mapping[str, _PlannedTensor]) -> dict[str, Jso
             for key, hypers in parts.described(flat.values)
         },
     }
+
+
+def _pieces(
+    tensors: Mapping[str, _PlannedTensor], sizes: Mapping[tuple[str, Box], int], *, at: int
+) -> list[WritePiece]:
+    """Return the pieces of the boxes that have a size, one behind the other from ``at`` on."""
+    found = []
+    for fqn, tensor in tensors.items():
+        for region in tensor.regions:
+            if nbytes := sizes.get((fqn, region.box), 0):
+                found.append(WritePiece(fqn=fqn, region=region, at=at, nbytes=nbytes))
+                at = _align(at + nbytes)
+    return found
+
+
+def _shared(held: Sequence[Sequence[Holding]], rank: int) -> frozenset[tuple[str, Box]]:
+    """Return the boxes of ``rank`` that another rank holds, too."""
+    mine = {(holding.spec.fqn, holding.box) for holding in held[rank]}
+    others = (
+        (holding.spec.fqn, holding.box)
+        for other, holdings in enumerate(held)
+        if other != rank
+        for holding in holdings
+    )
+    return frozenset(mine.intersection(others))
 
 
 def _holdings(tensors: Sequence[Sequence[Any]]) -> Iterator[Holding]:

@@ -1,18 +1,20 @@
 """Flattening of a training state into named tensors and plain values; nothing is copied here.
 
 A state is a mapping of names to modules, `ModelParts`, optimizers, objects with ``state_dict`` and
-``load_state_dict``, tensors, `PerRank` and plain values, or mappings and lists of those. Keys of
-the result are dotted paths: ``model.layers.0.weight``, ``optimizer.state.<parameter>.exp_avg``,
-``optimizer.groups.0.lr``, ``progress.tokens``. Anything else is refused with its path. A `Trace`
-tells later whether a second pass would find the same again.
+``load_state_dict``, random generators, tensors, NumPy arrays, `PerRank` and plain values, or
+mappings and lists of those. Keys of the result are dotted paths: ``model.layers.0.weight``,
+``optimizer.state.<parameter>.exp_avg``, ``optimizer.groups.0.lr``, ``progress.tokens``. Anything
+else is refused with its path. A `Trace` tells later whether a second pass would find the same
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -20,7 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from holdfast.ckpt import torch_private
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import MismatchError, StateError
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.fsdp1 import flat_module, reshard
 from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
@@ -32,15 +34,23 @@ from holdfast.ckpt.state.optimizers import (
     Setter,
     flatten_optimizer,
 )
+from holdfast.ckpt.state.trees.arrays import tensor_of
+from holdfast.ckpt.state.trees.encoding import TreeEncoder
+from holdfast.ckpt.state.trees.per_rank import Carried, PerRank
+from holdfast.ckpt.state.trees.refill import refill
+from holdfast.ckpt.state.trees.stateful import stateful_of
 from holdfast.ckpt.types import Json
 
 
 @dataclass(slots=True, kw_only=True)
 class TracedTree:
-    """A Stateful object's tree: the function that returns it, and its paths of non-plain values."""
+    """A tree: the function that returns it, or its per-rank holder, and its tensors' paths.
+
+    ``name`` is that of a Stateful object's tree, or the path of a `PerRank`.
+    """
 
     name: str
-    take: Callable[[], Any]
+    take: Callable[[], Any] | PerRank
     paths: list[str] = field(default_factory=list)
 
 
@@ -49,54 +59,28 @@ class Trace:
     """The route of one ``flatten``.
 
     ``holders`` are the mappings and sequences that it entered, the state itself first. ``values``
-    are the plain values in them (name, holder, key); ``per_rank`` are their per-rank values, by
-    name. ``first`` is the name of each tensor, by id. ``is_repeatable`` is false where a second
-    pass over the same objects gives other tensors.
+    are the plain values in them (name, holder, key). ``first`` is the name of each tensor, by id.
+    ``is_repeatable`` is false where a second pass over the same objects gives other tensors.
     """
 
     holders: list[Any] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     sharded: list[FSDPModule] = field(default_factory=list)
     values: list[tuple[str, Any, Any]] = field(default_factory=list)
-    per_rank: list[tuple[str, Any]] = field(default_factory=list)
     trees: list[TracedTree] = field(default_factory=list)
     first: dict[int, str] = field(default_factory=dict)
     is_repeatable: bool = True
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that returns its state as a tree of tensors and plain values, and can load it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Load a state that ``state_dict`` returned earlier."""
-        ...
-
-
-class PerRank:
-    """A plain value, or a small CPU tensor, that every rank keeps for itself (a random state).
-
-    It is restored at the rank that saved it. Ranks beyond the saved world keep their own value.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"PerRank({self.value!r})"
-
-
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """A Stateful object: the tensors in its state, by the name under which they are stored."""
+    """A Stateful object, or a `PerRank`: its tensors, by the name under which they are stored.
+
+    ``direct`` are those that it holds itself, so that a restore may fill them.
+    """
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
+    direct: set[str] = field(default_factory=set)
     load: Callable[[Any], Any]
 
 
@@ -107,27 +91,35 @@ class FlatState:
     ``volatile`` names the tensors that may change before the next optimizer step: buffers, loose
     tensors, and the state of Stateful objects. All others are parameters and optimizer state.
     ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored as a
-    whole.
+    whole. ``buffers`` are those of modules.
+
+    ``per_rank`` are the `PerRank` entries by path; ``rank_values`` have the trees of this rank, and
+    of the ranks that it carries, by their own names. ``own`` names the tensors of these, which no
+    other rank holds. ``rank_trees`` are the entries outside of Stateful objects, by path.
     """
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
     volatile: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)
     values: dict[str, Json] = field(default_factory=dict)
     rank_values: dict[str, Json] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     setters: dict[str, Setter] = field(default_factory=dict)
-    rank_setters: dict[str, Setter] = field(default_factory=dict)
+    per_rank: dict[str, PerRank] = field(default_factory=dict)
+    rank_trees: dict[str, Tree] = field(default_factory=dict)
+    carried: Carried | None = None
     trees: dict[str, Tree] = field(default_factory=dict)
     optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
 
 
-def flatten(state: Mapping[str, Any], *, trace: Trace | None = None) -> FlatState:
-    """Flatten ``state``. Raises ``StateError`` with the path of an entry that cannot be captured.
+def flatten(state: Mapping[str, Any], *, rank: int = 0, trace: Trace | None = None) -> FlatState:
+    """Flatten the ``state`` of ``rank``. Raises ``StateError`` with the path of a wrong entry.
 
     FSDP modules whose parameters are still gathered are resharded, as before an optimizer step.
     ``trace`` records where every entry was found.
     """
-    walker = _Flattener(Trace() if trace is None else trace)
+    walker = _Flattener(Trace() if trace is None else trace, rank=rank)
     try:
         walker.mapping("", state)
         walker.add_optimizers()
@@ -158,8 +150,9 @@ def check_tensor(fqn: str, leaf: Leaf) -> None:
 
 
 class _Flattener:
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, rank: int) -> None:
         self.flat = FlatState()
+        self._rank = rank
         self._trace = trace
         self._first = trace.first
         self._windows: dict[int, list[OptimizedParameter]] = {}
@@ -179,11 +172,14 @@ class _Flattener:
             self._pending.append((name, value))
         elif isinstance(value, LEAVES):
             self.tensor(name, value, volatile=True)
+        elif isinstance(value, np.ndarray):
+            self.tensor(name, tensor_of(name, value, filled=True), volatile=True)
         elif isinstance(value, PerRank):
             self._per_rank(name, value)
-            self._trace.per_rank.append((name, value))
-        elif isinstance(value, Stateful):
-            self._tree(name, value.state_dict, value.load_state_dict)
+        elif isinstance(value, Carried):
+            self._carried(value)
+        elif (found := stateful_of(value)) is not None:
+            self._tree(name, found.state_dict, found.load_state_dict)
         elif isinstance(value, Mapping) and not plain.is_plain(value):
             self.mapping(name, value)
         elif isinstance(value, list | tuple) and not plain.is_plain(value):
@@ -244,8 +240,22 @@ class _Flattener:
             raise StateError(f"{name}: two entries of the state have this name; rename one")
 
     def _per_rank(self, name: str, holder: PerRank) -> None:
-        self.flat.rank_values[name] = plain.encode(holder.value, name, leaf=encode_small_tensor)
-        self.flat.rank_setters[name] = lambda value: setattr(holder, "value", value)
+        traced = TracedTree(name=name, take=holder)
+        tree = Tree(load=lambda saved: _set_own(name, holder, saved))
+        self._trace.trees.append(traced)
+        encoder = self._encoder(tree, traced)
+        encoder.add(name, holder)
+        self._add_ranks(encoder)
+        tree.direct = encoder.direct
+        self.flat.rank_trees[name] = tree
+
+    def _carried(self, carried: Carried) -> None:
+        """Add the values of ranks that are gone, as they were saved."""
+        self.flat.carried = carried
+        self.flat.rank_values.update(carried.values)
+        for name, tensor in carried.tensors.items():
+            self._state(name, tensor, volatile=False)
+            self.flat.own.add(name)
 
     def _module(self, name: str, module: nn.Module) -> None:
         for child in module.modules():
@@ -290,7 +300,7 @@ class _Flattener:
         transient = torch_private.transient_buffers_of(module)
         for key, buffer in buffers.items():
             if buffer is not None and key not in transient:
-                self.tensor(join(name, key), buffer, volatile=True)
+                self.flat.buffers.add(self.tensor(join(name, key), buffer, volatile=True))
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             path = join(name, "_extra_state")
             self._tree(path, module.get_extra_state, module.set_extra_state)
@@ -303,21 +313,30 @@ class _Flattener:
     def _tree(self, name: str, take: Callable[[], Any], load: Callable[[Any], Any]) -> None:
         tree, traced = Tree(load=load), TracedTree(name=name, take=take)
         self._trace.trees.append(traced)
-
-        def leaf(path: str, value: Any) -> Json:
-            traced.paths.append(path)
-            if isinstance(value, LEAVES):
-                stored = self.tensor(path, value, volatile=True)
-                tree.tensors[stored] = value
-                return {"$tensor": stored}
-            if isinstance(value, PerRank):
-                self._per_rank(path, value)
-                return {"$rank": path}
-            return plain.refuse(path, value)
-
         self._claim(name)
-        self.flat.values[name] = plain.encode(take(), name, leaf=leaf)
+        encoder = self._encoder(tree, traced)
+        self.flat.values[name] = encoder.encode(take(), name)
+        self._add_ranks(encoder)
         self.flat.trees[name] = tree
+
+    def _encoder(self, tree: Tree, traced: TracedTree) -> TreeEncoder:
+        def add(path: str, leaf: Leaf, *, own: bool) -> str:
+            stored = (self._state if own else self.tensor)(path, leaf, volatile=True)
+            if own:
+                self.flat.own.add(stored)
+            tree.tensors[stored] = leaf
+            return stored
+
+        encoder = TreeEncoder(rank=self._rank, take=add)
+        traced.paths = encoder.paths
+        return encoder
+
+    def _add_ranks(self, encoder: TreeEncoder) -> None:
+        for path in encoder.per_rank:
+            if path in self.flat.per_rank:
+                raise StateError(f"{path}: two entries of the state have this name; rename one")
+        self.flat.per_rank.update(encoder.per_rank)
+        self.flat.rank_values.update(encoder.rank_values)
 
     def _members(self, parameter: torch.Tensor) -> list[OptimizedParameter]:
         """Return the named members of an optimizer's parameter: none, one, or several."""
@@ -337,21 +356,6 @@ class _Flattener:
             self.flat.optimizers[name] = parts
 
 
-def encode_small_tensor(path: str, value: Any) -> Json:
-    """Encode a CPU tensor of at most 64 KiB inside a per-rank value, as ``$data``."""
-    if not isinstance(value, torch.Tensor) or local_of(value) is not value:
-        return plain.refuse(path, value)
-    check_tensor(path, value)
-    if value.device.type != "cpu" or value.nbytes > 1 << 16:
-        raise StateError(
-            f"{path}: a per-rank tensor of {value.nbytes} bytes on {value.device} cannot be "
-            "captured; only small CPU tensors (64 KiB) can"
-        )
-    data = torch_dtypes.as_carrier(value.contiguous()).numpy().tobytes()
-    inner = {"dtype": torch_dtypes.NAME_OF[value.dtype], "shape": list(value.shape)}
-    return {"$data": inner | plain.encode(data, path)}
-
-
 def decode_small_tensor(tag: str, payload: Any) -> Any:
     """Decode the result of ``encode_small_tensor``."""
     if tag != "$data":
@@ -365,17 +369,28 @@ def decode_small_tensor(tag: str, payload: Any) -> Any:
     return tensor
 
 
+def _set_own(path: str, holder: PerRank, saved: Any) -> None:
+    """Put a rank's own value back; a tensor that the caller holds must not be replaced."""
+    live = holder.value
+    found = refill(live, saved)
+    if found is not live and isinstance(live, torch.Tensor | np.ndarray):
+        raise MismatchError(
+            f"{path}: a per-rank {type(live).__name__} of {live.dtype} and shape "
+            f"{list(live.shape)} was saved with another dtype or shape; keep one that grows in a "
+            "dict, or in an object with state_dict()"
+        )
+    holder.value = found
+
+
 def _item_setter(path: str, holder: Any, key: Any, old: Any) -> Setter:
-    """Return a function that replaces ``holder[key]``; a mutable container is refilled in place."""
+    """Return a function that replaces ``holder[key]``; containers are refilled in place."""
 
     def assign(value: Any) -> None:
-        if isinstance(old, MutableMapping) and isinstance(value, Mapping):
-            old.clear()
-            old.update(value)
-        elif isinstance(old, MutableSequence) and isinstance(value, list):
-            old[:] = value
-        elif isinstance(holder, MutableMapping | MutableSequence):
-            holder[key] = value
+        found = refill(old, value)
+        if found is old:
+            return
+        if isinstance(holder, MutableMapping | MutableSequence):
+            holder[key] = found
         else:
             raise StateError(
                 f"{path}: a plain value inside a {type(holder).__name__} cannot be put back; "

@@ -26,7 +26,7 @@ def state_hash(state: Mapping[str, Any], *, group: dist.ProcessGroup | None = No
     """
     flat = flatten(state)
     digest = hashlib.sha256()
-    for fqn in sorted(flat.tensors):
+    for fqn in sorted(flat.tensors.keys() - flat.own):
         leaf = flat.tensors[fqn]
         if not isinstance(leaf, torch.Tensor):
             raise StateError(f"{fqn}: {leaf!r} cannot be hashed: no rank has all of it; save it")

@@ -8,10 +8,11 @@ JSON has no word for is an object with one key that starts with ``$``:
 ``{"$float": "inf"}`` a float that is infinite or not a number
 ``{"$map": [[k,v]]}`` a dict with keys that are not all strings, or start with $
 ``{"$bytes": "…"}``   bytes, in base64
+``{"$numpy": […]}``   a NumPy scalar: its dtype and its number, or ``$bytes``
 ====================  ==========================================================
 
-Callers add their own tags through ``leaf`` (``$tensor`` and ``$rank`` in
-``holdfast.ckpt.state.flatten``).
+Callers add their own tags through ``leaf`` (``$tensor``, ``$array`` and ``$rank`` in
+``holdfast.ckpt.state.trees``).
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from holdfast.ckpt.errors import CorruptError, StateError
 from holdfast.ckpt.types import Json
 
 MAX_DEPTH = 64
+
+_NUMPY_KINDS: Final = "biufcmM"
+"""The kinds of NumPy scalars that are nothing but their bytes."""
+
+_DOUBLE_BYTES: Final = 8
 
 EncodeLeaf = Callable[[str, Any], Json]
 DecodeLeaf = Callable[[str, Any], Any]
@@ -34,21 +42,19 @@ def refuse(path: str, value: object) -> Json:
     """Raise ``StateError``: name the type of the value at ``path`` and say what to do instead."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     remedy = (
-        "convert it with .item(), .tolist() or torch.from_numpy()"
-        if kind.startswith("numpy.")
-        else "give it state_dict() and load_state_dict(), turn it into tensors or plain values, "
+        "give it state_dict() and load_state_dict(), turn it into tensors, arrays or plain values, "
         "or leave it out of the state"
     )
     raise StateError(
         f"{path}: cannot capture a value of type {kind} (modules, optimizers, objects with "
-        f"state_dict, tensors, None, bool, int, float, str, bytes, lists, tuples and dicts of "
-        f"them can be); {remedy}"
+        f"state_dict, random generators, tensors, NumPy arrays and numbers, None, bool, int, "
+        f"float, str, bytes, lists, tuples and dicts of them can be); {remedy}"
     )
 
 
 def is_plain(value: object) -> bool:
     """Say whether ``value`` holds plain values only, so that nothing in it needs a ``leaf``."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
         return True
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
@@ -63,6 +69,8 @@ def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 
         raise StateError(f"{path}: nested deeper than {MAX_DEPTH} levels; flatten the value")
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, np.generic) and not isinstance(value, str | bytes):
+        return _encode_number(value, path)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -80,6 +88,17 @@ def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 
         ]
         return {"$tuple": items} if isinstance(value, tuple) else items
     return leaf(path, value)
+
+
+def _encode_number(value: np.generic, path: str) -> Json:
+    if value.dtype.kind not in _NUMPY_KINDS:
+        raise StateError(f"{path}: a NumPy value of dtype {value.dtype} cannot be captured")
+    number = value.item()
+    if isinstance(number, bool | int) or (
+        isinstance(number, float) and math.isfinite(number) and value.itemsize <= _DOUBLE_BYTES
+    ):
+        return {"$numpy": [value.dtype.str, number]}
+    return {"$numpy": [value.dtype.str, encode(value.tobytes(), path)]}
 
 
 def _encode_mapping(value: Mapping[Any, Any], path: str, *, leaf: EncodeLeaf, depth: int) -> Json:
@@ -118,6 +137,23 @@ def decode(value: Json, *, leaf: DecodeLeaf = no_tags) -> Any:
             return float(payload)
         case "$bytes":
             return base64.b64decode(payload)
+        case "$numpy":
+            return _decode_number(payload)
         case "$map":
             return {decode(key): decode(item, leaf=leaf) for key, item in payload}
     return leaf(tag, payload)
+
+
+def _decode_number(payload: Any) -> np.generic:
+    try:
+        kind, number = payload
+        dtype = np.dtype(kind)
+        if dtype.kind not in _NUMPY_KINDS:
+            raise ValueError(f"dtype {dtype}")
+        if isinstance(number, bool | int | float):
+            return np.array(number, dtype=dtype)[()]
+        data = decode(number)
+        found: np.generic = np.frombuffer(data, dtype=dtype)[0] if data else dtype.type()
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise CorruptError(f"plain value with tag '$numpy' ({payload!r}): {error}") from error
+    return found

@@ -26,6 +26,15 @@ from holdfast.ckpt.state.strictness import (
     chooser,
     mismatch,
 )
+from holdfast.ckpt.state.trees.encoding import stored_names
+from holdfast.ckpt.state.trees.per_rank import (
+    Carried,
+    Inheritance,
+    by_path,
+    inherit,
+    own_name,
+    owner_of,
+)
 from holdfast.ckpt.types import Json
 
 
@@ -51,10 +60,10 @@ class ShardSource(Protocol):
 class RestoreReport:
     """The outcome of a restore; ``bytes`` counts the bytes read.
 
-    ``kept`` names the per-rank values for which none was saved. ``missing`` are keys of the state
-    that were not saved, and ``extra`` saved keys that the state does not have; ``strict`` accepted
-    both. ``skipped`` are keys of the state that were not selected. The restore changed none of
-    these.
+    ``missing`` are keys of the state that were not saved, and ``extra`` saved keys that the state
+    does not have; ``strict`` accepted both. ``skipped`` are keys of the state that were not
+    selected. ``kept`` names the per-rank values for which none was saved. The restore changed none
+    of these. ``ranks`` says what became of all per-rank values.
     """
 
     step: int
@@ -67,6 +76,7 @@ class RestoreReport:
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    ranks: Inheritance = field(default_factory=Inheritance)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +89,7 @@ class _SavedState:
     specs: dict[str, TensorSpec]
     aliases: dict[str, str]
     values: dict[str, Json] = field(default_factory=dict)
-    rank_values: dict[int, dict[str, Json]] = field(default_factory=dict)
+    ranks: dict[str, dict[int, Json]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: ShardSource) -> _SavedState:
@@ -102,7 +112,7 @@ class _SavedState:
                     f"{first.generation}; use another restore point"
                 )
             saved.values = index.values | saved.values
-            saved.rank_values[index.writer] = index.rank_values
+        saved.ranks = by_path((index.writer, index.rank_values) for index in indexes)
         return saved
 
 
@@ -111,6 +121,7 @@ def restore(
     source: ShardSource,
     *,
     rank: int,
+    world_size: int | None = None,
     strict: Strict = "exact",
     select: Select = None,
     elsewhere: Collection[str] = (),
@@ -118,8 +129,9 @@ def restore(
     """Overwrite ``state`` with the contents of ``source``, whatever layout they were saved in.
 
     Live tensors are filled in place, DTensors in their own sharding. Optimizer state is created
-    where missing, plain values are replaced, and Stateful objects load their state. No
-    communication.
+    where missing, plain values are replaced, and Stateful objects load their state. Per-rank values
+    come and go with the ranks (see `PerRank`), which are ``world_size`` now (None: as many as
+    saved, and ``rank``). No communication.
 
     ``strict`` says which keys may be missing or extra (see ``holdfast.ckpt.state.strictness``),
     ``select`` which keys of the state to restore. Keys in ``elsewhere`` (``live_keys`` of other
@@ -130,10 +142,12 @@ def restore(
     """
     started = time.perf_counter()
     strictness, chosen = Strictness.of(strict), chooser(select)
-    saved, flat = _SavedState.of(source), flatten(state)
+    saved, flat = _SavedState.of(source), flatten(state, rank=rank)
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
-    job = _RestoreJob(flat, saved, rank=rank, chosen=chosen)
+    if world_size is None:
+        world_size = max(rank + 1, len(saved.indexes))
+    job = _RestoreJob(flat, saved, rank=rank, world_size=world_size, chosen=chosen)
     missing, extra = job.missing(), job.extra(frozenset(elsewhere))
     verdict = strictness.judge(missing=missing, extra=extra)
     if problems := [*job.differs(), *verdict.refused] or job.unlike(source):
@@ -147,17 +161,18 @@ def restore(
         seconds=time.perf_counter() - started,
         tensors=len(job.targets),
         origin=source.origin,
-        kept=job.kept,
+        kept=job.ranks.built,
         missing=verdict.missing,
         extra=verdict.extra,
         skipped=tuple(key for key in live if not chosen(key)),
+        ranks=job.ranks,
     )
 
 
-def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int) -> Wanted:
+def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int, world_size: int) -> Wanted:
     """Return the boxes of saved tensors that `restore` would read, without those not saved."""
-    saved = _SavedState.of(source)
-    job = _RestoreJob(flatten(state), saved, rank=rank, chosen=chooser(None))
+    saved, flat = _SavedState.of(source), flatten(state, rank=rank)
+    job = _RestoreJob(flat, saved, rank=rank, world_size=world_size, chosen=chooser(None))
     job.missing()
     return {
         fqn: (saved.specs[fqn], tuple(item.box for item in boxes))
@@ -176,7 +191,9 @@ def live_keys(flat: FlatState) -> list[str]:
         for group in parts.groups
         for member in group
     ]
-    return list(dict.fromkeys([*flat.tensors, *flat.aliases, *flat.values, *members]))
+    tensors = (fqn for fqn in flat.tensors if fqn not in flat.own)
+    found = [*tensors, *flat.aliases, *flat.values, *flat.per_rank, *members]
+    return list(dict.fromkeys(found))
 
 
 class _RestoreJob:
@@ -186,11 +203,23 @@ class _RestoreJob:
     """
 
     def __init__(
-        self, flat: FlatState, saved: _SavedState, *, rank: int, chosen: Callable[[str], bool]
+        self,
+        flat: FlatState,
+        saved: _SavedState,
+        *,
+        rank: int,
+        world_size: int,
+        chosen: Callable[[str], bool],
     ) -> None:
         self._flat, self._saved, self._chosen = flat, saved, chosen
-        self._own = saved.rank_values.get(rank, {})
-        self.kept = tuple(n for n in flat.rank_setters if n not in self._own and chosen(n))
+        self._rank, self._world_size = rank, world_size
+        self.ranks = inherit(
+            {path: holder for path, holder in flat.per_rank.items() if chosen(path)},
+            saved.ranks,
+            rank=rank,
+            world_size=world_size,
+            can_carry=flat.carried is not None,
+        )
         self.targets: dict[str, list[LocalBox]] = {}
         self._wanted: dict[str, list[tuple[str, TensorSpec]]] = {}
         self._tree_tensors: dict[str, Leaf] = {}
@@ -215,7 +244,17 @@ class _RestoreJob:
         return list(dict.fromkeys(self._saved.aliases.get(name, name) for name in names))
 
     def _collect(self) -> None:
-        owned = set[str]()
+        self._collect_tensors()
+        for attachment in self._attached.values():
+            for fqn, leaf in attachment.targets:
+                self._add(fqn, fqn, leaf)
+        for name in filter(self._chosen, self._flat.trees):
+            for fqn in stored_names(self._saved.values.get(name)):
+                self._add_tree_tensor(fqn, self._flat.trees[name].tensors.get(fqn))
+        self._collect_ranks()
+
+    def _collect_tensors(self) -> None:
+        owned = set(self._flat.own)
         for parts in self._flat.optimizers.values():
             owned |= parts.keys
         for name, tree in self._flat.trees.items():
@@ -227,12 +266,16 @@ class _RestoreJob:
                 self._add(stored[0] if stored else fqn, fqn, leaf)
                 if len(stored) > 1:  # one live tensor that was several saved ones
                     self._alike.append(tuple(stored))
-        for attachment in self._attached.values():
-            for fqn, leaf in attachment.targets:
-                self._add(fqn, fqn, leaf)
-        for name in filter(self._chosen, self._flat.trees):
-            for fqn in _tensor_names(self._saved.values.get(name)):
-                self._add_tree_tensor(name, fqn)
+
+    def _collect_ranks(self) -> None:
+        """Make room for all that this rank reads of per-rank values."""
+        saved = self._saved.ranks
+        for path in self.ranks.taken:
+            for fqn in stored_names(saved[path][self._rank]):
+                self._add_tree_tensor(fqn, self._flat.tensors.get(fqn))
+        trees = [tree for path in self.ranks.merged for tree in saved[path].values()]
+        for fqn in stored_names([*trees, *map(self._carried_tree, self.ranks.carried)]):
+            self._add_tree_tensor(fqn)
 
     def _add(self, stored: str, name: str, leaf: Leaf) -> None:
         local = local_of(leaf)
@@ -244,20 +287,31 @@ class _RestoreJob:
         self._wanted.setdefault(stored, []).append((name, spec_of(stored, leaf)))
         self.targets.setdefault(stored, []).extend(held(name, leaf))
 
-    def _add_tree_tensor(self, name: str, fqn: str) -> None:
-        """Make room for a tensor of a Stateful object: placed as its live tensor, else whole."""
+    def _carried_tree(self, name: str) -> Json:
+        path, rank = owner_of(name, writer=self._rank)
+        return self._saved.ranks[path][rank]
+
+    def _add_tree_tensor(self, fqn: str, live: Leaf | None = None) -> None:
+        """Make room for a tensor of a tree: placed as its live tensor, else whole."""
         spec = self._saved.specs.get(fqn)
         if spec is None or fqn in self._tree_tensors:
             return
-        live = self._flat.trees[name].tensors.get(fqn)
         dtype = torch_dtypes.BY_NAME[spec.dtype]
+        room: Leaf
         if live is not None and tuple(live.shape) == spec.shape:
-            room = empty_like(live, dtype=dtype)
+            fills = self._can_fill(fqn, live) and spec_of(fqn, live) == spec
+            room = live if fills else empty_like(live, dtype=dtype)
         else:
             device = local_of(live).device if live is not None else torch.device("cpu")
             room = torch.empty(spec.shape, dtype=dtype, device=device)
         self._tree_tensors[fqn] = room
         self._add(fqn, fqn, room)
+
+    def _can_fill(self, fqn: str, live: Leaf) -> bool:
+        """Say whether the live tensor itself may receive the saved bytes."""
+        local = local_of(live)
+        direct = any(fqn in tree.direct for tree in self._flat.rank_trees.values())
+        return direct and not local.is_conj() and not local.is_neg()
 
     def differs(self) -> list[str]:
         """Say in words which tensors have another dtype or shape than the saved ones."""
@@ -297,7 +351,9 @@ class _RestoreJob:
         used = {*self._wanted, *(name for names in self._alike for name in names)}
         for name in saved.values:
             if name in flat.trees or name in elsewhere:
-                used.update(_tensor_names(saved.values[name]))
+                used.update(stored_names(saved.values[name]))
+        for trees in saved.ranks.values():
+            used.update(stored_names(list(trees.values())))
         known = used | flat.tensors.keys() | flat.aliases.keys() | flat.values.keys()
         found: dict[str, str] = {}
         for kind, keys in (("", saved.specs), ("value ", saved.values)):
@@ -305,6 +361,9 @@ class _RestoreJob:
                 theirs = key in elsewhere or key.rpartition(".")[0] in elsewhere
                 if key not in known and not theirs and not self._of_optimizer(key):
                     found[key] = f"extra: {kind}{key} was saved and is not wanted"
+        for path in saved.ranks:
+            if path not in flat.per_rank and path not in elsewhere:
+                found[path] = f"extra: per-rank value {path} was saved and is not wanted"
         for name, attached in self._attached.items():
             for key in attached.extra:
                 if key not in elsewhere:
@@ -344,17 +403,49 @@ class _RestoreJob:
         for name, tree in flat.trees.items():
             if name in saved.values and chosen(name):
                 tree.load(plain.decode(saved.values[name], leaf=self._tree_leaf))
-        for name, setter in flat.rank_setters.items():
-            if name in self._own and chosen(name):
-                setter(plain.decode(self._own[name], leaf=decode_small_tensor))
+        for path in (*self.ranks.taken, *self.ranks.merged):
+            if path in flat.rank_trees:
+                flat.rank_trees[path].load(self._own(path))
+        if flat.carried is not None:
+            self._carry(flat.carried)
+
+    def _carry(self, carried: Carried) -> None:
+        """Keep the values of ranks that are gone, in place of those kept before."""
+        carried.values = {name: self._carried_tree(name) for name in self.ranks.carried}
+        carried.tensors = {
+            fqn: local_of(self._tree_tensors[fqn])
+            for fqn in stored_names(list(carried.values.values()))
+        }
+
+    def _own(self, path: str) -> Any:
+        """Return this rank's value of ``path``: its own, its share of all, or as it was built."""
+        trees = self._saved.ranks.get(path, {})
+        if path in self.ranks.taken:
+            return plain.decode(trees[self._rank], leaf=self._tree_leaf)
+        if path in self.ranks.merged:
+            merge = self._flat.per_rank[path].on_resize
+            assert callable(merge)
+            every = [plain.decode(trees[r], leaf=self._tree_leaf) for r in sorted(trees)]
+            return merge(every, self._rank, self._world_size)
+        return plain.decode(
+            self._flat.rank_values[own_name(path, self._rank)], leaf=self._live_leaf
+        )
 
     def _tree_leaf(self, tag: str, payload: Any) -> Any:
         if tag == "$tensor":
             return self._tree_tensors[payload]
+        if tag == "$array":
+            return local_of(self._tree_tensors[payload]).numpy()
         if tag == "$rank":
-            mine = self._own.get(payload, self._flat.rank_values.get(payload))
-            return plain.decode(mine, leaf=decode_small_tensor)
-        return plain.no_tags(tag, payload)
+            return self._own(payload)
+        return decode_small_tensor(tag, payload)
+
+    def _live_leaf(self, tag: str, payload: Any) -> Any:
+        """Decode what was encoded from the live state a moment ago."""
+        if tag not in ("$tensor", "$array"):
+            return decode_small_tensor(tag, payload)
+        live = local_of(self._flat.tensors[payload])
+        return live if tag == "$tensor" else live.numpy()
 
 
 def _equal(source: ShardSource, saved: _SavedState, names: Sequence[str]) -> bool:
@@ -377,19 +468,6 @@ def _equal(source: ShardSource, saved: _SavedState, names: Sequence[str]) -> boo
     whole = read_tensors(source, names)
     raw = [torch_dtypes.as_carrier(whole[name]).reshape(-1).view(torch.uint8) for name in names]
     return all(torch.equal(other, raw[0]) for other in raw)
-
-
-def _tensor_names(value: Json) -> Iterator[str]:
-    """Yield the names of the tensors to which a Stateful object's saved tree refers."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _tensor_names(item)
-    elif isinstance(value, dict):
-        if value.keys() == {"$tensor"}:
-            yield value["$tensor"]
-            return
-        for item in value.values():
-            yield from _tensor_names(item)
 
 
 def read_tensors(

@@ -25,7 +25,7 @@ def capture(
     gather: Callable[[Any], list[Any]] = gather_alone,
 ) -> Shard:
     """Return this rank's index and payload of ``state``, copied now."""
-    flat = flatten(state)
+    flat = flatten(state, rank=rank)
     plan = CapturePlan.build(flat, rank=rank, world_size=world_size, gather=gather)
     payload = bytearray(plan.payload_bytes)
     index = plan.write(flat, memoryview(payload), run="test", step=step, generation=generation)

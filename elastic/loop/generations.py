@@ -111,6 +111,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     point, which loses almost no precision and costs more memory and traffic. None: the weights may
     depend on them.
     ``seed``: the seed of the model's initial weights, the order of samples and every random stream.
+    The function begins with the global generators of torch, NumPy and Python seeded by it.
     ``loss_guard``: the response to a loss that is not finite or leaps (`LossGuard`; None: none).
     ``rehearse``: a worker that starts while others train calls the function once, up to the first
     step, before it joins, so that its initialization delays no other rank. Collectives do nothing

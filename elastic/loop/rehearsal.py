@@ -47,7 +47,7 @@ from holdfast.elastic.loop.prefetch import Donors, Prefetcher
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
-from holdfast.elastic.seeding import seed_all
+from holdfast.elastic.seeding import kept, seed_all
 from holdfast.elastic.tracked.cursor import KEY
 from holdfast.elastic.tracked.keeper import StateKeeper
 
@@ -169,7 +169,7 @@ class WarmJoin:
         began_s = time.perf_counter()
         told = WorkerRehearsed(rank=-1, world=0, error="", over=False, seconds=0.0)
         try:
-            with closing(Donors(channel)) as donors:
+            with kept(), closing(Donors(channel)) as donors:
                 found = self._foresee(donors)
                 if found is None:
                     return
@@ -233,7 +233,8 @@ class WarmJoin:
             keeper = StageKeeper(
                 self._channel, self._settings, world, pulse=self._pulse, maps=self._maps
             )
-            keeper.tracked = lambda state: self._tracked(state, rank=rank, donors=donors)
+            size = len(record.members)
+            keeper.tracked = lambda state: self._tracked(state, rank=rank, size=size, donors=donors)
             run = Run(self._channel, self._settings, world, pulse=self._pulse, keeper=keeper)
             try:
                 with _limited(LIMIT_S):
@@ -243,14 +244,14 @@ class WarmJoin:
             finally:
                 run._close()
 
-    def _tracked(self, state: Mapping[str, Any], *, rank: int, donors: Donors) -> None:
+    def _tracked(self, state: Mapping[str, Any], *, rank: int, size: int, donors: Donors) -> None:
         """Prefetch the chunks for ``state``, then restore into it to warm the real restore."""
         generation = self._channel.roster().generation
         if generation is None:
             return
         point = donors.locate(generation.snapshots, donors.newest(generation.snapshots))
         with donors.source(point, maps=self._maps) as source:
-            asked = wanted(state, source, rank=rank)
+            asked = wanted(state, source, rank=rank, world_size=size)
         self._prefetcher = prefetcher = Prefetcher(self._channel, maps=self._maps, wanted=asked)
         self._await(prefetcher)
         ahead = prefetcher.complete()
@@ -259,7 +260,7 @@ class WarmJoin:
         with contextlib.suppress(CkptError):  # training continues: the step may be released by now
             point = donors.locate(generation.snapshots, donors.newest(generation.snapshots))
             with donors.source(point, maps=self._maps, ahead=ahead) as source:
-                restore(state, source, rank=rank)
+                restore(state, source, rank=rank, world_size=size)
 
     def _await(self, prefetcher: Prefetcher) -> None:
         began_s = time.perf_counter()

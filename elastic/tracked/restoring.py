@@ -109,7 +109,8 @@ class Restorer(Closing):
         left, ``JobFailedError`` if there are checkpoints and none of them can be read.
         """
         if self._world.record.mesh.pp > 1:
-            self._elsewhere = self._world.unite(sorted(live_keys(flatten(state))))
+            live = live_keys(flatten(state, rank=self._world.rank))
+            self._elsewhere = self._world.unite(sorted(live))
         course = self._first()
         while course.point is not None:
             restored, faults = self._attempt(state, course.point)
@@ -184,7 +185,13 @@ class Restorer(Closing):
 
     def _fill(self, state: Mapping[str, Any], source: ShardSource) -> RestoreReport:
         """Restore this rank's part; it excludes state that belongs to other pipeline stages."""
-        return restore(state, source, rank=self._world.rank, elsewhere=self._elsewhere)
+        return restore(
+            state,
+            source,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            elsewhere=self._elsewhere,
+        )
 
     def _agree(self, faults: list[ReadFault]) -> list[ReadFault]:
         """Return the faults found by any rank; note whether any rank's state was touched."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from doubles.slots import FakeSidecar
@@ -26,9 +27,10 @@ from holdfast.ckpt.snapshot.copy_program import PayloadBuffer
 from holdfast.ckpt.snapshot.pacing import FULL_SPEED
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import CapturePlan, gather_alone
-from holdfast.ckpt.state.flatten import FlatState, PerRank, flatten
+from holdfast.ckpt.state.flatten import FlatState, flatten
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, held, spec_of
 from holdfast.ckpt.state.torch_dtypes import as_carrier
+from holdfast.ckpt.state.trees.per_rank import PerRank
 
 STEPS = 12
 
@@ -85,6 +87,8 @@ def make_state() -> dict[str, Any]:
         "fresh": Fresh(),
         "held": Held(),
         "rng": PerRank(torch.get_rng_state()[:16]),
+        "game": PerRank({"board": np.zeros(3), "rng": random.Random(0), "fresh": Fresh()}),
+        "array": np.arange(4.0),
         "seen": [0, {"deep": (1, 2.5)}],
         "mixed": {"tensor": torch.zeros(2), "word": "a", "list": [torch.ones(1), 3]},
         "n": 1,
@@ -218,6 +222,22 @@ def change_trees(state: dict[str, Any], rng: random.Random) -> None:
         tree.pop("again", None)
 
 
+def change_own(state: dict[str, Any], rng: random.Random) -> None:
+    own, how = state["game"].value, rng.choice(["play", "draw", "grow", "swap", "array", "new"])
+    if how == "play":
+        own["board"][rng.randrange(3)] += 1
+    elif how == "draw":
+        own["rng"].random()
+    elif how == "grow":
+        own["board"] = np.zeros(rng.randrange(3, 9))
+    elif how == "swap":
+        own["rng"] = random.Random(rng.randrange(9))
+    elif how == "array":
+        state["array"][rng.randrange(4)] = rng.random()
+    else:
+        state["array"] = np.arange(float(rng.randrange(4, 6)))
+
+
 def change_values(state: dict[str, Any], rng: random.Random) -> None:
     how = rng.choice(["n", "kind", "deep", "rng", "mixed", "list", "key", "order"])
     if how == "n":
@@ -254,6 +274,7 @@ ACTS: list[Act] = [
     change_buffer,
     change_optimizer,
     change_trees,
+    change_own,
     change_values,
     freeze,
 ]
@@ -301,6 +322,17 @@ def test_a_watched_state_is_flattened_as_a_new_one(
         given_state = dict(state) if always_new else state
         found = described(lambda: watch.flatten(given_state)[0])  # noqa: B023 - called at once
         assert found == described(lambda: flatten(given_state))  # noqa: B023
+
+
+def test_tensors_of_an_object_that_were_one_and_are_two_are_found() -> None:
+    state, watch = make_state(), ChangeWatch()
+    tree = state["held"].tree
+    tree["again"] = tree["mean"]
+    watch.flatten(state)
+    tree["mean"] = torch.rand(3)
+    found = described(lambda: watch.flatten(state)[0])
+    assert found == described(lambda: flatten(state))
+    assert "held.again" in found["names"]
 
 
 def test_steps_of_training_change_nothing_that_has_to_be_found_again() -> None:

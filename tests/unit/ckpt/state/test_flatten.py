@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel
 
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state.capture import PerRank, flatten
+from holdfast.ckpt.state.local_boxes import TensorShard
 
 
 class Tied(nn.Module):
@@ -108,7 +109,7 @@ def test_stateful_objects_become_one_value_with_tensors_by_name() -> None:
     flat = flatten({"sampler": Counter(state)})
     assert list(flat.tensors) == ["sampler.ema"]
     assert flat.volatile == {"sampler.ema"}
-    assert flat.rank_values == {"sampler.rng": [1]}
+    assert flat.rank_values == {"sampler.rng@0": [1]}
     assert flat.values["sampler"] == {
         "$map": [
             ["cursor", 3],
@@ -124,25 +125,32 @@ def test_a_mapping_with_live_objects_is_a_name_space_and_a_plain_one_a_value() -
         {
             "nets": {"a": nn.Linear(1, 1, bias=False), "k": 2, "list": [torch.ones(1), 5]},
             "progress": {"epoch": 1},
-            "rng": PerRank(torch.get_rng_state()),
+            "rng": PerRank({"state": torch.get_rng_state(), "draws": 3}),
         }
     )
-    assert list(flat.tensors) == ["nets.a.weight", "nets.list.0"]
+    assert list(flat.tensors) == ["nets.a.weight", "nets.list.0", "rng@0.state"]
     assert flat.values == {"nets.k": 2, "nets.list.1": 5, "progress": {"epoch": 1}}
-    assert "$data" in flat.rank_values["rng"]
+    assert flat.rank_values == {"rng@0": {"state": {"$tensor": "rng@0.state"}, "draws": 3}}
+    assert flat.own == {"rng@0.state"}
 
 
 @pytest.mark.parametrize(
     ("state", "message"),
     [
         ({"a": {"b": [1, object()]}}, r"a\.b\.1: cannot capture"),
-        ({"a": np.ones(2)}, r"a: .*numpy\.ndarray"),
+        ({"a": np.array(["x"])}, r"a: an array of dtype <U1"),
+        ({"a": np.ones(2)[::-1]}, r"a: a backwards array"),
+        ({"a": np.ma.array([1])}, r"a: MaskedArray is more than an array"),
+        ({"a": np.broadcast_to(np.ones(1), 3)}, r"a: a read-only array .* track a copy"),
         ({"a": {"f": torch.ones(1), 3: 1}}, r"a: key 3 is not a name"),
         ({"a": torch.ones(2, 2).to_sparse()}, r"a: layout"),
         ({"a": nn.Linear(2, 2, device="meta")}, r"a\.weight: not materialised"),
         ({"a": nn.LazyLinear(2)}, r"a\.weight: not materialised"),
         ({"a": Counter({"x": {"y": {1, 2}}})}, r"a\.x\.y: .*set"),
-        ({"a": PerRank(torch.zeros(1 << 20))}, r"a: a per-rank tensor"),
+        ({"a": PerRank(TensorShard(torch.ones(1), shape=(2,), offset=(0,)))}, r"a@0: a part of"),
+        ({"a": PerRank(object())}, r"a@0: cannot capture"),
+        ({"a": np.void(b"x")}, r"a: a NumPy value of dtype"),
+        ({"s": Counter({"a": PerRank(1)}), "s.a": PerRank(2)}, r"s\.a: two entries"),
         ({"a.b": 1, "a": {"b": 2, "t": torch.ones(1)}}, r"a\.b: two entries"),
         ({"a": torch.empty(2, dtype=torch.bits8)}, r"a: dtype"),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.format.wellformed import fault_of_values
 from holdfast.ckpt.state import plain
 
 
@@ -59,10 +60,41 @@ def test_the_encoding_is_a_copy() -> None:
     assert encoded == {"a": [1, 2]}
 
 
-def test_numpy_floats_are_floats_and_other_numpy_values_name_the_remedy() -> None:
-    assert plain.encode(np.float64(0.5), "x") == 0.5
-    with pytest.raises(StateError, match=r"x\.a\.1: .*numpy\.int64.*\.item\(\)"):
-        plain.encode({"a": [1, np.int64(2)]}, "x")
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(0.1),
+        np.float32(0.1),
+        np.float16("nan"),
+        np.float32("-inf"),
+        np.longdouble(1) / 3,
+        np.int64(-(2**63)),
+        np.uint64(2**64 - 1),
+        np.bool_(True),
+        np.complex64(1 - 2j),
+        np.datetime64("2024-02-29", "D"),
+        np.timedelta64(3, "ms"),
+    ],
+)
+def test_numpy_numbers_come_back_as_what_they_were(value: np.generic) -> None:
+    text = msgspec.json.encode(plain.encode({"a": [value]}, "x"))
+    found = plain.decode(msgspec.json.decode(text))["a"][0]
+    assert type(found) is type(value)
+    assert found.dtype == value.dtype
+    assert found.tobytes() == value.tobytes()
+    assert fault_of_values({"x": msgspec.json.decode(text)}) is None
+
+
+def test_numpy_text_is_text() -> None:
+    assert round_trip([np.str_("größe"), np.str_(""), np.bytes_(b"ab")]) == ["größe", "", b"ab"]
+
+
+@pytest.mark.parametrize(
+    "payload", [None, ["<f4"], ["O", 1], ["<f4", {"$bytes": "AA=="}], ["<i1", 999], ["<x", 1]]
+)
+def test_a_number_that_numpy_did_not_have_is_corrupt(payload: object) -> None:
+    with pytest.raises(CorruptError, match="numpy"):
+        plain.decode({"$numpy": payload})
 
 
 def test_an_object_is_refused_with_its_path() -> None:
