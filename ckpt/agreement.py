@@ -22,7 +22,7 @@ def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None
     Collective through ``gather``. A key may be missing at some ranks, and the parameters of an
     optimizer's group are merged over all ranks; neither counts as a difference.
     """
-    digests = {key: _digest(flat.values[key]) for key in _agreeing(flat)}
+    digests = {key: _digest(flat.values[key]) for key in agreeing(flat)}
     if len(set(gather(_digest(sorted(digests.items()))))) == 1:
         return
     seen: dict[str, set[str]] = defaultdict(set)
@@ -46,7 +46,7 @@ def check_values(flat: FlatState, *, gather: Callable[[Any], list[Any]]) -> None
     )
 
 
-def _agreeing(flat: FlatState) -> Iterable[str]:
+def agreeing(flat: FlatState) -> Iterable[str]:
     """Yield the keys whose values must be equal at all ranks."""
     groups = tuple(f"{name}.groups." for name in flat.optimizers)
     for key in flat.values:

@@ -89,7 +89,8 @@ class Snapshotter:
     that may happen at one rank alone, it must not use the training's group (see `StoreGather`).
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
     ``before_step`` is called before each step of an optimizer in the state, in place of `copied`,
-    which it must call. ``checkpoint`` is the destination of snapshots with ``persist``. ``stats``
+    which it must call. ``inspect`` sees every state before it is copied, and may refuse it by an
+    error. ``checkpoint`` is the destination of snapshots with ``persist``. ``stats``
     and ``meters`` (``stall``, ``copy``, ``wait``) report the cost.
     """
 
@@ -108,7 +109,9 @@ class Snapshotter:
         before_step: Callable[[], None] | None = None,
         copying: CopySettings | None = None,
         lanes: Lanes | None = None,
+        inspect: Callable[[FlatState, CapturePlan], None] | None = None,
     ) -> None:
+        self._inspect = inspect
         self._client, self._gather, self._checkpoint, self._poll = client, gather, checkpoint, poll
         self._run, self._generation = run, generation
         self._rank, self._world_size = rank, world_size
@@ -148,6 +151,8 @@ class Snapshotter:
         began_s = time.perf_counter()
         try:
             flat, program = self._programmed(state, step)
+            if self._inspect is not None:
+                self._inspect(flat, program.plan)
             program.stage(flat)
             ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
             self._task = _Task(

@@ -99,9 +99,9 @@ class CapturePlan:
 
     ``payload_bytes`` is the room that the pieces need. ``copied_bytes`` counts the bytes that this
     rank holds and that another rank with the same bytes writes. ``specs`` describes all tensors of
-    all ranks, beside those that other ranks have for themselves. ``shared`` are the boxes of this
-    rank that other ranks hold too. The lowest rank that has a plain value, or the name of a tied
-    tensor, writes it. The parameters of an optimizer's group are merged from all ranks.
+    all ranks, beside those that other ranks have for themselves. ``shared`` are the regions of this
+    rank that other ranks hold too, by tensor. The lowest rank that has a plain value, or the name
+    of a tied tensor, writes it. The parameters of an optimizer's group are merged from all ranks.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class CapturePlan:
         agreed: _Agreed,
         pieces: Sequence[WritePiece],
         seen: Mapping[str, _PlannedTensor],
-        shared: frozenset[tuple[str, Box]] = frozenset(),
+        shared: Sequence[tuple[str, Region]] = (),
         copied_bytes: int = 0,
     ) -> None:
         self.rank, self.world_size = rank, world_size
@@ -154,7 +154,7 @@ class CapturePlan:
             agreed=agreed,
             pieces=pieces,
             seen=seen,
-            shared=_shared(held, rank),
+            shared=_shared(seen, held, rank),
             copied_bytes=copied_bytes,
         )
         return plan.with_own(flat)
@@ -375,16 +375,22 @@ def _pieces(
     return found
 
 
-def _shared(held: Sequence[Sequence[Holding]], rank: int) -> frozenset[tuple[str, Box]]:
-    """Return the boxes of ``rank`` that another rank holds, too."""
-    mine = {(holding.spec.fqn, holding.box) for holding in held[rank]}
-    others = (
+def _shared(
+    seen: Mapping[str, _PlannedTensor], held: Sequence[Sequence[Holding]], rank: int
+) -> list[tuple[str, Region]]:
+    """Return the regions of ``rank`` whose boxes another rank holds, too."""
+    others = {
         (holding.spec.fqn, holding.box)
         for other, holdings in enumerate(held)
         if other != rank
         for holding in holdings
-    )
-    return frozenset(mine.intersection(others))
+    }
+    return [
+        (fqn, region)
+        for fqn, tensor in seen.items()
+        for region in tensor.regions
+        if (fqn, region.box) in others
+    ]
 
 
 def _holdings(tensors: Sequence[Sequence[Any]]) -> Iterator[Holding]:

@@ -356,6 +356,21 @@ class _Flattener:
             self.flat.optimizers[name] = parts
 
 
+def encode_small_tensor(path: str, value: Any) -> Json:
+    """Encode a CPU tensor of at most 64 KiB inside a plain value, as ``$data``."""
+    if not isinstance(value, torch.Tensor) or local_of(value) is not value:
+        return plain.refuse(path, value)
+    check_tensor(path, value)
+    if value.device.type != "cpu" or value.nbytes > 1 << 16:
+        raise StateError(
+            f"{path}: a tensor of {value.nbytes} bytes on {value.device} cannot be captured here; "
+            "only small CPU tensors (64 KiB) can"
+        )
+    data = torch_dtypes.as_carrier(value.contiguous()).numpy().tobytes()
+    inner = {"dtype": torch_dtypes.NAME_OF[value.dtype], "shape": list(value.shape)}
+    return {"$data": inner | plain.encode(data, path)}
+
+
 def decode_small_tensor(tag: str, payload: Any) -> Any:
     """Decode the result of ``encode_small_tensor``."""
     if tag != "$data":

@@ -151,9 +151,10 @@ def _decode_number(payload: Any) -> np.generic:
         if dtype.kind not in _NUMPY_KINDS:
             raise ValueError(f"dtype {dtype}")
         if isinstance(number, bool | int | float):
-            return np.array(number, dtype=dtype)[()]
-        data = decode(number)
-        found: np.generic = np.frombuffer(data, dtype=dtype)[0] if data else dtype.type()
+            array = np.array([number], dtype=dtype)
+        else:
+            array = np.frombuffer(decode(number), dtype=dtype)
+        found: np.generic = array[0]
     except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise CorruptError(f"plain value with tag '$numpy' ({payload!r}): {error}") from error
     return found

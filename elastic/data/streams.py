@@ -21,7 +21,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import plain
-from holdfast.ckpt.state.flatten import Stateful, decode_small_tensor, encode_small_tensor
+from holdfast.ckpt.state.flatten import decode_small_tensor, encode_small_tensor
+from holdfast.ckpt.state.trees.stateful import Stateful
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.errors import ConfigError

@@ -51,6 +51,11 @@ class StateRestored(Event, frozen=True, kw_only=True, tag="restored"):
     seconds: float = 0.0
     """Seconds that it took."""
 
+    per_rank: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Per-rank values that did not come back to their own rank: ``built`` (none was saved for this
+    rank), ``merged`` from all ranks, ``carried`` here for ranks that are gone, ``dropped`` for
+    good (said by rank 0)."""
+
 
 class RestoreFailed(Event, frozen=True, kw_only=True, tag="restore_failed"):
     """A restore point could not be read, and the ranks agreed on another."""

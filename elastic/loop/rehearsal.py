@@ -33,12 +33,12 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.ckpt.state.restore import restore, wanted
+from holdfast.ckpt.state.trees.per_rank import Carried
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import AgentChannel, Channel
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
-from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import StatePrefetched, WorkerRehearsed
 from holdfast.elastic.groups import reform
 from holdfast.elastic.groups.collectives import WaitGuard
@@ -48,8 +48,9 @@ from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
 from holdfast.elastic.seeding import kept, seed_all
+from holdfast.elastic.tracked.accepted import check_tracked
 from holdfast.elastic.tracked.cursor import KEY
-from holdfast.elastic.tracked.keeper import StateKeeper
+from holdfast.elastic.tracked.keeper import CARRIED, StateKeeper
 
 LIMIT_S: Final = 600.0
 """Time limit of a rehearsal: after it, the function is left before its first step."""
@@ -131,9 +132,8 @@ class StageKeeper(StateKeeper):
 
     def track(self, state: Mapping[str, Any]) -> None:
         """See `StateKeeper.track`."""
-        if KEY in state:
-            raise ConfigError(f"run.track: the name {KEY!r} is taken by the run's own cursor")
-        self.tracked({**state, KEY: self.cursor})
+        check_tracked(state)
+        self.tracked({**state, KEY: self.cursor, CARRIED: Carried()})
 
     def begin(self, count: int) -> None:
         """End the rehearsal."""

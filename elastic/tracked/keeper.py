@@ -16,6 +16,7 @@ from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.trees.per_rank import Carried, Inheritance
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -28,6 +29,8 @@ from holdfast.elastic.events import (
     StepUnprotected,
 )
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.tracked.accepted import check_tracked
+from holdfast.elastic.tracked.alike import ReplicaCheck
 from holdfast.elastic.tracked.cursor import KEY, Cursor
 from holdfast.elastic.tracked.handover import Wish, hand_over
 from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
@@ -38,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 1.0
 _PROTECTED_POLL_S = 0.25
+
+CARRIED = "holdfast-ranks"
+"""The name under which the per-rank values of ranks that are gone are tracked."""
 
 
 class StateKeeper:
@@ -86,15 +92,24 @@ class StateKeeper:
 
     def track(self, state: Mapping[str, Any]) -> None:
         """Take charge of ``state`` and restore it if there is a restore point."""
-        if KEY in state:
-            raise ConfigError(f"run.track: the name {KEY!r} is taken by the run's own cursor")
-        self._state = {**state, KEY: self.cursor}
+        check_tracked(state)
+        for name in (KEY, CARRIED):
+            if name in state:
+                raise ConfigError(f"run.track: the name {name!r} is taken by the run itself")
+        self._state = {**state, KEY: self.cursor, CARRIED: Carried()}
         restored = self._restore()
         if restored.step != self.cursor.step:
             raise HoldfastError(
                 f"the snapshot labelled step {restored.step} holds the state after "
                 f"{self.cursor.step} steps"
             )
+        mesh = self._world.record.mesh
+        replicas = ReplicaCheck(
+            self._world,
+            cell=mesh.cell,
+            exact=bool(self._settings.exact),
+            restored=restored.tier != "none",
+        )
         self._snapshots = Snapshotter(
             self.client,
             run=self._channel.run,
@@ -106,6 +121,7 @@ class StateKeeper:
             maps=self._maps,
             poll=self._world.guard.check,
             before_step=self.fence,
+            inspect=lambda flat, plan: replicas.look(flat, plan, step=self.cursor.step),
         )
         self._protection = ProtectionWatch(
             self.client,
@@ -152,9 +168,23 @@ class StateKeeper:
                 tiers=restored.tiers,
                 sent_bytes=restored.sent_bytes,
                 seconds=time.perf_counter() - start,
+                per_rank=self._told_ranks(restored.ranks),
             )
         )
         return restored
+
+    def _told_ranks(self, ranks: Inheritance) -> dict[str, tuple[str, ...]]:
+        """Return what became of per-rank values, for the event; warn of what is dropped."""
+        leader = self._world.rank == 0
+        if ranks.dropped and leader:
+            _log.warning("dropped, as PerRank(on_resize='drop') asks: %s", ", ".join(ranks.dropped))
+        told = {
+            "built": ranks.built,
+            "merged": ranks.merged,
+            "carried": ranks.carried,
+            "dropped": ranks.dropped if leader else (),
+        }
+        return {what: names for what, names in told.items() if names}
 
     def begin(self, count: int) -> None:
         """Snapshot the state from which the generation starts, so that it can be restored."""

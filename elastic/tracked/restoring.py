@@ -39,6 +39,7 @@ from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.restore import RestoreReport, ShardSource, live_keys, restore
+from holdfast.ckpt.state.trees.per_rank import Inheritance
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.errors import JobFailedError, StateLostError
@@ -60,7 +61,8 @@ class Restored:
 
     ``tier`` is ``arena``, ``prefetched``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or
     ``none``; ``tiers`` gives the bytes of each tier and the seconds that threads spent on them.
-    ``sent_bytes`` were sent by sidecars while the other ranks waited.
+    ``sent_bytes`` were sent by sidecars while the other ranks waited. ``ranks`` says what became
+    of per-rank values.
     """
 
     tier: str
@@ -69,6 +71,7 @@ class Restored:
     bytes: int = 0
     sent_bytes: int = 0
     tiers: dict[str, dict[str, float]] = field(default_factory=dict)
+    ranks: Inheritance = field(default_factory=Inheritance)
 
 
 class Restorer(Closing):
@@ -175,6 +178,7 @@ class Restorer(Closing):
                 bytes=report.bytes,
                 sent_bytes=memory.sent_bytes,
                 tiers=tiers,
+                ranks=report.ranks,
             )
             return restored, []
 
@@ -253,14 +257,14 @@ class Restorer(Closing):
         found = self._from_checkpoint(state, root, course) if root else None
         why = f"{course.why}: " if course.reasons else ""
         if found is not None:
-            step, nbytes = found
             seconds = time.perf_counter() - began_s
             return Restored(
                 tier="checkpoint",
-                how=f"{why}{root}, step {step}",
-                step=step,
-                bytes=nbytes,
-                tiers={"checkpoint": {"bytes": nbytes, "seconds": seconds}},
+                how=f"{why}{root}, step {found.step}",
+                step=found.step,
+                bytes=found.bytes,
+                tiers={"checkpoint": {"bytes": found.bytes, "seconds": seconds}},
+                ranks=found.ranks,
             )
         if self._touched:
             raise StateLostError(
@@ -280,11 +284,8 @@ class Restorer(Closing):
 
     def _from_checkpoint(
         self, state: Mapping[str, Any], root: str, course: Course
-    ) -> tuple[int, int] | None:
-        """Restore the newest checkpoint that all ranks can read; return its step and bytes.
-
-        None if there is none.
-        """
+    ) -> RestoreReport | None:
+        """Restore the newest checkpoint that all ranks can read; None if there is none."""
         candidates: Iterator[int] = iter(())
         if self._world.rank == 0:
             probe(root)
@@ -300,15 +301,15 @@ class Restorer(Closing):
                         "a good one, or choose another directory"
                     )
                 return None
-            error, nbytes = "", 0
+            error, report = "", None
             try:
                 with StoreSource(root, step) as store:
-                    nbytes = self._fill(state, store).bytes
+                    report = self._fill(state, store)
             except CorruptError as corrupt:
                 error = str(corrupt)
             errors = [found for found in self._world.gather(error) if found]
-            if not errors:
-                return step, nbytes
+            if report is not None and not errors:
+                return report
             failed = errors[0]
             _log.warning("step %d is damaged, trying an older one: %s", step, failed)
 
