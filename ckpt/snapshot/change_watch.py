@@ -32,7 +32,7 @@ from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
-from holdfast.ckpt.state.trees.per_rank import Carried, PerRank
+from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
 from holdfast.ckpt.state.trees.stateful import stateful_of
 from holdfast.ckpt.types import Json
 
@@ -147,7 +147,7 @@ def _is_value(value: object) -> bool:
     """Say whether a flatten treats ``value`` as plain, or refuses it."""
     if type(value) in _SCALARS:
         return True
-    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, Carried, *LEAVES)):
+    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, CarriedRanks, *LEAVES)):
         return False
     if stateful_of(value) is not None:
         return False

@@ -36,7 +36,7 @@ from holdfast.ckpt.state.optimizers import (
 )
 from holdfast.ckpt.state.trees.arrays import tensor_of
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
-from holdfast.ckpt.state.trees.per_rank import Carried, PerRank
+from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
 from holdfast.ckpt.state.trees.refill import refill
 from holdfast.ckpt.state.trees.stateful import stateful_of
 from holdfast.ckpt.types import Json
@@ -108,7 +108,7 @@ class FlatState:
     setters: dict[str, Setter] = field(default_factory=dict)
     per_rank: dict[str, PerRank] = field(default_factory=dict)
     rank_trees: dict[str, Tree] = field(default_factory=dict)
-    carried: Carried | None = None
+    carried: CarriedRanks | None = None
     trees: dict[str, Tree] = field(default_factory=dict)
     optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
 
@@ -176,7 +176,7 @@ class _Flattener:
             self.tensor(name, tensor_of(name, value, filled=True), volatile=True)
         elif isinstance(value, PerRank):
             self._per_rank(name, value)
-        elif isinstance(value, Carried):
+        elif isinstance(value, CarriedRanks):
             self._carried(value)
         elif (found := stateful_of(value)) is not None:
             self._tree(name, found.state_dict, found.load_state_dict)
@@ -249,7 +249,7 @@ class _Flattener:
         tree.direct = encoder.direct
         self.flat.rank_trees[name] = tree
 
-    def _carried(self, carried: Carried) -> None:
+    def _carried(self, carried: CarriedRanks) -> None:
         """Add the values of ranks that are gone, as they were saved."""
         self.flat.carried = carried
         self.flat.rank_values.update(carried.values)

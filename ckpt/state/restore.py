@@ -28,7 +28,7 @@ from holdfast.ckpt.state.strictness import (
 )
 from holdfast.ckpt.state.trees.encoding import stored_names
 from holdfast.ckpt.state.trees.per_rank import (
-    Carried,
+    CarriedRanks,
     Inheritance,
     by_path,
     inherit,
@@ -409,7 +409,7 @@ class _RestoreJob:
         if flat.carried is not None:
             self._carry(flat.carried)
 
-    def _carry(self, carried: Carried) -> None:
+    def _carry(self, carried: CarriedRanks) -> None:
         """Keep the values of ranks that are gone, in place of those kept before."""
         carried.values = {name: self._carried_tree(name) for name in self.ranks.carried}
         carried.tensors = {

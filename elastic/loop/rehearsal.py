@@ -33,7 +33,7 @@ from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.ckpt.state.restore import restore, wanted
-from holdfast.ckpt.state.trees.per_rank import Carried
+from holdfast.ckpt.state.trees.per_rank import CarriedRanks
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import AgentChannel, Channel
@@ -133,7 +133,7 @@ class StageKeeper(StateKeeper):
     def track(self, state: Mapping[str, Any]) -> None:
         """See `StateKeeper.track`."""
         check_tracked(state)
-        self.tracked({**state, KEY: self.cursor, CARRIED: Carried()})
+        self.tracked({**state, KEY: self.cursor, CARRIED: CarriedRanks()})
 
     def begin(self, count: int) -> None:
         """End the rehearsal."""

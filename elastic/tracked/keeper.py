@@ -16,7 +16,7 @@ from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
-from holdfast.ckpt.state.trees.per_rank import Carried, Inheritance
+from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -96,7 +96,7 @@ class StateKeeper:
         for name in (KEY, CARRIED):
             if name in state:
                 raise ConfigError(f"run.track: the name {name!r} is taken by the run itself")
-        self._state = {**state, KEY: self.cursor, CARRIED: Carried()}
+        self._state = {**state, KEY: self.cursor, CARRIED: CarriedRanks()}
         restored = self._restore()
         if restored.step != self.cursor.step:
             raise HoldfastError(

@@ -13,6 +13,7 @@ NAMES = [
     "Loader",
     "LossGuard",
     "Mesh",
+    "PerRank",
     "Run",
     "Snapshots",
     "Timeouts",

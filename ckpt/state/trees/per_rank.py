@@ -58,7 +58,7 @@ class PerRank:
         return f"PerRank({self.value!r})"
 
 
-class Carried:
+class CarriedRanks:
     """The values of ranks that this world does not have, as an entry of the state.
 
     A restore puts them here, and every snapshot saves them again under their own names.

@@ -1,4 +1,4 @@
-"""What a restore cannot bring back is refused with what to track instead."""
+"""Values that a restore cannot bring back are refused, with code that can."""
 
 from __future__ import annotations
 

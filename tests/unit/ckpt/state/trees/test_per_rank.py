@@ -15,7 +15,7 @@ from holdfast.ckpt.errors import MismatchError, StateError
 from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.restore import RestoreReport, restore
-from holdfast.ckpt.state.trees.per_rank import Carried, OnResize, PerRank
+from holdfast.ckpt.state.trees.per_rank import CarriedRanks, OnResize, PerRank
 from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
 
 
@@ -45,7 +45,7 @@ def world(size: int, on_resize: OnResize = "keep") -> list[dict[str, Any]]:
         {
             "w": torch.arange(4),
             "game": PerRank(Game(rank), on_resize=on_resize),
-            "carried": Carried(),
+            "carried": CarriedRanks(),
         }
         for rank in range(size)
     ]
