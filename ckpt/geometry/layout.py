@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 from math import prod
 from types import EllipsisType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -235,11 +235,15 @@ def _within(shape: tuple[int, ...], row: int, start: int, end: int) -> _Corners:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One box of a tensor that a rank holds, and so could write; ``nbytes`` balances the work."""
+    """One box of a tensor that a rank holds, and so could write; ``nbytes`` balances the work.
+
+    Boxes of one ``group`` that the same ranks hold are written by one of them.
+    """
 
     spec: TensorSpec
     box: Box
     nbytes: int
+    group: str = ""
 
 
 def choose_writers(
@@ -265,17 +269,19 @@ def choose_writers(
     _check_whole(specs, [holding for holding, _ in holders.values()])
     writes: list[list[Holding]] = [[] for _ in holdings]
     load = [0] * len(holdings)
-    replicated = []
-    for key, (holding, ranks) in holders.items():
+    replicated: dict[tuple[Any, ...], list[Holding]] = {}
+    for (fqn, box), (holding, ranks) in holders.items():
         if len(ranks) == 1:
             writes[ranks[0]].append(holding)
             load[ranks[0]] += holding.nbytes
-        elif holding.box.size:
-            replicated.append((-holding.nbytes, key[0], holding.box.offset, holding, ranks))
-    for _, _, _, holding, ranks in sorted(replicated, key=lambda item: item[:3]):
+        elif box.size:
+            alone = () if holding.group else (fqn, box.offset)
+            replicated.setdefault((holding.group, alone, tuple(ranks)), []).append(holding)
+    sized = [(sum(each.nbytes for each in held), key, held) for key, held in replicated.items()]
+    for nbytes, (_, _, ranks), held in sorted(sized, key=lambda item: (-item[0], item[1])):
         rank = min(ranks, key=lambda r: (load[r], r))
-        writes[rank].append(holding)
-        load[rank] += holding.nbytes
+        writes[rank] += held
+        load[rank] += nbytes
     return specs, [[h for h in part if h.box.size] for part in writes]
 
 

@@ -100,7 +100,8 @@ class CapturePlan:
     ``payload_bytes`` is the room that the pieces need. ``copied_bytes`` counts the bytes that this
     rank holds and that another rank with the same bytes writes. ``specs`` describes all tensors of
     all ranks, beside those that other ranks have for themselves. ``shared`` are the regions of this
-    rank that other ranks hold too, by tensor. The lowest rank that has a plain value, or the name
+    rank that other ranks hold too, by tensor. One rank writes all buffers and loose tensors of an
+    entry that the same ranks hold. The lowest rank that has a plain value, or the name
     of a tied tensor, writes it. The parameters of an optimizer's group are merged from all ranks.
     """
 
@@ -349,7 +350,13 @@ def _offer(flat: FlatState, seen: Mapping[str, _PlannedTensor]) -> dict[str, Jso
     """Return the offer that this rank sends to the other ranks, as JSON."""
     return {
         "tensors": [
-            (fqn, t.spec.dtype, t.spec.shape, [(r.box.offset, r.box.shape) for r in t.regions])
+            (
+                fqn,
+                t.spec.dtype,
+                t.spec.shape,
+                [(r.box.offset, r.box.shape) for r in t.regions],
+                fqn.partition(".")[0] if fqn in flat.volatile else "",
+            )
             for fqn, t in seen.items()
         ],
         "values": sorted(flat.values),
@@ -394,13 +401,13 @@ def _shared(
 
 
 def _holdings(tensors: Sequence[Sequence[Any]]) -> Iterator[Holding]:
-    for fqn, dtype, shape, boxes in tensors:
+    for fqn, dtype, shape, boxes, group in tensors:
         spec = TensorSpec(fqn=fqn, dtype=dtype, shape=tuple(shape))
         itemsize = torch_dtypes.BY_NAME[dtype].itemsize
         nothing = ((0,) * len(shape), (0,) * len(shape))
         for offset, extent in boxes or ([nothing] if shape else ()):
             box = Box(offset=tuple(offset), shape=tuple(extent))
-            yield Holding(spec=spec, box=box, nbytes=prod(extent) * itemsize)
+            yield Holding(spec=spec, box=box, nbytes=prod(extent) * itemsize, group=group)
 
 
 def _grids(

@@ -187,9 +187,11 @@ class Run:
         """Declare the state to keep, and restore it in place if there is a restore point.
 
         ``state``: modules, `ckpt.ModelParts` (of a rank's stages), optimizers, objects with
-        ``state_dict``/``load_state_dict``, tensors and plain values. Raises ``ConfigError`` if a
-        setting contradicts the saved run's, and ``ckpt``'s ``MismatchError`` if the saved state
-        belongs to another model.
+        ``state_dict``/``load_state_dict``, tensors, NumPy arrays, random generators, and dicts and
+        lists of these and of plain values: equal on all ranks, or wrapped in `PerRank`. Raises
+        ``ConfigError`` for a number or a string, which no restore can change in the caller's
+        variable, and if a setting contradicts the saved run's; ``ckpt``'s ``MismatchError`` if the
+        saved state belongs to another model.
         """
         if self._gradients is not None:
             raise ConfigError("run.track was called twice; name all state in one call")

@@ -8,8 +8,9 @@ says whose it is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -110,15 +111,6 @@ class Inheritance:
     dropped: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Found:
-    taken: list[str] = field(default_factory=list)
-    merged: list[str] = field(default_factory=list)
-    built: list[str] = field(default_factory=list)
-    carried: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-
-
 def inherit(
     wanted: Mapping[str, PerRank],
     saved: SavedRanks,
@@ -128,22 +120,16 @@ def inherit(
     can_carry: bool,
 ) -> Inheritance:
     """Decide for every ``wanted`` path; values that cannot be carried are dropped."""
-    found = _Found()
+    found: dict[str, list[str]] = defaultdict(list)
     for path, holder in wanted.items():
         ranks = saved.get(path, {})
         if callable(holder.on_resize) and ranks and ranks.keys() != set(range(world_size)):
-            found.merged.append(path)
+            found["merged"].append(path)
             continue
-        (found.taken if rank in ranks else found.built).append(path)
+        found["taken" if rank in ranks else "built"].append(path)
         for gone in sorted(each for each in ranks if each >= world_size):
             if holder.on_resize == "drop" or not can_carry:
-                found.dropped.append(own_name(path, gone))
+                found["dropped"].append(own_name(path, gone))
             elif gone % world_size == rank:
-                found.carried.append(own_name(path, gone))
-    return Inheritance(
-        taken=tuple(found.taken),
-        merged=tuple(found.merged),
-        built=tuple(found.built),
-        carried=tuple(found.carried),
-        dropped=tuple(found.dropped),
-    )
+                found["carried"].append(own_name(path, gone))
+    return Inheritance(**{what: tuple(names) for what, names in found.items()})

@@ -306,6 +306,22 @@ def test_plain_values_and_tied_names_are_written_by_the_lowest_rank_that_has_the
     assert (live["first"], live["late"], live["last"], live["n"]) == (0, {"deep": 2}, 3, 1)
 
 
+def test_buffers_and_loose_tensors_of_an_entry_are_written_by_one_rank() -> None:
+    def state() -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
+        return {"model": model, "buf": {f"t{i}": torch.ones(50) for i in range(5)}}
+
+    indexes = MemoryShards(capture_world([state() for _ in range(3)])).indexes()
+    writers: dict[str, set[int]] = {}
+    for index in indexes:
+        for fqn, entry in index.tensors.items():
+            kind = "buffer" if "running" in fqn or "batches" in fqn else fqn.partition(".")[0]
+            if entry.chunks:
+                writers.setdefault(kind, set()).add(index.writer)
+    assert len(writers["buffer"]) == len(writers["buf"]) == 1
+    assert len(writers["model"]) == 2
+
+
 def test_a_tensor_of_which_no_rank_has_anything_is_refused() -> None:
     with pytest.raises(StateError, match="t: no rank holds any of it"):
         capture({"t": FlatShard(torch.ones(0), shape=(), start=0)})
@@ -325,7 +341,7 @@ def test_overlapping_parts_are_refused() -> None:
 
 def test_ranks_that_hold_different_tensors_under_one_name_are_refused() -> None:
     def other(mine: dict[str, Any]) -> list[dict[str, Any]]:
-        return [mine, mine | {"tensors": [("t", "float32", (3,), [((0,), (3,))])]}]
+        return [mine, mine | {"tensors": [("t", "float32", (3,), [((0,), (3,))], "t")]}]
 
     with pytest.raises(StateError, match="t: rank 1 holds float32"):
         capture({"t": torch.ones(2)}, world_size=2, gather=other)
