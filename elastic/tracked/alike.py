@@ -34,6 +34,7 @@ EVERY: Final = 16
 
 _BLOCK_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 4 << 20
+_SAMPLE_TENSORS: Final = 256
 _PARTS: Final = 64
 _PARTS_PER_RANK: Final = 8
 _SHOWN: Final = 80
@@ -76,7 +77,7 @@ class ReplicaCheck:
     def __init__(self, world: Gatherer, *, cell: int, exact: bool, restored: bool) -> None:
         self._world, self._cell, self._exact = world, cell, exact
         self._restored = restored
-        self._count = self._turn = self._largest_bytes = 0
+        self._count = self._turn = self._largest = 0
         self._shared: Sequence[tuple[str, Region]] = ()
         self._units: list[_Unit] = []
         self._tags: dict[str, str] = {}
@@ -104,8 +105,11 @@ class ReplicaCheck:
         self._shared = plan.shared
         self._tags = dict(_tags(flat))
         self._units = [self._unit(flat.tensors[fqn], fqn, region) for fqn, region in plan.shared]
-        mine = sum(unit.nbytes for unit in self._units)
-        self._largest_bytes = max(self._world.gather(mine))
+        mine = [sum(unit.nbytes for unit in self._units), len(self._units)]
+        everyone = self._world.gather(mine)
+        self._largest = max(
+            max(nbytes // _SAMPLE_BYTES, count // _SAMPLE_TENSORS) for nbytes, count in everyone
+        )
 
     def _unit(self, leaf: Leaf, fqn: str, region: Region) -> _Unit:
         box, local = region.box, local_of(leaf)
@@ -121,7 +125,7 @@ class ReplicaCheck:
     def _parts(self) -> int:
         """Return into how many samples the state is divided; each is compared in its turn."""
         most = max(_PARTS, _PARTS_PER_RANK * self._world.size)
-        return min(max(self._largest_bytes // _SAMPLE_BYTES, 1), most)
+        return min(max(self._largest, 1), most)
 
     def _values(self, flat: FlatState) -> dict[str, int]:
         return {
