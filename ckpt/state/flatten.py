@@ -159,7 +159,7 @@ class _Flattener:
         self._flattened = set[str]()
         self._pending: list[tuple[str, Optimizer]] = []
 
-    def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:
+    def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:  # noqa: PLR0912 - a branch for each kind
         if isinstance(value, nn.Module):
             self._module(name, value)
         elif isinstance(value, ModelParts):

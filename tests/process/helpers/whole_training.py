@@ -1,6 +1,6 @@
 """A training whose norms, embeddings and optimizers depend on more than a rank's own part.
 
-Rank 0 writes the digest of the state to ``--result``. The later steps wait for the file ``--until``.
+Rank 0 writes the digest of the state to ``--result``. Later steps wait for the file ``--until``.
 """
 
 from __future__ import annotations
