@@ -24,9 +24,10 @@ def body(run, rate, wrong):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    extra = torch.nn.Linear(1, 1)
+    other = torch.optim.SGD(extra.parameters(), lr=rate)
     kept.update(model=model, optimizer=optimizer, other=other, step=optimizer.step)
-    run.track(model=model, optimizer=optimizer)
+    run.track(model=model, optimizer=optimizer, extra=extra, other=other)
     for step in run.steps(4):
         for x in run.microbatches(torch.ones(8, 4)):
             run.backward(model(x).sum())
@@ -106,7 +107,7 @@ def test_optimizers_wait_for_snapshots_while_it_trains_and_only_then(
     calls: list[dict[str, Any]],
 ) -> None:
     for call in calls:
-        assert call["hooked"] == [1, 1], "one hook each, also where only run.step names it"
+        assert call["hooked"] == [1, 1], "one hook each"
         assert call["hooks"] == [0, 0]
         assert call["step"], "optimizer.step is what it was"
         assert call["unchanged"], "no gradient is left, so a step changes nothing"

@@ -1,0 +1,72 @@
+"""GradScaler and LBFGS: one decision for all ranks, equal bits at every world size, and a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import DEADLINE_S, PATIENT, hurt, launched
+from tree import HELPERS
+
+from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+
+SCRIPT = HELPERS / "update_training.py"
+
+
+def alone(folder: Path, *flags: str) -> Any:
+    """Return the result of one process."""
+    words = [sys.executable, str(SCRIPT), "--result", str(folder / "alone"), *flags]
+    subprocess.run(words, check=True, timeout=DEADLINE_S)
+    return json.loads((folder / "alone.0").read_text())
+
+
+def killed(folder: Path, *flags: str) -> list[Any]:
+    """Return the results of three ranks, of which one is killed in step 5: of two at the end."""
+    gate = folder / "gate"
+    words = ["--result", str(folder / "job"), "--gate", str(gate), *flags]
+    config = LaunchConfig(
+        command=python_command(SCRIPT, words),
+        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1", "n2")),
+        wanted={"trainer": 3},
+        run_dir=folder / "run",
+        timing=PATIENT,
+    )
+    with launched(config) as job:
+        job.await_step(5)
+        hurt(job.worker("trainer/2"))
+        job.await_event(lambda e: e["kind"] == "restored" and e["generation"] > 1)
+        gate.touch()
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+        restored = {e["step"] for e in job.events("restored") if e["generation"] > 1}
+        assert len(restored) == 1 and min(restored) > 0, "one step, in the middle"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("job.*"))]
+
+
+@pytest.mark.parametrize("flags", [("scaler",), ("scaler", "--fsdp"), ("lbfgs",)], ids=" ".join)
+def test_a_killed_job_ends_as_one_process_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    one = alone(tmp_path, "--way", *flags)
+    found = killed(tmp_path, "--way", *flags)
+    assert len(found) >= 2
+    assert all(each == one for each in found)
+    if "scaler" in flags:
+        assert one["extra"]["scale"] == 2.0**12, "two skips, and two growths"
+    else:
+        assert one["extra"] > 9
+
+
+def test_lbfgs_over_shards_is_refused_by_name(tmp_path: Path) -> None:
+    words = ["--result", str(tmp_path / "alone"), "--way", "lbfgs", "--fsdp"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *words],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert (
+        "run.minimize(optimizer): a parameter of shape (16, 8) is a DTensor, and LBFGS would "
+        "compute with this rank's part as if it were the whole"
+    ) in done.stderr

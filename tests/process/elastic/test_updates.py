@@ -1,0 +1,613 @@
+"""Every update that is not the run's is refused in its first step, by name and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lone_run import lone_run
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer, lr_scheduler
+
+from holdfast.elastic.errors import ConfigError, NotFiniteError
+from holdfast.elastic.loop.run import Run
+
+DATA = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+HERE = rf"{Path(__file__).name}:\d+"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """A run of one rank."""
+    with lone_run(tmp_path) as found:
+        yield found
+
+
+def parts() -> SimpleNamespace:
+    """Return a net and two optimizers over its halves."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    a = torch.optim.SGD(net[0].parameters(), 0.1)
+    return SimpleNamespace(net=net, a=a, b=torch.optim.AdamW(net[2].parameters(), 0.1))
+
+
+def one_pass(run: Run, net: nn.Module, *, scaler: GradScaler | None = None) -> None:
+    for x in run.microbatches(DATA):
+        loss = (net(x) - x).square().mean()
+        run.backward(loss if scaler is None else scaler.scale(loss))
+
+
+def refused(run: Run, words: str, update: Callable[[SimpleNamespace], object], **state: Any) -> str:
+    """Train until ``update``, called in each step, is refused in these words; return them all."""
+    its = parts()
+    run.track(**{"net": its.net, "a": its.a, "b": its.b, **state})
+    with pytest.raises(ConfigError, match=words) as caught:
+        for _ in run.steps(2):
+            update(its)
+    return str(caught.value)
+
+
+def test_two_calls_after_one_pass(run: Run) -> None:
+    def twice(its: SimpleNamespace) -> None:
+        one_pass(run, its.net)
+        run.step(its.a)
+        run.step(its.b)
+
+    refused(
+        run,
+        rf"^run\.step at {HERE} follows that at {HERE} without a pass in between, and each pass "
+        r"makes one update: give all its optimizers to one call, as run\.step\(a, b\)$",
+        twice,
+    )
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_tracked_optimizer_stepped_by_hand(run: Run, after: bool) -> None:
+    def by_hand(its: SimpleNamespace) -> None:
+        one_pass(run, its.net)
+        if after:
+            run.step(its.b)
+        its.a.step()
+
+    said = refused(run, rf"^{HERE}: the tracked optimizer a is stepped by hand", by_hand)
+    assert "call run.step(a) after the pass, with all optimizers of this update in the one" in said
+    assert "with a GradScaler run.step(a, scaler=scaler)" in said
+
+
+def test_a_closure_by_hand(run: Run) -> None:
+    refused(
+        run,
+        r"a is stepped by hand with a closure: call run\.minimize\(a, closure\)",
+        lambda its: its.a.step(lambda: None),
+    )
+
+
+def test_an_optimizer_that_is_not_tracked(run: Run) -> None:
+    its = parts()
+    run.track(net=its.net, b=its.b)
+    other = its.a
+    with pytest.raises(
+        ConfigError,
+        match=rf"^run\.step at {HERE}: the optimizer other \(SGD\) is not tracked, so its state "
+        r"and its steps are lost in a restore: name it in run\.track",
+    ):
+        for _ in run.steps(1):
+            one_pass(run, its.net)
+            run.step(other, its.b)
+
+
+def test_an_untracked_optimizer_of_tracked_parameters(run: Run) -> None:
+    def alien(its: SimpleNamespace) -> None:
+        third = torch.optim.SGD(its.net.parameters(), 0.1)
+        third.step()
+
+    refused(run, rf"^{HERE}: .* \(third \(SGD\)\) steps net\.0\.weight, which is of a t", alien)
+
+
+def test_an_optimizer_of_parameters_that_no_module_has(run: Run) -> None:
+    its = parts()
+    with pytest.raises(
+        ConfigError,
+        match=r"^run\.track: the optimizer a steps a parameter of no tracked module \(parameter 0 "
+        r"of group 0, shape \(8, 4\)\), .* name the module that has it in run\.track as well",
+    ):
+        run.track(a=its.a)
+
+
+def test_parameters_that_came_later(run: Run) -> None:
+    def grow(its: SimpleNamespace) -> None:
+        its.net.append(nn.Linear(4, 4))
+        its.a.add_param_group({"params": list(its.net[-1].parameters())})
+        one_pass(run, its.net)
+        run.step(its.a, its.b)
+        stray = nn.Parameter(torch.zeros(3))
+        its.b.add_param_group({"params": [stray]})
+        one_pass(run, its.net)
+        run.step(its.a, its.b)
+
+    refused(run, r"the optimizer b steps a parameter of no tracked module", grow)
+
+
+def test_own_optimizers_live_for_one_step(run: Run) -> None:
+    own = nn.Linear(4, 4)
+    kept = torch.optim.SGD(own.parameters(), 0.1)
+
+    def adapt(optimizer: Optimizer) -> None:
+        own(DATA).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            adapt(torch.optim.SGD(own.parameters(), 0.1))
+            run.backward((its.net(x) - own(x).detach()).square().mean())
+        run.step(its.a, its.b)
+        adapt(kept)
+        adapt(kept)
+
+    words = rf"^{HERE}: .*SGD.* was stepped in step 0 and again in step 1, so it persists"
+    refused(run, words, update)
+
+
+class Shim:
+    """An object with ``step`` that is no torch optimizer."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.steps = steps
+
+    def step(self) -> None:
+        for step in self.steps:
+            step()
+
+
+@pytest.mark.parametrize(
+    ("shim", "words"),
+    [
+        (lambda its: Shim(), "Shim.* is no torch optimizer, is not tracked and stepped no tracked"),
+        (lambda its: Shim(its.a.step, its.a.step), "a is stepped twice by run.step"),
+        (
+            lambda its: Shim(torch.optim.SGD(its.net.parameters(), 0.1).step),
+            r"steps a SGD that is not tracked \(over net\.0\.weight\)",
+        ),
+    ],
+)
+def test_objects_that_step_optimizers(run: Run, shim: Any, words: str) -> None:
+    def update(its: SimpleNamespace) -> None:
+        one_pass(run, its.net)
+        run.step(Shim(its.a.step, its.b.step))
+        one_pass(run, its.net)
+        run.step(shim(its))
+
+    refused(run, words, update)
+
+
+class Ahead(Optimizer):
+    """An optimizer that steps another one over its own parameters."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_the_state_of_an_inner_optimizer_is_tracked_too(run: Run) -> None:
+    net = nn.Linear(4, 4)
+    plain, moving = (torch.optim.SGD(net.parameters(), 0.1, momentum=m) for m in (0.0, 0.9))
+    safe, unsafe, sharing = Ahead(plain), Ahead(moving), Ahead(moving)
+    sharing.state = moving.state
+    run.track(net=net, safe=safe, unsafe=unsafe, sharing=sharing)
+    with pytest.raises(ConfigError, match="unsafe steps a SGD whose state is not a part of its"):
+        for _ in run.steps(1):
+            for optimizer in (safe, sharing, unsafe):
+                one_pass(run, net)
+                run.step(optimizer)
+
+
+def test_zero_grad_inside_a_pass(run: Run) -> None:
+    def update(its: SimpleNamespace) -> None:
+        for _ in run.microbatches(DATA):
+            its.b.zero_grad()
+
+    refused(
+        run,
+        rf"^zero_grad\(\) at {HERE} is inside the pass over run\.microbatches, where it drops the "
+        r"gradients of this rank's earlier microbatches, first that of net\.2\.weight: remove it;",
+        update,
+    )
+
+
+@pytest.mark.parametrize(
+    ("drop", "words"),
+    [
+        (lambda p: setattr(p, "grad", None), r"net\.0\.weight was dropped \(\.grad = None\)"),
+        (lambda p: p.grad.zero_(), r"net\.0\.weight was set to zero between two microbatches"),
+        (lambda p: p.grad.add_(1.0), r"net\.0\.weight changed inside the pass, and not by run"),
+        (lambda p: p.sum().backward(), r"net\.0\.weight changed inside the pass, and not by run"),
+    ],
+)
+def test_gradients_that_change_between_microbatches(run: Run, drop: Any, words: str) -> None:
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x) - x).square().mean())
+            drop(its.net[0].weight)
+
+    refused(run, words, update)
+
+
+def test_a_backward_of_the_scripts_own_in_place_of_the_runs(run: Run) -> None:
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            (its.net(x) - x).square().mean().backward()
+
+    refused(run, r"net\.0\.weight changed inside the pass, .*call run\.backward\(loss\)", update)
+
+
+def test_a_gradient_from_before_the_pass(run: Run) -> None:
+    def update(its: SimpleNamespace) -> None:
+        its.net(DATA).sum().backward()
+        one_pass(run, its.net)
+
+    refused(run, r"^net\.0\.weight has a gradient before the first run\.backward", update)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_an_update_of_dropped_gradients(run: Run, to_none: bool) -> None:
+    def update(its: SimpleNamespace) -> None:
+        one_pass(run, its.net)
+        its.b.zero_grad(set_to_none=to_none)
+        run.step(its.a, its.b)
+
+    refused(
+        run,
+        rf"^the mean gradients were dropped by zero_grad\(\) at {HERE} after the pass, first that "
+        r"of net\.2\.weight, so run\.step would change nothing: remove that",
+        update,
+    )
+
+
+def test_zero_grad_elsewhere_and_gradients_left_out_are_harmless(run: Run) -> None:
+    its = parts()
+    frozen, twin = its.net[2].bias.clone(), nn.Linear(4, 4)
+    run.track(net=its.net, a=its.a, b=its.b)
+    for _ in run.steps(2):
+        its.net.zero_grad()
+        its.a.zero_grad(set_to_none=False)
+        for x in run.microbatches(DATA):
+            twin.zero_grad()
+            twin(x).sum().backward()
+            run.backward((its.net(x) - x).square().mean())
+        its.net[2].bias.grad = None
+        run.step(its.a, its.b)
+        its.net.zero_grad()
+    assert torch.equal(its.net[2].bias, frozen)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a: lr_scheduler.StepLR(a, 2),
+        lambda a: lr_scheduler.ReduceLROnPlateau(a),
+        lambda a: lr_scheduler.SequentialLR(
+            a, [lr_scheduler.StepLR(a, 2), lr_scheduler.ConstantLR(a)], milestones=[3]
+        ),
+        lambda a: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(a, 2)], optimizer=a),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "late", "in the loop"])
+def test_a_scheduler_that_is_not_tracked(run: Run, make: Any, when: str) -> None:
+    its, kept = parts(), []
+    if when == "before":
+        kept.append(make(its.a))
+    run.track(net=its.net, a=its.a, b=its.b)
+    if when == "late":
+        kept.append(make(its.a))
+    after = "" if when == "before" else ", after run.track"
+    words = rf"LR\w*|ChainedScheduler made at {HERE}{after} sets the learning rate of the tracked"
+    with pytest.raises(ConfigError, match=words) as caught:
+        for _ in run.steps(1):
+            if when == "in the loop":
+                kept.append(make(its.a))
+            one_pass(run, its.net)
+            run.step(its.a, its.b)
+    assert "optimizer a and is not in run.track, so its count is lost in a restore" in str(
+        caught.value
+    )
+
+
+class Holder:
+    """A wrapper of a scheduler, with its state."""
+
+    def __init__(self, scheduler: lr_scheduler.LRScheduler) -> None:
+        self.inside = {"one": [scheduler]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inside["one"][0].state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inside["one"][0].load_state_dict(state)
+
+
+def test_schedulers_in_tracked_objects_and_those_that_are_gone_are_no_concern(run: Run) -> None:
+    its = parts()
+    lr_scheduler.StepLR(its.a, 2)  # gone at once
+    first, second = lr_scheduler.StepLR(its.a, 2), lr_scheduler.ConstantLR(its.a)
+    sequence = lr_scheduler.SequentialLR(its.a, [first, second], milestones=[1])
+    wrapped = Holder(lr_scheduler.LambdaLR(its.b, lambda step: 0.5**step))
+    stray = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    other = lr_scheduler.StepLR(stray, 2)
+    run.track(net=its.net, a=its.a, b=its.b, schedules={"a": sequence}, wrapped=wrapped)
+    for _ in run.steps(2):
+        one_pass(run, its.net)
+        run.step(its.a, its.b)
+        sequence.step()
+    assert run.completed == 2
+    assert other is not None
+
+
+def scaled(run: Run, **how: Any) -> tuple[SimpleNamespace, GradScaler]:
+    its, scaler = parts(), GradScaler("cpu", init_scale=1024.0, growth_interval=2, **how)
+    return its, scaler
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        (lambda run, its, s: run.step(its.a, its.b), "a GradScaler scaled the loss of this pass"),
+        (
+            lambda run, its, s: (s.unscale_(its.a), run.step(its.a, its.b)),
+            r"a GradScaler scaled the loss .* call run\.step\(optimizer, scaler=scaler\), in pla",
+        ),
+        (
+            lambda run, its, s: run.step(Shim(lambda: s.step(its.a), s.update)),
+            "a GradScaler scaled the loss of this pass, and run.step was not given it",
+        ),
+        (
+            lambda run, its, s: s.step(its.a),
+            rf"^scaler\.step at {HERE}: the run makes the updates of a, and all ranks must skip",
+        ),
+        (
+            lambda run, its, s: (run.step(its.a, its.b, scaler=s), s.update()),
+            rf"^scaler\.update at {HERE}: run\.step\(optimizer, scaler=scaler\) updates the scale",
+        ),
+        (lambda run, its, s: run.step(its.a, scaler=3), "scaler=int: give a torch.amp.GradScaler"),
+        (
+            lambda run, its, s: run.step(Shim(its.a.step), scaler=s),
+            "was given a Shim: give it the torch optimizers themselves",
+        ),
+        (
+            lambda run, its, s: run.step(),
+            r"^run\.step needs the optimizer: run\.step\(optimizer\), or with a GradScaler "
+            r"run\.step\(optimizer, scaler=scaler\)$",
+        ),
+    ],
+)
+def test_a_scaler_that_run_step_does_not_get(run: Run, update: Any, words: str) -> None:
+    its, scaler = scaled(run)
+    run.track(net=its.net, a=its.a, b=its.b, scaler=scaler)
+    with pytest.raises(ConfigError, match=words):
+        for _ in run.steps(1):
+            one_pass(run, its.net, scaler=scaler)
+            update(run, its, scaler)
+
+
+def test_a_scaler_that_is_not_tracked(run: Run) -> None:
+    its, scaler = scaled(run)
+    run.track(net=its.net, a=its.a, b=its.b)
+    words = rf"^{HERE}: this GradScaler is not tracked, so its scale is lost in a restore"
+    with pytest.raises(ConfigError, match=words):
+        for _ in run.steps(1):
+            one_pass(run, its.net, scaler=scaler)
+
+
+@pytest.mark.parametrize("unscale", [True, False])
+def test_a_scaler_that_scaled_nothing(run: Run, unscale: bool) -> None:
+    its, scaler = scaled(run)
+    run.track(net=its.net, a=its.a, b=its.b, scaler=scaler)
+    with pytest.raises(ConfigError, match="GradScaler.* scaled no loss of this pass: call run.ba"):
+        for _ in run.steps(1):
+            one_pass(run, its.net)
+            if unscale:
+                scaler.unscale_(its.a)
+            run.step(its.a, its.b, scaler=scaler)
+
+
+def test_unscaling_inside_the_pass(run: Run) -> None:
+    its, scaler = scaled(run)
+    run.track(net=its.net, a=its.a, b=its.b, scaler=scaler)
+    with pytest.raises(ConfigError, match=r"unscale_ at .* is inside the pass over run\.micro"):
+        for _ in run.steps(1):
+            for x in run.microbatches(DATA):
+                run.backward(scaler.scale(its.net(x).square().mean()))
+                scaler.unscale_(its.a)
+
+
+@pytest.mark.parametrize("exact", ["float32", None])
+def test_a_scaled_run_is_torchs_own(tmp_path: Path, exact: Any) -> None:
+    """Two optimizers, an overflow in one step, growth, and a disabled scaler."""
+    found: dict[str, Any] = {}
+    with lone_run(tmp_path, exact=exact, microbatches=1) as run:
+        torch.manual_seed(3)
+        its, scaler = scaled(run)
+        run.track(net=its.net, a=its.a, b=its.b, scaler=scaler)
+        for step in run.steps(6):
+            for _ in run.microbatches():
+                loss = its.net(DATA).square().mean() * (float("inf") if step == 3 else 1.0)
+                run.backward(scaler.scale(loss))
+            scaler.unscale_(its.a)
+            norm = run.clip_grad_norm_(its.net[0].parameters(), 0.5)
+            assert (norm != norm) is (step == 3), "NaN where a gradient is not finite"
+            run.step(its.a, its.b, scaler=scaler)
+        found = {name: value.clone() for name, value in its.net.state_dict().items()}
+        scale = scaler.get_scale()
+    torch.manual_seed(3)
+    its, scaler = scaled(run)
+    for step in range(6):
+        loss = its.net(DATA).square().mean() * (float("inf") if step == 3 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(its.a)
+        nn.utils.clip_grad_norm_(its.net[0].parameters(), 0.5)
+        for optimizer in (its.a, its.b):
+            scaler.step(optimizer)
+        scaler.update()
+        its.net.zero_grad()
+    assert scale == scaler.get_scale() == 2048.0
+    for name, value in its.net.state_dict().items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+def test_a_disabled_scaler_changes_nothing(run: Run) -> None:
+    its, scaler = scaled(run, enabled=False)
+    run.track(net=its.net, a=its.a, b=its.b)
+    before = its.net[0].weight.clone()
+    for _ in run.steps(1):
+        one_pass(run, its.net, scaler=scaler)
+        run.step(its.a, its.b, scaler=scaler)
+        scaler.update()
+    assert not torch.equal(its.net[0].weight, before)
+
+
+def test_an_infinite_gradient_without_the_scaler_ends_the_job(run: Run) -> None:
+    its, scaler = scaled(run)
+    run.track(net=its.net, a=its.a, b=its.b, scaler=scaler)
+    with pytest.raises(NotFiniteError, match=r"the gradient of net\.\d\.\w+ is not finite"):
+        for _ in run.steps(1):
+            for x in run.microbatches(DATA):
+                run.backward(its.net(x).mean() * float("inf"))
+            run.step(its.a, its.b)
+
+
+def lbfgs(run: Run, **how: Any) -> tuple[nn.Module, Any]:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4, **how)
+    run.track(net=net, optimizer=optimizer)
+    return net, optimizer
+
+
+def square_pass(run: Run, net: nn.Module) -> None:
+    for x in run.microbatches(DATA):
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        run.backward(loss)
+        run.log(loss=loss)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_is_torchs_own(tmp_path: Path, search: str | None) -> None:
+    """Without ``exact`` the mean of the microbatches is computed as by hand, bit for bit."""
+    with lone_run(tmp_path, exact=None) as run:
+        torch.manual_seed(3)
+        net, optimizer = lbfgs(run, line_search_fn=search)
+        batches: list[list[torch.Tensor]] = []
+        logged = []
+
+        def closure() -> None:
+            seen = []
+            optimizer.zero_grad()
+            for x in run.microbatches(DATA):
+                seen.append(x)
+                loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+                run.backward(loss)
+                run.log(loss=loss)
+            if len(batches) == step:
+                batches.append(seen)
+            assert all(map(torch.equal, seen, batches[step])), "the same samples"
+
+        for step in run.steps(4):
+            first = run.minimize(optimizer, closure)
+            logged.append((first, dict(run._logs.latest)))
+        found = net.state_dict()
+    torch.manual_seed(3)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
+    for step, seen in enumerate(batches):
+
+        def again(seen: list[torch.Tensor] = seen) -> torch.Tensor:
+            optimizer.zero_grad()
+            total = torch.zeros((), dtype=torch.float64)
+            for x in seen:
+                loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+                loss.backward()
+                total += loss.detach()
+            for parameter in net.parameters():
+                parameter.grad.div_(len(seen))
+            return total / len(seen)
+
+        first = float(optimizer.step(again))
+        assert logged[step] == (first, {"loss": first})
+    assert all(map(torch.equal, found.values(), net.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run, net, o: run.minimize(o, lambda: None), "the closure of run.minimize made no"),
+        (
+            lambda run, net, o: (square_pass(run, net), run.step(o)),
+            r"optimizer evaluates the loss several times in one step: call run\.minimize\(optim",
+        ),
+        (
+            lambda run, net, o: run.minimize(o, lambda: (square_pass(run, net), run.step(o))),
+            "run.step inside run.minimize: the optimizer steps by itself",
+        ),
+        (
+            lambda run, net, o: run.minimize(
+                o, lambda: run.minimize(o, lambda: square_pass(run, net))
+            ),
+            "run.minimize makes its own pass and update",
+        ),
+        (
+            lambda run, net, o: (
+                square_pass(run, net),
+                run.minimize(o, lambda: square_pass(run, net)),
+            ),
+            "run.minimize makes its own pass and update",
+        ),
+        (
+            lambda run, net, o: run.minimize(o, lambda: (square_pass(run, net), net.zero_grad())),
+            r"the mean gradients were dropped by zero_grad\(\)",
+        ),
+        (
+            lambda run, net, o: run.minimize(
+                torch.optim.SGD(net.parameters(), 0.1), lambda: square_pass(run, net)
+            ),
+            "^run.minimize at .* is not tracked",
+        ),
+        (
+            lambda run, net, o: o.step(lambda: 0.0),
+            "optimizer is stepped by hand with a closure: call run.minimize",
+        ),
+    ],
+)
+def test_closures_that_do_not_fit(run: Run, call: Any, words: str) -> None:
+    net, optimizer = lbfgs(run)
+    with pytest.raises(ConfigError, match=words):
+        for _ in run.steps(1):
+            call(run, net, optimizer)
+
+
+def test_a_scaler_does_not_fit_a_closure(run: Run) -> None:
+    net, scaler = nn.Linear(4, 1), GradScaler("cpu")
+    optimizer = torch.optim.LBFGS(net.parameters())
+    run.track(net=net, optimizer=optimizer, scaler=scaler)
+    with pytest.raises(ConfigError, match="run.minimize does not fit a GradScaler"):
+        for _ in run.steps(1):
+            run.minimize(optimizer, lambda: one_pass(run, net, scaler=scaler))
+
+
+def test_everything_is_put_back(tmp_path: Path) -> None:
+    owners = [nn.Module, Optimizer, GradScaler, lr_scheduler.LRScheduler]
+    before = [dict(vars(owner)) for owner in owners]
+    with lone_run(tmp_path) as run:
+        its = parts()
+        run.track(net=its.net, a=its.a, b=its.b)
+        assert vars(nn.Module)["zero_grad"] is not before[0]["zero_grad"]
+    assert [dict(vars(owner)) for owner in owners] == before
+    its.net(DATA).sum().backward()
+    its.a.step()
+    assert re.match(HERE, f"{Path(__file__).name}:1")

@@ -1,0 +1,28 @@
+"""A run of one rank in the test's own process, without agents and sidecars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rank_bodies import run_of
+from ranks import enter
+
+from holdfast.elastic.config import Batch, Exact, Settings
+from holdfast.elastic.groups import reform
+from holdfast.elastic.loop.run import Run
+
+
+@contextmanager
+def lone_run(folder: Path, *, exact: Exact = "float32", microbatches: int = 4) -> Iterator[Run]:
+    """Yield the run; on leaving, its group and all its hooks are gone."""
+    meeting = reform.MeetingPoint()
+    world = enter(0, [meeting.address], folder)
+    settings = Settings(batch=Batch(microbatches=microbatches, size=2), exact=exact)
+    run, _ = run_of(world, settings)
+    try:
+        yield run
+    finally:
+        run._close()
+        reform.leave()
