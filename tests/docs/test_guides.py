@@ -34,6 +34,10 @@ def test_the_programs_of_the_guide_to_data_train_whole_epochs(tmp_path: Path) ->
             "explanation/exactness", 0, r"30 steps, loss [\d.]+\n", id="DDP in fixed point"
         ),
         pytest.param("how-to/collectives", 0, r"20 steps\n", id="a loss over all samples"),
+        pytest.param(
+            "how-to/optimizers", 0, r"loss 0\.\d+, scale 65536\n", id="through a GradScaler"
+        ),
+        pytest.param("how-to/optimizers", 1, r"loss 0\.\d+\n", id="LBFGS"),
         pytest.param("how-to/meshes", 0, r"60 steps, loss [0-3]\.\d+\n", id="a mesh of one"),
         pytest.param(
             "how-to/meshes", 1, r"60 steps in 4 stages, loss 0\.\d+\n", id="several stages"

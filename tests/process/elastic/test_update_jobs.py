@@ -54,7 +54,7 @@ def test_a_killed_job_ends_as_one_process_does(tmp_path: Path, flags: tuple[str,
     assert len(found) >= 2
     assert all(each == one for each in found)
     if "scaler" in flags:
-        assert one["extra"]["scale"] == 2.0**12, "two skips, and two growths"
+        assert one["extra"]["scale"] == 2.0**11, "two skips, and one growth"
     else:
         assert one["extra"] > 9
 
