@@ -38,7 +38,13 @@ _AUTOGRAD: Final = "torch.autograd.graph"
 """Module that runs the backward, and the hooks in it."""
 
 _TRANSPARENT: Final = frozenset(
-    {__name__, InterruptibleGroup.__module__, ForeignLoaders.__module__, torch_private.__name__}
+    {
+        __name__,
+        InterruptibleGroup.__module__,
+        ForeignLoaders.__module__,
+        torch_private.__name__,
+        "holdfast.elastic.loop.trace.sources",  # imported only where a check watches the loop
+    }
 )
 """Modules that stand between the user's call and the look at it."""
 

@@ -35,7 +35,7 @@ Value: TypeAlias = str | LeafDigest | dict[str, LeafDigest] | dict[str, str] | i
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
-class Moment:
+class TraceMoment:
     """A moment of the training: a step, and the part of it. ``stage`` counts the script's loops."""
 
     stage: int
@@ -53,7 +53,7 @@ class Difference:
     ``names`` are the tensors or values that differ. ``restored``: the rank had just been restored.
     """
 
-    moment: Moment
+    moment: TraceMoment
     what: What
     names: tuple[str, ...] = ()
     here: str = ""
@@ -65,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    moment: Moment
+    moment: TraceMoment
     what: What
     value: Value
     entered: LoopEntered
@@ -79,8 +79,8 @@ class Reference:
 
     exact: bool
     stages: list[str] = field(default_factory=list)
-    _known: dict[tuple[Moment, What], Value] = field(default_factory=dict)
-    _numbers: dict[tuple[Moment, What], float | None] = field(default_factory=dict)
+    _known: dict[tuple[TraceMoment, What], Value] = field(default_factory=dict)
+    _numbers: dict[tuple[TraceMoment, What], float | None] = field(default_factory=dict)
 
     def add(self, traces: Sequence[RankTrace]) -> None:
         """Learn what this run shows first."""
@@ -110,17 +110,17 @@ class Reference:
                 match record:
                     case StateSeen(step=step, after=after):
                         what: What = "state" if after else "state before"
-                        moment = Moment(stage=stage, step=step, part=_MOMENTS[what])
+                        moment = TraceMoment(stage=stage, step=step, part=_MOMENTS[what])
                         leaves = _leaves(record, entered)
                         yield _Seen(moment=moment, what=what, value=leaves, entered=entered)
                         if after:
-                            moment = Moment(stage=stage, step=step, part=_MOMENTS["updates"])
+                            moment = TraceMoment(stage=stage, step=step, part=_MOMENTS["updates"])
                             count = record.updates
                             yield _Seen(moment=moment, what="updates", value=count, entered=entered)
                     case MicrobatchSeen():
                         yield from self._of_microbatch(record, stage, entered)
                     case LoopLeft(step=step) if trace is _last(traces, entered.stage):
-                        moment = Moment(stage=stage, step=0, part=_MOMENTS["left"])
+                        moment = TraceMoment(stage=stage, step=0, part=_MOMENTS["left"])
                         yield _Seen(moment=moment, what="left", value=step, entered=entered)
                     case _:
                         pass
@@ -128,7 +128,7 @@ class Reference:
     def _of_microbatch(
         self, record: MicrobatchSeen, stage: int, entered: LoopEntered
     ) -> Iterator[_Seen]:
-        moment = Moment(
+        moment = TraceMoment(
             stage=stage,
             step=record.step,
             phase=record.phase,
@@ -211,7 +211,7 @@ def _key(record: MicrobatchSeen) -> tuple[int, int, int, int]:
     return record.step, record.phase, record.round, record.microbatch
 
 
-def _when(difference: Difference) -> tuple[Moment, int]:
+def _when(difference: Difference) -> tuple[TraceMoment, int]:
     return difference.moment, _ORDER.index(difference.what)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.elastic.loop.trace.records import CarriedSeen, LoopLeft, MicrobatchSeen
-from holdfast.tools.check.compare import Difference, Moment
+from holdfast.tools.check.compare import Difference, TraceMoment
 from holdfast.tools.check.traces import RankTrace
 
 
@@ -21,7 +21,7 @@ def left_alone(traces: Sequence[RankTrace]) -> Difference | None:
                 other = trace.entered.rank
                 if left.get(other, _reached(trace)) > step - (other not in left):
                     return Difference(
-                        moment=Moment(stage=0, step=step, part=4),
+                        moment=TraceMoment(stage=0, step=step, part=4),
                         what="left",
                         names=(str(rank), str(other)),
                         rank=rank,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from holdfast.elastic.loop.trace.records import CarriedSeen
-from holdfast.tools.check.compare import Difference, Moment
+from holdfast.tools.check.compare import Difference, TraceMoment
 from holdfast.tools.check.traces import RankTrace
 
 
@@ -35,7 +35,7 @@ class CarriedVariables:
                 there = self.expected(trace.entered.stage, seen.step, name)
                 if there is not None and here != there and self._moves(trace.entered.stage, name):
                     return Difference(
-                        moment=Moment(stage=0, step=seen.step, part=5),
+                        moment=TraceMoment(stage=0, step=seen.step, part=5),
                         what="carried",
                         names=(name,),
                         here=here,

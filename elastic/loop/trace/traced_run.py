@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,8 +97,6 @@ class TracedRun(Run):
         recorder, self._trace_ended = self._trace, False
         self._enter(user_frame(sys._getframe(1)))
         for step in steps:
-            if step >= self._trace_order.steps:  # of `epochs`, which knows no count
-                break
             if step == self._trace_order.hold:
                 self._hold()
             frame = user_frame(sys._getframe(1))
@@ -106,6 +104,8 @@ class TracedRun(Run):
             self._die(KEPT, before=1)
             yield step
             recorder.end_step()
+            if step + 1 >= self._trace_order.steps:
+                self.stop()  # `epochs` knows no count
         self._trace_ended = True
 
     def _enter(self, frame: Any) -> None:
@@ -152,6 +152,19 @@ class TracedRun(Run):
         super().step(*optimizers, **options)
         self._die(STEPPED)
         self._trace.end_phase()
+
+    def minimize(self, optimizer: Optimizer, closure: Callable[[], object]) -> float:
+        """See `Run.minimize`."""
+        loss = super().minimize(optimizer, closure)
+        self._die(STEPPED)
+        self._trace.end_phase()
+        return loss
+
+    def generator(self, name: str = "", *, device: torch.device | str = "cpu") -> torch.Generator:
+        """See `Run.generator`."""
+        made = super().generator(name, device=device)
+        self._trace.generators.add(id(made))
+        return made
 
     def _finish(self) -> None:
         self._trace.leave(ended=self._trace_ended)
