@@ -14,7 +14,7 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def run_script(directory: Path, source: str) -> str:
-    """Run a block as a script of its own; return what it printed."""
+    """Run a block as a script of its own; return its output."""
     script = directory / "train.py"
     script.write_text(source)
     done = subprocess.run(

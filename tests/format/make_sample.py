@@ -43,7 +43,7 @@ def arrays_of(version: int) -> Arrays:
 
 
 def main() -> None:
-    """Save step 40, step 42 with the first as base, and remove the first but for what is needed."""
+    """Save step 40, step 42 with 40 as base, and remove 40 except for the packs 42 needs."""
     arrays = arrays_of(2)
     boxes = {fqn: split_dim(a.shape, parts=WORLD_SIZE) for fqn, (a, _) in arrays.items()}
     boxes["model.columns"] = split_dim((4, 10), parts=WORLD_SIZE, dim=1)

@@ -74,7 +74,7 @@ def test_an_old_event_of_the_users_own_is_one_still() -> None:
 
 
 def test_no_kind_or_field_of_this_version_is_gone_or_another() -> None:
-    """Add to ``v2.json`` what is new; where this fails, the version must change."""
+    """Add new events to ``v2.json``; if this fails, the version must change."""
     stored = json.loads((EVENTS / f"v{VERSION}.json").read_text())
     now = {name: {f.name: f.type for f in fields_of(kind)} for name, kind in KINDS.items()}
     for name, fields in stored.items():

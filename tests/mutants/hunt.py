@@ -31,7 +31,7 @@ class Found:
 
 
 def try_once(trial: str, seed: int) -> str:
-    """Return what is wrong with one run, or ""; an error that ends the run is wrong as well."""
+    """Return the defect of one run, or ""; an error that ends the run is a defect as well."""
     try:
         return TRIALS[trial](seed)
     except Exception as error:  # noqa: BLE001 -- whatever a broken function leads to shows it

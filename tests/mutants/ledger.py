@@ -162,7 +162,7 @@ class _Loop:
 
 
 def _forgets_an_ordinal(real: Callable[[Ledger], dict[str, Any]]) -> Any:
-    """Leave an ordinal that nobody has begun out of the saved ledger."""
+    """Leave an ordinal that no worker has begun out of the saved ledger."""
 
     def state_dict(self: Ledger) -> dict[str, Any]:
         state = real(self)
@@ -198,21 +198,21 @@ def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: 
 BUGS: Final = (
     _bug(
         "ordinal-lost",
-        "a restored ledger lacks an ordinal that nobody had begun",
+        "a restored ledger lacks an ordinal that no worker had begun",
         "holdfast.adapters.rl.ledger.ledger:Ledger.state_dict",
         _forgets_an_ordinal,
         0,
     ),
     _bug(
         "claims-stay",
-        "what a lost worker had claimed is given to nobody",
+        "the claims of a lost worker are not reassigned",
         "holdfast.adapters.rl.ledger.ledger:Ledger._take_back",
         _keeps_the_claims_of_the_lost,
         1,
     ),
     _bug(
         "sample-copied",
-        "a group is complete with one sample twice",
+        "a group counts as complete with one sample twice",
         "holdfast.adapters.rl.ledger.ledger:Ledger._accept",
         _trains_before_it_is_complete,
         0,

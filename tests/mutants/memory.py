@@ -49,7 +49,7 @@ _ORDINALS = itertools.count()
 
 
 def trial(seed: int) -> str:
-    """Run the job of a seed; return what is wrong with its history, or ""."""
+    """Run the job of a seed; return the defect of its history, or ""."""
     job = _MemoryJob(seed)
     try:
         job.run()
@@ -445,49 +445,49 @@ def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: 
 BUGS: Final = (
     _bug(
         "damage-denied",
-        "a block that a reader found damaged goes on being served",
+        "a block that a reader found damaged is still served",
         "holdfast.ckpt.sidecar.reading.operations:is_intact",
         _finds_everything_intact,
         3,
     ),
     _bug(
         "restore-unchecked",
-        "what is restored is not compared with its checksum",
+        "restored bytes are not compared with their checksum",
         "holdfast.ckpt.recovery.memory_source:MemorySource._require",
         _checks_nothing_it_restores,
         3,
     ),
     _bug(
         "buffer-reused",
-        "a slot that an old writer still has mapped is given to another",
+        "a slot that an old writer still maps is given to another writer",
         "holdfast.ckpt.sidecar.writing.operations:WriteOperations.adopted",
         _gives_slots_of_old_writers_away,
         6,
     ),
     _bug(
         "self-fence-skipped",
-        "a sidecar takes snapshots after its node's lease has run out",
+        "a sidecar accepts snapshots after its node's lease has expired",
         "holdfast.ckpt.sidecar.core.lease_page:LeasePage.expired",
         _ignores_the_lease,
         2,
     ),
     _bug(
         "old-writer-served",
-        "a writer of a generation that is over gets a slot",
+        "a writer of an ended generation gets a slot",
         "holdfast.ckpt.sidecar.writing.operations:WriteOperations._check",
         _checks_no_generation,
         0,
     ),
     _bug(
         "stripe-off-by-one",
-        "the pieces of a node block are counted from one",
+        "the pieces of a node's block are counted from one",
         "holdfast.ckpt.parity.stripes:Geometry.piece_of",
         _counts_pieces_from_one,
         0,
     ),
     _bug(
         "steps-mixed",
-        "any step's block of a rank is served",
+        "a rank's block of any step is served",
         "holdfast.ckpt.sidecar.core.slots:Slots.holding",
         _takes_any_step,
         0,
@@ -501,21 +501,21 @@ BUGS: Final = (
     ),
     _bug(
         "cursor-early",
-        "the cursor that is saved is a step ahead of the weights",
+        "the saved cursor is a step ahead of the weights",
         "holdfast.elastic.tracked.cursor:Cursor.state_dict",
         _cursor_is_ahead,
         0,
     ),
     _bug(
         "wrong-weight",
-        "the mean is over one microbatch too few",
+        "the mean omits one microbatch",
         "holdfast.elastic.gradients.exact:Method.mean",
         _weighs_by_one_less,
         0,
     ),
     _bug(
         "remainder-lost",
-        "microbatches that the ranks do not divide are left out",
+        "the remainder of microbatches that do not divide evenly is omitted",
         "holdfast.elastic.planning.shares:part",
         _leaves_the_remainder_out,
         0,

@@ -33,7 +33,7 @@ _KINDS: Final = ("nothing", "flip", "flip", "cut", "unlink", "half", "late")
 
 
 def trial(seed: int) -> str:
-    """Run the job of a seed; return what is wrong with its history, or ""."""
+    """Run the job of a seed; return the defect of its history, or ""."""
     with tempfile.TemporaryDirectory(prefix="planted-store-") as folder:
         job = _StoreJob(seed, Path(folder))
         job.run()
@@ -199,35 +199,35 @@ BUGS: Final = (
     ),
     _bug(
         "chunk-stale",
-        "a chunk that has changed is taken from the step before",
+        "a changed chunk is taken from the previous step",
         "holdfast.ckpt.format.pack:PackWriter._known_as",
         _takes_a_chunk_for_unchanged,
         0,
     ),
     _bug(
         "base-removed",
-        "old steps go with packs that newer ones need",
+        "old steps are removed with packs that newer steps need",
         "holdfast.ckpt.checkpoints.bases:needed_packs",
         _needs_no_pack,
         0,
     ),
     _bug(
         "late-saver",
-        "a saver of an older generation replaces a newer one's checkpoint",
+        "a save of an older generation replaces a newer generation's checkpoint",
         "holdfast.ckpt.checkpoints.commit:_standing",
         _sees_no_manifest,
         4,
     ),
     _bug(
         "region-missed",
-        "resharding leaves out the last region",
+        "resharding omits the last region",
         "holdfast.ckpt.geometry.reshard:plan",
         _leaves_a_region_out,
         1,
     ),
     _bug(
         "oldest-loaded",
-        "the oldest checkpoint is loaded, not the newest",
+        "the oldest checkpoint is loaded instead of the newest",
         "holdfast.ckpt.checkpoints.catalog:verified",
         _trusts_any_step,
         0,

@@ -97,7 +97,7 @@ def missing() -> list[str]:
 
 
 def install() -> None:
-    """Install what is missing with apt-get. Raises ``CannotInstall``."""
+    """Install missing packages with apt-get. Raises ``CannotInstall``."""
     if not (packages := missing()):
         return
     wanted = f"the packages {', '.join(packages)} are not installed and cannot be"
@@ -197,12 +197,12 @@ def add_user(config: Path, name: str) -> dict[str, str]:
 
 
 def admin(config: Path, *command: str) -> str:
-    """Run ``radosgw-admin``; return what it says."""
+    """Run ``radosgw-admin``; return its output."""
     return run_once("radosgw-admin", "-c", str(config), *command)
 
 
 def run_once(*command: str) -> str:
-    """Run a program to its end. Raises ``DidNotStart`` with what it said."""
+    """Run a program to its end. Raises ``DidNotStart`` with its output."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=90, check=False, stdin=subprocess.DEVNULL
     )

@@ -46,14 +46,14 @@ def leader_of(cluster: Cluster) -> Member:
 
 
 def compact(cluster: Cluster, revision: int) -> None:
-    """Have the store forget what was before ``revision``."""
+    """Compact the store: drop everything before ``revision``."""
     with _channel(cluster, cluster.members[0]) as channel:
         request = rpc.CompactionRequest(revision=revision, physical=True)
         rpc.KVStub(channel).Compact(request, timeout=_DEADLINE_S)
 
 
 def write_bytes(url: str, key: str, value: bytes) -> None:
-    """Put what is no text below the prefix of an address, as somebody else might."""
+    """Put bytes that are no text below the prefix of an address, as another program might."""
     address = EtcdAddress.parse(url)
     channel = grpc.insecure_channel(address.endpoints[0])
     request = rpc.PutRequest(key=(address.prefix + key).encode(), value=value)

@@ -65,7 +65,7 @@ def shared(folder: Path, script: Path) -> Iterator[Facts]:
 
 
 def keep(folder: Path, service: Callable[[Path], AbstractContextManager[Facts]]) -> None:
-    """Be the keeper: run ``service`` on ``folder``'s data until nobody uses it any more."""
+    """Run ``service`` on ``folder``'s data until no test uses it any more."""
     facts, data = folder / "facts.json", folder / "data"
     with (folder / "alive.lock").open("w") as alive, (folder / "users.lock").open("w") as users:
         fcntl.flock(alive, fcntl.LOCK_EX)

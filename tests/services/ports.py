@@ -11,7 +11,7 @@ _TRIES = 1000
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different ports that nobody listens on.
+    """Return ``count`` different free ports.
 
     They are below those that the kernel gives to outgoing connections: one of these could take the
     port of a server that is down, even by connecting to itself.

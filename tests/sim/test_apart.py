@@ -17,7 +17,7 @@ from holdfast.elastic.testing.simulation.simulator import (
 
 AT_S = 1.5
 FOUND_S = 6.0
-"""From a cut until others train on: a stall, two tries, what the others reach, a re-form."""
+"""From a cut until others train on: a stall, two tries, a report of reachable nodes, a re-form."""
 MENDED_S = 20.0
 """From its end until all train: who is left out is asked every ten seconds at the latest."""
 

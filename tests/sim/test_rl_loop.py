@@ -112,7 +112,7 @@ class SimulatedCalls:
 
 
 class SimulatedWorker:
-    """A rollout worker without a process: engine, log, and what it finished and still holds."""
+    """A rollout worker without a process: engine, log, and its finished and running samples."""
 
     def __init__(
         self, name: str, config: RLConfig, *, pinned: bool, scheduler: random.Random
@@ -234,7 +234,7 @@ class SimulatedJob:
         worker.log.release(released)
 
     def _set_aside(self, worker: SimulatedWorker) -> None:
-        """Say what is at work, and stop at what is beyond the token budget."""
+        """Report running samples, and stop those beyond the token budget."""
         engine = worker.engine
         self.ledger.report(engine.progress())
         beyond = self.ledger.beyond_budget(worker.name) & engine.progress().keys()
@@ -245,7 +245,7 @@ class SimulatedJob:
         self.ledger.abandon(worker.name, beyond)
 
     def _renew(self, engine: Engine | Episodes, version: int) -> None:
-        """Load what is wanted; or, where a newer one is as good, sometimes the newest."""
+        """Load the wanted version; or, if a newer one is as good, sometimes the newest."""
         newest = len(self.snapshots) - 1
         if engine.pinned:
             target = version
@@ -310,7 +310,7 @@ class SimulatedJob:
         torch.testing.assert_close(told, batch.behavior, atol=1e-5, rtol=0)
 
     def _restore(self) -> None:
-        """The trainer dies; one of the two newest snapshots is what is left of it."""
+        """The trainer dies; one of its two newest snapshots remains."""
         self.kills += 1
         step = max(0, self.ledger.trained_steps - self.random.randint(0, 1))
         self.generation += 1
@@ -338,7 +338,7 @@ class SimulatedJob:
         self._snapshot()
 
     def _meet(self, worker: SimulatedWorker) -> None:
-        """A worker tells the new leader what it has."""
+        """A worker reports its samples to the new leader."""
         engine = worker.engine
         if engine.version is not None and not self.ledger.current(
             generation=engine.generation, version=engine.version

@@ -24,7 +24,7 @@ PACKAGES: Final = ("ckpt", "elastic", "adapters", "tools")
 
 
 def defined() -> list[type]:
-    """Return every exception class of the product, found in the source by what it derives from."""
+    """Return every exception class of the product, found in the source by its bases."""
     names = {
         name
         for name, value in vars(builtins).items()

@@ -93,7 +93,7 @@ def test_marker(cluster):
 
 
 def outcomes(directory: Path, source: str, *words: str) -> dict[str, str]:
-    """Run a file of tests; return what is wrong with each, "" for nothing."""
+    """Run a file of tests; return the failure of each, "" for none."""
     directory.mkdir()
     env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     (directory / "test_it.py").write_text(source)

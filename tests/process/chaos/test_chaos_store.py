@@ -20,7 +20,7 @@ BODY = b"x" * 10_000
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
-    """Counts what it is asked, and lists the count."""
+    """Counts its requests, and lists the count."""
 
     asked: list[str]
 

@@ -14,7 +14,7 @@ from holdfast.tools.cli import main
 def survived(
     folder: Path, *words: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the sets that were lost, as told in JSON, and what was printed."""
+    """Return the lost sets from the JSON, and the output."""
     matrix = folder.with_suffix(".json")
     words = ("chaos", "survive", "--world", "real", *words, "--out", str(folder))
     status = main([*words, "--json", str(matrix)])

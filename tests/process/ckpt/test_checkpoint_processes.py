@@ -146,7 +146,7 @@ class Stopped(NamedTuple):
         return ("--checkpoint", self.root, "--checkpoint-every", "15")
 
     def go_on(self, *, flags: tuple[str | Path, ...] = ()) -> dict[str, list[dict[str, Any]]]:
-        """Start it again for one more step; return what it told, by kind."""
+        """Start it again for one more step; return its reports by kind."""
         run_dir = self.folder / "run"
         run_dir.mkdir()
         options = (*_guarded(self.disk), "--run-dir", run_dir)

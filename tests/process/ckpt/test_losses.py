@@ -24,7 +24,7 @@ SHAPES = [(n, m) for n in range(2, 7) for m in range(1, min(n, 4))]
 
 
 def without(world: SnapshotWorld, lost: set[str]) -> SnapshotWorld:
-    """The world with nobody where the lost nodes were."""
+    """The world without the lost nodes."""
     peers = tuple(
         msgspec.structs.replace(peer, address=NOBODY) if peer.node in lost else peer
         for peer in world.peers
@@ -94,7 +94,7 @@ def rebuilt(
 
 
 def refused(world: SnapshotWorld, lost: set[str], left: list[Inventory]) -> None:
-    """Nothing is promised, and who is missing is named."""
+    """No restore point is offered, and the missing nodes are named."""
     points, reason = restore_points(left)
     assert 2 not in [point.step for point in points]
     if left:
@@ -104,7 +104,7 @@ def refused(world: SnapshotWorld, lost: set[str], left: list[Inventory]) -> None
 
 
 def asked_in_vain(client: SidecarClient, world: SnapshotWorld, lost: set[str]) -> None:
-    """Nothing is made up either."""
+    """No bytes are invented either."""
     source = BlockSource(rank=first_lost(world, lost), node="x", rebuilt=True)
     with pytest.raises(NotFoundError) as caught:
         client.open_block(without(world, lost), 2, source)

@@ -38,7 +38,7 @@ def nbytes_of(step: int) -> int:
 
 
 class Writer(threading.Thread):
-    """Writes step after step until the sidecar is gone; ``protected`` is what it was told."""
+    """Writes step after step until the sidecar ends; ``protected`` is the sidecar's last answer."""
 
     def __init__(self, address: str, group: SidecarGroup, world: SnapshotWorld) -> None:
         super().__init__(daemon=True)

@@ -20,7 +20,7 @@ TWO, FOUR = MeshSize(dp=2, ep=2), MeshSize(dp=4, ep=2)
 
 
 def _train(turns: dict[str, Turn], folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what all ranks agree on, and under ``seen`` what each of them was given."""
+    """Return the common result of all ranks, and under ``seen`` the samples of each."""
     size = next(iter(turns.values()))[0].ranks
     body = functools.partial(
         mesh_bodies.train_in_turn, turns=list(turns.values()), steps=2, batch=BATCH

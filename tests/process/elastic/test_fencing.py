@@ -36,7 +36,7 @@ TIMING = msgspec.structs.replace(LOCAL_TIMING, lease_ttl_s=4.0, self_fence_s=2.0
 
 
 class Nodes(Job):
-    """Agents without a launcher: nobody but the coordinator notices that one of them is paused."""
+    """Agents without a launcher: only the coordinator notices that one of them is paused."""
 
     def __init__(self, folder: Path) -> None:
         self.run, self.run_dir, self.acts_dir = f"fencing-{os.getpid()}", folder, folder / "acts"

@@ -69,7 +69,7 @@ class Holder:
 
 
 def seen_before_the_memory_was_freed(directory: Path) -> bool:
-    """Whether a death was; the kernel is the faster one where nobody gets a processor to look."""
+    """Whether the death was noticed; the kernel is faster if the observer gets no processor."""
     directory.mkdir()
     holder = Holder(directory, nbytes=1 << 29)
     os.kill(holder.child.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ CUT = ["sequence", "fsdp_tp"]
 
 
 def _train(turns: list[Turn], folder: Path) -> list[dict[str, Any]]:
-    """Return what all ranks agree on, and under ``seen`` what each of them was given."""
+    """Return the common result of all ranks, and under ``seen`` the samples of each."""
     found = []
     for results in all_ranks(turns, folder):
         seen = [result.pop("seen") for result in results]

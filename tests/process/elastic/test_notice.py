@@ -31,7 +31,7 @@ class Training(Job):
         self._go_on = go_on
 
     def await_departure(self, *nodes: str) -> None:
-        """Wait until these nodes have left; the others do what is left of the work at once."""
+        """Wait until these nodes have left; the others finish the rest of the work at once."""
         for node in nodes:
             self.await_event(lambda e, n=node: e["kind"] == "node_exited" and e["victim"] == n)
         self._go_on.touch()

@@ -46,7 +46,7 @@ def value(state: dict[str, Any]) -> float:
 
 
 class Ranks:
-    """Two ranks as threads: what each needs of its world, and what each said.
+    """Two ranks as threads, with the state that each needs and the events of each.
 
     ``ahead`` says whether they open what they restore before their state is there, and
     ``meanwhile`` is what happens while that is built.
@@ -105,7 +105,7 @@ def group(tmp_path: Path) -> Iterator[SidecarGroup]:
 
 
 def save(group: SidecarGroup, ranks: Ranks) -> tuple[RestorePoint, ...]:
-    """Snapshot two steps in generation 1, and enter generation 2; return what is restorable."""
+    """Snapshot two steps in generation 1, and enter generation 2; return the restore points."""
     world = group.adopt(rank_nodes=RANK_NODES)
 
     def body(rank: int) -> None:

@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Remote:
-    """A Python process that does what it is told, one line at a time."""
+    """A Python process that executes the lines it receives, one at a time."""
 
     def __init__(self, env: Mapping[str, str], **more: str) -> None:
         self.process = subprocess.Popen(

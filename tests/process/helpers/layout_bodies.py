@@ -181,7 +181,7 @@ def check(state: State, salt: int) -> int:
 
 
 def check_alone(root: Path, salt: int) -> None:
-    """Load into one whole model, whose layout nobody has to think about."""
+    """Load into one whole model, which has no layout."""
     state = build(alone, seed=50)
     with StoreSource(root, salt) as source:
         report = restore(state, source, rank=0)

@@ -88,7 +88,7 @@ def cut_sequence(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard(model: Any, mesh: DeviceMesh) -> nn.Module:
-    """Shard over the data axes what is left of each layer."""
+    """Shard the rest of each layer over the data axes."""
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -115,7 +115,7 @@ def samples() -> torch.Tensor:
 def train(
     run: Run, kind: str, *, steps: int = STEPS, hold: Callable[[Run], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Train a few steps; return the hash of the weights and what was seen on the way.
+    """Train a few steps; return the hash of the weights and the observations of each step.
 
     ``hold`` is called at the start of every step.
     """

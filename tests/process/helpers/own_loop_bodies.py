@@ -11,7 +11,7 @@ from holdfast.elastic.groups import reform
 
 
 def train_two_steps(world: reform.GenerationWorld, _folder: Path) -> list[Any]:
-    """Return what each step's batch is at this rank."""
+    """Return this rank's batch of each step."""
     job = Job()
     job.world = {
         "rank": world.rank,

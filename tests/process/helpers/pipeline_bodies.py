@@ -124,7 +124,7 @@ def build(run: Run, kind: str) -> tuple[Deep | ModelParts, Any]:
 def train(
     run: Run, kind: str, *, steps: int = STEPS, hold: Callable[[Run], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Train a few steps; return the weights this rank has and what was seen on the way."""
+    """Train a few steps; return this rank's weights and the observations of each step."""
     model, schedule = build(run, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run.track(model=model, optimizer=optimizer)

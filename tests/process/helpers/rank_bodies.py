@@ -176,7 +176,7 @@ class Keeping:
 
 
 class Listening:
-    """Stands for the channel: remembers what was emitted."""
+    """Stands for the channel: remembers the emitted events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -222,7 +222,7 @@ def wrapped(model: Net, world: reform.GenerationWorld, how: str) -> nn.Module:
 
 
 def train(world: reform.GenerationWorld, folder: Path, *, exact: Exact, how: str) -> dict[str, Any]:
-    """Train a few steps; return the hash of the weights and what was seen on the way."""
+    """Train a few steps; return the hash of the weights and the observations of each step."""
     settings = Settings(batch=Batch(microbatches=5, size=3), exact=exact, seed=7)
     run, _ = run_of(world, settings)
     torch.manual_seed(1)

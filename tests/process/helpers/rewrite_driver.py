@@ -42,7 +42,7 @@ def rewrite(how: str, source: Path, target: Path) -> Transferred:
 
 
 def visible(how: str, target: Path) -> bool:
-    """Say whether the result can be seen; fail where it can, but is not what it should be."""
+    """Return whether the result is visible; fail if it is visible and wrong."""
     wanted = {fqn: array.tobytes() for fqn, (array, _) in sample_arrays().items()}
     if how == "reshard":
         if committed_steps(target) != [1]:

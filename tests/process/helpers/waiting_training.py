@@ -32,7 +32,7 @@ def ends(run: elastic.Run) -> bool:
 
 @elastic.resilient(batch=elastic.Batch(microbatches=4, size=2), exact="float32")
 def train(run: elastic.Run) -> None:
-    """Train a little; wait in step 6 for whoever kills processes, until the test says go on."""
+    """Train a little; wait in step 6, while the test kills processes, until it continues."""
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

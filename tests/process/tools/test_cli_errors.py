@@ -15,7 +15,7 @@ from holdfast import ckpt
 
 
 def holdfast(*words: str | Path | int, limit: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command; ``limit`` is what the shell's ulimit is told first."""
+    """Run the command; ``limit`` is passed to the shell's ulimit first."""
     command = [sys.executable, "-m", "holdfast.tools.cli", *map(str, words)]
     if limit:
         command = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", *command]

@@ -111,7 +111,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, part=st.floats(0, 1))
     def lose_worker(self, worker: str, part: float) -> None:
-        """It dies; its log has what it finished, and of the rest some share of the tokens."""
+        """It dies; its log has the finished samples, and some share of the tokens of the others."""
         self.ledger.lose(worker)
         for trajectory in self.running[worker].values():
             self.ledger.recover(trajectory.first(int(len(trajectory.tokens) * part)))
@@ -125,7 +125,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.late.discard(worker)
 
     def go_back(self, back: int) -> None:
-        """Restore ledger and trainer to what they were some steps ago."""
+        """Restore ledger and trainer to their state of some steps ago."""
         step = max(0, len(self.trained) - back)
         self.ledger = Ledger(self.plan)
         self.ledger.load_state_dict(self.snapshots[step])

@@ -84,7 +84,7 @@ def alone(
     mine: Callable[[], Sequence[int]] | None = None,
     **more: Any,
 ) -> LoaderContext:
-    """Return the site of a rank that gathers with nobody."""
+    """Return the context of a rank that is alone."""
     return LoaderContext(
         **{
             "seed": SEED,

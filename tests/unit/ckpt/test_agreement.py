@@ -16,7 +16,7 @@ from holdfast.ckpt.state.capture import PerRank, flatten
 
 
 def at_all_ranks(states: list[dict[str, Any]]) -> list[str]:
-    """Run the check as ranks do, in threads; return what each raised."""
+    """Run the check as ranks do, in threads; return the error of each."""
     barrier = threading.Barrier(len(states), timeout=20)
     board: list[Any] = [None] * len(states)
     errors = [""] * len(states)

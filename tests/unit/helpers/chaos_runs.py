@@ -31,7 +31,7 @@ SYNTHETIC = (
 
 
 def holdfast_events() -> list[Event]:
-    """Return the events of `hurt_job` without the faults, which are told by the result."""
+    """Return the events of `hurt_job` without the faults, which the result has."""
     told = (event for event in hurt_job() if not isinstance(event, FaultInjected))
     return sorted(told, key=time_of)
 

@@ -18,7 +18,7 @@ PLAN = BatchPlan(groups=2, group=2, eta=0, steps=4, limits=LIMITS, mode=Mode.SYN
 
 
 class Logs:
-    """Record logs that outlive whoever writes them, and a trainer whose steps are protected."""
+    """Record logs that outlive their writer, and a trainer whose steps are protected."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], dict[int, bytes]] = {}
@@ -96,7 +96,7 @@ class Job:
         self.snapshot = json.dumps(rollouts.state_dict())
 
     def step(self, rollouts: Rollouts) -> list[Any]:
-        """Sample what is missing, train, and snapshot."""
+        """Sample the missing samples, train, and snapshot."""
         for sample in rollouts.samples():
             finish(sample)
         batch = rollouts.batch()

@@ -20,7 +20,7 @@ WAYS = pytest.mark.parametrize("by_wire", [False, True], ids=["mapped", "wire"])
 
 
 def send_over_the_wire(group: SidecarGroup, *nodes: str) -> None:
-    """Have sidecars get what they need as if every peer were on another host."""
+    """Make sidecars fetch bytes as if every peer were on another host."""
     for node in nodes or tuple(group.sidecars):
         group.sidecars[node].core.host = f"host of {node}"
 
@@ -31,7 +31,7 @@ def write(group: SidecarGroup, world: SnapshotWorld, step: int, payloads: dict[i
 
 
 def is_intact(row: ParityRow) -> bool:
-    """Say whether the bytes of a row are what they were when it was sealed."""
+    """Return whether the bytes of a row are unchanged since it was sealed."""
     return crc32c(row.part(0, row.nbytes)) == row.entry.crc32c
 
 

@@ -137,7 +137,7 @@ def test_the_leaders_address_takes_the_place_of_what_rank_0_announced() -> None:
 
 
 class Keeper:
-    """Takes what is added to samples."""
+    """Collects the tokens that are added to samples."""
 
     limits, seed, generation = LIMITS, 3, 5
 

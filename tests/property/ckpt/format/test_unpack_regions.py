@@ -53,7 +53,7 @@ def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 
 @dataclass(kw_only=True)
 class Case:
-    """A written tensor; ``whole`` is what it holds."""
+    """A written tensor; ``whole`` has its values."""
 
     whole: Array
     store: MemoryStore

@@ -25,7 +25,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @st.composite
 def sizes(draw: st.DrawFn) -> list[int]:
-    """Return the sizes of what is copied at a time, of a piece of up to three blocks."""
+    """Return the sizes of the single copies that make up a piece of up to three blocks."""
     found = draw(st.lists(st.sampled_from(EDGES + AROUND_BLOCKS), min_size=1, max_size=9))
     while sum(found) > 3 * crc.BLOCK_BYTES:
         found.pop()

@@ -281,7 +281,7 @@ ACTS: list[Act] = [
 
 
 def bytes_of(fqn: str, leaf: Leaf) -> Any:
-    """Return what a tensor is and, box by box, what it holds."""
+    """Return the kind of a tensor and its values, box by box."""
     boxes = [
         (each.box, as_carrier(each.local.contiguous()).numpy().tobytes())
         for each in held(fqn, leaf)

@@ -159,7 +159,7 @@ def parts(draw: st.DrawFn, full: torch.Tensor, world: int) -> list[Leaf]:
 
 
 def laid_out(draw: st.DrawFn, kind: str, full: torch.Tensor, world: int) -> list[Leaf | None]:
-    """Return what each rank has of ``full``; None where it does not know of it."""
+    """Return the part of ``full`` on each rank; None if a rank does not have the tensor."""
     copies = [torch_dtypes.as_carrier(full).clone().view(full.dtype) for _ in range(world)]
     if kind == "whole":
         return list(copies)

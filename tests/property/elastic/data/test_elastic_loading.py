@@ -52,7 +52,7 @@ def undisturbed(steps: int, *, microbatches: int, make: Make) -> list[Seen]:
 
 
 def disturbed(history: list[Any], *, microbatches: int, make: Make, abreast: int = 1) -> list[Seen]:
-    """Return what is trained, roll-backs taken out, over a history of worlds."""
+    """Return the trained samples, without rolled-back steps, over a history of worlds."""
     rounds = microbatches // abreast
     seen: list[Seen] = []
     saved: list[dict[str, Json]] = [{}]

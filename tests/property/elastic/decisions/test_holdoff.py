@@ -62,7 +62,7 @@ class Group:
         return decision.record
 
     def form(self) -> None:
-        """Begin a generation with all nodes, whoever is held off."""
+        """Begin a generation with all nodes, also excluded ones."""
         self.number += 1
         nodes = [self.node(name) for name in ("a", *NAMES)]
         ranks = [(node.node, worker) for node in nodes for worker in node.workers]

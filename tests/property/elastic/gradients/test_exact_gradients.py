@@ -28,7 +28,7 @@ METHODS: list[Exact] = ["float32", "int64"]
 
 
 class Together:
-    """Ranks that meet: what each brings is reduced in the order of the ranks."""
+    """Ranks that meet: their values are reduced in the order of the ranks."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=60)

@@ -25,7 +25,7 @@ ACTIONS = ("start", "see", "look", "meet", "meet", "check", "hear", "crash", "ex
 
 @dataclass
 class Node:
-    """A node as it runs: what it last saw may be long ago."""
+    """A running node: its view may be old."""
 
     view: RoundView = field(default_factory=RoundView)
     after: int = 0
@@ -54,7 +54,7 @@ class World:
         self.nodes[name].view = self.table
 
     def look(self, name: str) -> None:
-        """A waiting node decides by what it last saw, and acts on what there is now."""
+        """A waiting node decides by its last view, and acts on the present records."""
         node = self.nodes[name]
         if node.inside or name not in node.view.nodes:
             return

@@ -54,7 +54,7 @@ class Life:
         self.ledger.resume(self.generation, restored=len(self.snapshots) - 1)
 
     def seen(self, lengths: list[int]) -> ObservedStep:
-        """Sample what is missing and return what the checker is to see of the next step."""
+        """Sample the missing samples and return the checker's input for the next step."""
         number = self.ledger.trained_steps
         self.ledger.admit(number, lambda ordinal: (ordinal,))
         while self.ledger.batch(number) is None:

@@ -14,7 +14,7 @@ PLAN = plan_of()
 
 
 class BoundedMachine(LedgerMachine):
-    """Workers that say what they have once to every leader, and hand in when they like."""
+    """Workers that report their samples once to every leader, and deliver at any time."""
 
     plan = PLAN
 
@@ -69,7 +69,7 @@ class BoundedMachine(LedgerMachine):
 
     @rule(worker=WORKERS)
     def announce(self, worker: str) -> None:
-        """A worker tells a new leader what it has, and leaves what is not to go on."""
+        """A worker reports its samples to a new leader, and drops those that may not continue."""
         if worker not in self.late:
             return
         self.late.remove(worker)

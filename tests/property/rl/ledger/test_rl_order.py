@@ -14,7 +14,7 @@ ETA = 2
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[Open], int, int]:
-    """Draw what is open, as many as may be and due so that it fits; the step; groups per step."""
+    """Draw open ordinals that fit their limits and due steps, the step, and the groups per step."""
     groups, step = draw(st.integers(1, 3)), draw(st.integers(0, 4))
     count = draw(st.integers(0, groups * (ETA + 1)))
     due: list[int | None] = []

@@ -19,7 +19,7 @@ from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 
 
 class SchedulingMachine(LedgerMachine):
-    """Workers that hand in what they have, and say what they are at work on, at every meeting."""
+    """Workers that deliver finished samples and report running ones at every meeting."""
 
     plan: ClassVar[BatchPlan] = plan_of(order=GroupOrder.ARRIVAL)
 
@@ -61,7 +61,7 @@ class SchedulingMachine(LedgerMachine):
 
     @rule(worker=WORKERS)
     def exchange(self, worker: str) -> None:
-        """Hand in what is finished, say what is at work, set aside what is beyond the budget."""
+        """Deliver finished samples, report running ones, set aside those beyond the budget."""
         again = worker in self.late
         self.late.discard(worker)
         for finished in self.held[worker].values():
@@ -85,7 +85,7 @@ class SchedulingMachine(LedgerMachine):
 
     @rule(worker=WORKERS)
     def leave(self, worker: str) -> None:
-        """It hands over what it has and goes."""
+        """It hands over its samples and leaves."""
         self.exchange(worker)
         for trajectory in self.running[worker].values():
             self.ledger.recover(trajectory)

@@ -144,7 +144,7 @@ def test_a_damaged_index_holds_everything_back(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_damaged_manifest_does_not_cost_the_step_its_base() -> None:
-    """It may be put back from a copy: its index still says what it needs."""
+    """It may be restored from a copy: its index still names the packs that it needs."""
     with using(store := MemoryStore()):
         save(1, 10)
         save(2, 20, base=1)

@@ -101,7 +101,7 @@ def test_memory_that_changed_since_it_was_captured_is_not_published(
 
 
 def test_memory_that_changes_while_it_is_written_is_not_published(tmp_path: Path) -> None:
-    """A writer that was thought dead may still be at it: then what is stored is not the capture."""
+    """A writer that counted as dead may still write: then the stored bytes are not the capture."""
     index, payload = captured(1)[0]
     torn = bytearray(payload)
     largest = max((c for e in index.tensors.values() for c in e.chunks), key=lambda c: c.nbytes)

@@ -23,7 +23,7 @@ ENOUGH = 1000
 
 @contextlib.contextmanager
 def refusing(number: int, code: int) -> Iterator[list[str]]:
-    """Let the ``number``-th call that changes the disk fail; yield what was called so far."""
+    """Let the ``number``-th call that changes the disk fail; yield the calls so far."""
     done: list[str] = []
 
     def failing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

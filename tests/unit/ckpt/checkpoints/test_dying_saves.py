@@ -96,7 +96,7 @@ def test_killed_before_any_change_it_is_old_or_new(case: str) -> None:
 
 
 def leftovers(store: MemoryStore) -> set[str]:
-    """Return the files nobody needs; a note of files that are still needed is none."""
+    """Return the files that no step needs; a note of files still needed does not count."""
     left = files_of(store) - needed_files(store)
     held_back = {folder_of(path) for path in needed_files(store)}
     return {path for path in left if not (is_note(path) and folder_of(path) in held_back)}

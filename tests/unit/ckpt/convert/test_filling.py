@@ -15,7 +15,7 @@ BOX = Box(offset=(0,), shape=(1,))
 
 
 class Kept:
-    """A file that keeps what it is given, or fails."""
+    """A file that keeps its bytes, or fails."""
 
     def __init__(self, *names: str, fails: bool = False) -> None:
         self.names, self.fails = names, fails

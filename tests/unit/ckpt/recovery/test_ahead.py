@@ -21,7 +21,7 @@ WORLD = make_world({"a": "tcp://127.0.0.1:1"}, run="r", rank_nodes=("a",), parit
 
 
 class Holder:
-    """A sidecar that has the blocks of rank 0 by step, and counts what it sends."""
+    """A sidecar that has the blocks of rank 0 by step, and counts the bytes it sends."""
 
     def __init__(self, blocks: dict[int, bytes]) -> None:
         self.blocks, self.sent = blocks, 0

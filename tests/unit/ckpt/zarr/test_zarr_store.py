@@ -53,7 +53,7 @@ class Pack:
 
 
 class TestCheckpointStore(StoreTests[CheckpointStore, cpu.Buffer]):
-    """zarr's tests, in full; what they write through the store is refused.
+    """zarr's tests, in full; the store refuses their writes.
 
     Where they write only in order to read, the bytes get there as a saver puts them: documents in
     memory, the rest in a pack.

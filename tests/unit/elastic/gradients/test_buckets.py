@@ -14,7 +14,7 @@ from holdfast.elastic.gradients.buckets import Buckets
 
 
 class Sums:
-    """Doubles what it is given, as two equal ranks would, when it is waited for."""
+    """Doubles its input, as two equal ranks would, when the caller waits for it."""
 
     def __init__(self) -> None:
         self.started: list[int] = []

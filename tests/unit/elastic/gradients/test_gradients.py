@@ -1,4 +1,4 @@
-"""Exact gradients refuse by name what they cannot keep exact."""
+"""Exact gradients refuse by name every gradient that they cannot keep exact."""
 
 from __future__ import annotations
 

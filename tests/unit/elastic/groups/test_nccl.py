@@ -43,7 +43,7 @@ class FakeWork(Work):
 
 
 class FakeNccl:
-    """Stands for ProcessGroupNCCL: counts what is done to it."""
+    """Stands for ProcessGroupNCCL: counts the calls."""
 
     def __init__(self, work: FakeWork | None = None) -> None:
         self.work = work or FakeWork()
@@ -244,7 +244,7 @@ def test_what_the_device_did_counts_only_while_the_generation_stands() -> None:
 
 
 class FakeDevice:
-    """Stands for what serves the tensors of a device: notes what it is asked for."""
+    """Stands for the backend of a device's tensors: records the calls."""
 
     def __init__(self) -> None:
         self.started: list[str] = []

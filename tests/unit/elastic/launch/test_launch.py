@@ -12,7 +12,7 @@ from holdfast.elastic.processes.children import ChildChange, ChildStatus
 
 
 class Agent:
-    """An agent whose changes are told one by one; ``between`` acts after the first look."""
+    """An agent that reports its changes one by one; ``between`` acts after the first look."""
 
     def __init__(self, *changes: ChildStatus | None, between: Callable[[], None]) -> None:
         self._changes, self._between = list(changes), between

@@ -19,7 +19,7 @@ TTL_S = 0.8
 
 @pytest.fixture
 def links() -> Iterator[Callable[[], RendezvousLink]]:
-    """Make links to one place on a free port; what is left of them ends with the test."""
+    """Make links to one place on a free port; the remaining ones end with the test."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

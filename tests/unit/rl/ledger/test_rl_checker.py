@@ -32,7 +32,7 @@ def row(ordinal: int, sample: int, *, version: int, generation: int = 1, **other
 
 
 def step(number: int, **other: Any) -> ObservedStep:
-    """Return what is seen of a step of two ordinals, two more of which are open."""
+    """Return the checker's input for a step of two ordinals, while two more are open."""
     own = range(2 * number, 2 * number + 2)
     facts: dict[str, Any] = {
         "step": number,

@@ -38,7 +38,7 @@ class Sidecar:
 
 
 class Pulls:
-    """Stands for `pull`: what it raises, and how it was asked."""
+    """Stands for `pull`: the errors that it raises, and its calls."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.everywhere = error, list[bool]()

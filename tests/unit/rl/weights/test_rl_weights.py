@@ -274,7 +274,7 @@ def test_a_slot_that_has_another_version_than_it_should_is_not_taken_for_it(
 
 
 def test_readers_never_hold_up_the_trainer(trainer: Trainer) -> None:
-    """A reader maps a sealed slot and pins nothing: it is told when the slot was used again."""
+    """A reader maps a sealed slot and pins nothing: it learns when the slot was used again."""
     trainer.publish()
     point = trainer.group.clients["b"].locate(generation=1, step=0)
     with trainer.reader().source(point) as source:

@@ -60,7 +60,7 @@ class Scene:
         self.tell(StepDone, step=number, generation=generation, seconds=0.0)
 
     def tick(self) -> list[list[int]]:
-        """Let the nemesis look, feed its events back, and return what it has hit so far."""
+        """Let the nemesis look, feed its events back, and return its victims so far."""
         self.nemesis.tick(self.state)
         self.state.apply(self.reader.new())
         return self.hit

@@ -27,7 +27,7 @@ from holdfast.ckpt.sidecar.core.book import (
 
 
 class Node:
-    """A sidecar reduced to its book and what it holds."""
+    """A sidecar reduced to its book and its blocks."""
 
     def __init__(self, name: str, world: SnapshotWorld) -> None:
         self.name, self.world, self.book = name, world, Book()

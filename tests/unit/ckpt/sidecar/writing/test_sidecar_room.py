@@ -229,7 +229,7 @@ def test_a_full_file_system_costs_snapshots_until_there_is_room(
 
 
 class Held:
-    """Holds up whoever allocates the second piece of a file of this length, until it is let go."""
+    """Stops the allocation of the second piece of a file of this length until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
         self._allocate, self._size = os.posix_fallocate, HEADER_BYTES + slot_capacity(size_bytes)
@@ -334,7 +334,7 @@ def test_unequal_ranks_do_not_take_each_others_memory(two: SidecarGroup) -> None
 
 
 def fill_log(client: SidecarClient, *, nbytes: int = 100_000) -> str:
-    """Append until there is no room; return what was said."""
+    """Append until there is no room; return the error's text."""
     client.log_open("tokens")
     for _ in range(1000):
         try:

@@ -1,4 +1,4 @@
-"""Queues between a rank and its workers: messages arrive, and a killed process blocks nobody."""
+"""Queues between a rank and its workers: messages arrive, and a killed process blocks no other."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_only_what_was_asked_for_is_done() -> None:
 
 
 def after(*harmed: str, parity: int, restored: int, durable: int = -1) -> list[str]:
-    """Return what is wrong if a step is restored after nodes were harmed at protected step 90."""
+    """Return the violations if a step is restored after nodes were harmed at protected step 90."""
     seen = SoakEvents(ranks=RANKS)
     events: list[Event] = [PROPOSED]
     events += [durable_at(durable)] if durable >= 0 else []
