@@ -24,7 +24,7 @@ SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)
 
 @st.composite
 def placements(draw: st.DrawFn, spec: TensorSpec, mesh: tuple[int, ...]) -> Placed:
-    """Draw the placement of each axis: replicate, shard, or shard in blocks (as in FSDP2, or any)."""
+    """Draw the placement of each axis: replicate, shard, or shard in blocks (FSDP2, or any)."""
     dims = st.sampled_from([None, *range(len(spec.shape))])
     cut = [draw(dims) for _ in mesh]
     axes = [None if dim is None else Split(dim=dim) for dim in cut]

@@ -137,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def announce(self, worker: str) -> None:
-        """A worker reports its samples to a new leader, and drops those that are done or another's."""
+        """A worker reports its samples to a new leader, and drops those done or another's."""
         if worker not in self.late:
             return
         self.late.remove(worker)
