@@ -115,13 +115,13 @@ class Inside:
         """Return whether ranks of the group run different microbatches, in a world of any size.
 
         A group of a single rank that is no axis of the model may have more ranks in another world.
+        An axis of the model that spans the world has the default group.
         """
-        if not group.ranks:
-            return True
+        if str(group.group_name) in self._names_of_model_groups():
+            return False
         mesh = self._world.record.mesh
-        if len({coordinates(rank, mesh).dp // mesh.ep for rank in group.ranks}) > 1:
-            return True
-        return len(group.ranks) == 1 and str(group.group_name) not in self._names_of_model_groups()
+        groups = {coordinates(rank, mesh).dp // mesh.ep for rank in group.ranks}
+        return len(groups) != 1 or len(group.ranks) == 1
 
     def _names_of_model_groups(self) -> set[str]:
         if self._model_groups is None:
