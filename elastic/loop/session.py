@@ -38,6 +38,14 @@ class Session:
         """The key of the job's connections."""
         return self._channel.key
 
+    def count_on_leader(self, *entries: str) -> None:
+        """Say that of these entries of `Run.track` rank 0's plain values count.
+
+        They need not be equal on all ranks; a restore gives all ranks those of rank 0. Call it
+        before the first step.
+        """
+        self._keeper.of_leader.update(entries)
+
     def roster(self) -> Roster:
         """Return the whole job as last received."""
         return self._channel.roster()

@@ -10,7 +10,7 @@ the same box.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -71,11 +71,21 @@ class ReplicaCheck:
     ``cell`` is the number of ranks that compute one microbatch together. Without ``exact`` they may
     round differently, so their floating-point tensors are compared only with those of ranks in the
     same place of other cells, and buffers of modules are not compared. ``restored``: the state came
-    from one source, so that a sample is enough from the start.
+    from one source, so that a sample is enough from the start. ``of_leader`` are entries whose
+    plain values count at rank 0 alone, which writes them.
     """
 
-    def __init__(self, world: Gatherer, *, cell: int, exact: bool, restored: bool) -> None:
+    def __init__(
+        self,
+        world: Gatherer,
+        *,
+        cell: int,
+        exact: bool,
+        restored: bool,
+        of_leader: Collection[str] = (),
+    ) -> None:
         self._world, self._cell, self._exact = world, cell, exact
+        self._of_leader = of_leader
         self._restored = restored
         self._count = self._turn = self._largest = 0
         self._shared: Sequence[tuple[str, Region]] = ()
@@ -131,7 +141,7 @@ class ReplicaCheck:
         return {
             _key(_VALUE, name, self._tags.get(name, "")): zlib.crc32(_text(flat.values[name]))
             for name in agreeing(flat)
-            if name != KEY
+            if name != KEY and name.partition(".")[0] not in self._of_leader
         }
 
     def _tensors(self, flat: FlatState, *, parts: int) -> dict[str, int]:

@@ -49,6 +49,8 @@ CARRIED = "holdfast-ranks"
 class StateKeeper:
     """One generation's keeper of the state; ``cursor`` holds the run's progress.
 
+    ``of_leader`` are tracked entries of which rank 0's plain values count.
+
     A nonempty ``anew`` is the reason why nothing is restored; ``ahead`` holds the prefetched
     chunks.
     """
@@ -76,6 +78,7 @@ class StateKeeper:
             disk=settings.disk_target(),
         )
         self.cursor = Cursor(settings, tp=world.record.mesh.tp, ep=world.record.mesh.ep)
+        self.of_leader = set[str]()
         self._state: dict[str, Any] = {}
         self._snapshots: Snapshotter | None = None
         self._watch: CheckpointWatch | None = None
@@ -109,6 +112,7 @@ class StateKeeper:
             cell=mesh.cell,
             exact=bool(self._settings.exact),
             restored=restored.tier != "none",
+            of_leader=self.of_leader,
         )
         self._snapshots = Snapshotter(
             self.client,

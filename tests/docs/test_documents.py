@@ -127,11 +127,19 @@ def test_the_settings_of_the_guide_to_snapshots_train_and_fence(tmp_path: Path) 
     assert re.fullmatch(r"step \d+, [\d.]+ s old, 0 discarded\n", said)
 
 
+def test_the_guide_to_snapshots_tracks_arrays_progress_and_a_game_of_each_rank(
+    tmp_path: Path,
+) -> None:
+    source = blocks(ROOT / "docs" / "how-to" / "snapshots.md", "python")[1]
+    assert "PerRank(game)" in source
+    assert run_script(tmp_path, source) == ""
+
+
 def test_the_memory_table_of_the_guide_to_snapshots_is_what_is_needed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     guide = ROOT / "docs" / "how-to" / "snapshots.md"
-    exec(compile(blocks(guide, "python")[1], "snapshots.md", "exec"), {})
+    exec(compile(blocks(guide, "python")[2], "snapshots.md", "exec"), {})
     assert capsys.readouterr().out == blocks(guide, "text")[0]
 
 

@@ -123,6 +123,7 @@ class Trainer:
             history=history,
             **more,
         )
+        elastic.session_of(run).count_on_leader("ledger", "checker", "history")
         self._require_same_frozen(run, kept)
         job = _TrainerJob(
             run=run,

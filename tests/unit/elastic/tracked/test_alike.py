@@ -225,5 +225,19 @@ def test_comparisons_come_soon_at_first_and_then_every_so_often() -> None:
     assert due == [0, 1, 2, 4, 8, 16, 32, 48]
 
 
+def test_values_of_the_leader_may_differ() -> None:
+    meeting = Meeting(2)
+
+    def run(rank: int) -> None:
+        world = Rank(meeting, rank)
+        check = ReplicaCheck(world, cell=1, exact=True, restored=False, of_leader={"ledger"})
+        flat = flatten({"ledger": Ledger(n=rank)})
+        plan = CapturePlan.build(flat, rank=rank, world_size=2, gather=world.gather)
+        check.look(flat, plan, step=0)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+
+
 def test_one_rank_compares_nothing() -> None:
     assert compare(lambda rank: {"t": torch.ones(1)}, size=1) == ({""}, 0)
