@@ -19,13 +19,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from holdfast.ckpt.state.model_parts import ModelParts
-from holdfast.ckpt.torch_private import transient_buffers_of, version_of
+from holdfast.ckpt.torch_private import module_dicts, transient_buffers_of, version_of
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.power_iterations import PowerIterations
 from holdfast.elastic.gradients.running_stats import RunningStats
 from holdfast.elastic.gradients.summing import Reducer, sum_whole
-from holdfast.elastic.gradients.wrapped import parts_of
+from holdfast.elastic.gradients.wrapped import Parts
 from holdfast.elastic.groups.shards import local_of
 
 
@@ -68,16 +68,18 @@ class PassBuffers:
         microbatches: int,
         exact: Exact,
     ) -> None:
-        self._modules, self._replica = modules, replica
+        self._parts, self._replica = Parts(modules), replica
         self._microbatches, self._exact = microbatches, exact
         self._stats, self._power = RunningStats(replica), PowerIterations()
         self._watched: list[_Watched] = []
 
     def begin_pass(self) -> None:
         """Start a pass over this rank's microbatches."""
-        parts = list(parts_of(self._modules))
-        self._stats.begin_pass(parts)
-        self._power.begin_pass(parts)
+        if self._parts.renew():
+            self._stats.learn(self._parts.named)
+            self._power.learn(self._parts.named)
+        self._stats.begin_pass()
+        self._power.begin_pass()
         self._watched = [
             _Watched(
                 name=f"{name}.{key}",
@@ -86,9 +88,9 @@ class PassBuffers:
                 tensor=buffer,
                 version=_version(buffer),
             )
-            for name, part in parts
-            for key, buffer in part.named_buffers(recurse=False)
-            if key not in transient_buffers_of(part) and not is_lazy(buffer)
+            for name, part in self._parts.named
+            for key, buffer in module_dicts(part)[1].items()
+            if buffer is not None and key not in transient_buffers_of(part) and not is_lazy(buffer)
         ]
 
     def begin_microbatch(self, number: int) -> None:
@@ -127,14 +129,22 @@ class PassBuffers:
 
     def _refuse(self, changed: Sequence[_Watched]) -> None:
         for each in changed if self._exact else ():
-            if not self._power.keeps(each.module, each.key):
+            if self._power.keeps(each.module, each.key):
+                continue
+            kind = type(each.module).__name__
+            if self._stats.keeps(each.module):
                 raise ConfigError(
-                    f"exact={self._exact!r}: the pass over run.microbatches changed the buffer "
-                    f"{each.name} (of a {type(each.module).__name__}), whose values then follow "
-                    "the microbatches of one rank: change it after the pass, equally on all ranks, "
-                    "from values of all microbatches (run.gather, run.reduce); register it with "
-                    "persistent=False if it is a cache; or set exact=None"
+                    f"exact={self._exact!r}: the pass over run.microbatches wrote to {each.name} "
+                    f"(of a {kind}) past the hooks of run.track: call run.track before the first "
+                    "forward of a compiled model, and change statistics by hand after the pass"
                 )
+            raise ConfigError(
+                f"exact={self._exact!r}: the pass over run.microbatches changed the buffer "
+                f"{each.name} (of a {kind}), whose values then follow the microbatches of one "
+                "rank: change it after the pass, equally on all ranks, from values of all "
+                "microbatches (run.gather, run.reduce); register it with persistent=False if it "
+                "is a cache; or set exact=None"
+            )
 
     def close(self) -> None:
         """Remove every hook."""

@@ -35,9 +35,8 @@ class PowerIterations:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self.active = False
 
-    def begin_pass(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
-        """Start a pass with the modules ``parts``, each with its name."""
-        self.active = False
+    def learn(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
+        """Hook the layers among the modules ``parts``, each with its name."""
         for _, part in parts:
             keys = () if id(part) in self._layers else _vectors(part)
             if keys:
@@ -46,6 +45,10 @@ class PowerIterations:
                 # The older spectral norm makes its step in a forward pre-hook itself.
                 self._handles.append(part.register_forward_pre_hook(before, prepend=True))
                 self._handles.append(part.register_forward_hook(after, always_call=True))
+
+    def begin_pass(self) -> None:
+        """Start a pass."""
+        self.active = False
         for layer in self._layers.values():
             layer.held = layer.updated = None
 

@@ -32,12 +32,14 @@ _TIMM = "BatchNormAct"  # forwards of timm's that call F.batch_norm like torch's
 class _Layer:
     """A norm layer, and the statistics of its forwards in the pass by microbatch.
 
+    ``fresh``: those of the present microbatch; a hook of a compiled model must not see the number.
     ``is_narrow``: its input has 16 bits, so torch's kernel adds in float32, not in float64.
     """
 
     name: str
     module: Any
     calls: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    fresh: list[torch.Tensor] = field(default_factory=list)
     mean: torch.Tensor | None = None
     held: dict[str, Any] | None = None
     is_narrow: bool = False
@@ -64,10 +66,10 @@ class RunningStats:
         self._layers: dict[int, _Layer] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._microbatch: int | None = None
+        self._active = False
 
-    def begin_pass(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
-        """Start a pass with the modules ``parts``, each with its name."""
-        self._microbatch = None
+    def learn(self, parts: Iterable[tuple[str, nn.Module]]) -> None:
+        """Hook the layers among the modules ``parts``, each with its name."""
         for name, part in parts:
             if not isinstance(part, NormBase) or not _is_known(part):
                 if _is_synchronized(part) and id(part) not in self._layers:
@@ -80,8 +82,12 @@ class RunningStats:
                 before, after = (functools.partial(f, layer) for f in (self._before, self._after))
                 self._handles.append(part.register_forward_pre_hook(before))
                 self._handles.append(part.register_forward_hook(after, always_call=True))
+
+    def begin_pass(self) -> None:
+        """Start a pass."""
+        self._microbatch, self._active = None, False
         for layer in self._layers.values():
-            layer.calls, layer.held, layer.is_narrow = {}, None, False
+            layer.calls, layer.fresh, layer.held, layer.is_narrow = {}, [], None, False
             layer.mean = getattr(layer.module, "running_mean", None)
 
     def begin_microbatch(self, number: int | None) -> None:
@@ -89,7 +95,12 @@ class RunningStats:
 
         Those of `STAND_IN` count for nothing.
         """
-        self._microbatch = number
+        for layer in self._layers.values():
+            if layer.fresh:
+                assert self._microbatch is not None, "the forwards were in a microbatch"
+                layer.calls.setdefault(self._microbatch, []).extend(layer.fresh)
+                layer.fresh = []
+        self._microbatch, self._active = number, number is not None
 
     def _before(self, layer: _Layer, module: Any, args: tuple[Any, ...]) -> None:
         """Give a forward buffers of its own, in which it leaves the statistics of its batch.
@@ -97,7 +108,7 @@ class RunningStats:
         Those of a functional call are left alone.
         """
         mean: torch.Tensor | None = module.running_mean
-        if self._microbatch is None or not module.training or not module.track_running_stats:
+        if not self._active or not module.training or not module.track_running_stats:
             return
         if mean is None or mean is not layer.mean:
             return
@@ -106,7 +117,7 @@ class RunningStats:
             both = mean.new_zeros(2, *mean.shape)
         module.running_mean, module.running_var = both[0], both[1]
         module.num_batches_tracked, module.momentum = None, 1.0
-        layer.calls.setdefault(self._microbatch, []).append(both)
+        layer.fresh.append(both)
         layer.is_narrow |= bool(args) and args[0].dtype.itemsize < torch.float32.itemsize
 
     def _after(self, layer: _Layer, module: Any, _args: object, output: object) -> None:
@@ -115,15 +126,13 @@ class RunningStats:
             return
         for key, value in held.items():
             setattr(module, key, value)
-        assert self._microbatch is not None, "as it was before the forward"
-        calls = layer.calls[self._microbatch]
         # A forward that is left by an error may have come as far as its statistics: activation
         # checkpointing leaves one so that was run again.
-        if output is None and not calls[-1].any():
-            calls.pop()
+        if output is None and not layer.fresh[-1].any():
+            layer.fresh.pop()
 
     def _refuse_synchronized(self, layer: _Layer, module: nn.Module, _args: object) -> None:
-        if self._microbatch is not None and module.training:
+        if self._active and module.training:
             raise ConfigError(
                 f"{layer.name} is a {type(module).__name__}: its result depends on which ranks run "
                 "at the same time, and it waits for ever where they have unequal shares; use "
@@ -159,6 +168,10 @@ class RunningStats:
         sum_whole([table for _, table in ran], self._reducer.sum_)
         for alike in _alike(ran):
             _replay([layer for layer, _ in alike], [table for _, table in alike])
+
+    def keeps(self, part: nn.Module) -> bool:
+        """Return whether a layer's statistics are replayed."""
+        return id(part) in self._layers
 
     def close(self) -> None:
         """Remove every hook."""

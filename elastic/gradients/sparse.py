@@ -17,7 +17,7 @@ from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.gradients.summing import Reducer, sum_whole
-from holdfast.elastic.gradients.wrapped import Parameters, parts_of
+from holdfast.elastic.gradients.wrapped import Parameters, Parts
 from holdfast.elastic.groups.by_microbatch import STAND_IN
 
 
@@ -35,7 +35,7 @@ class SparseGradients:
         microbatches: int,
         exact: Exact,
     ) -> None:
-        self._modules, self._reducer = modules, reducer
+        self._parts, self._reducer = Parts(modules), reducer
         self._microbatches, self._exact = microbatches, exact
         self._parameters: Parameters = []
         self._found: dict[str, dict[int, torch.Tensor]] = {}
@@ -43,7 +43,7 @@ class SparseGradients:
     def begin_pass(self, parameters: Parameters) -> None:
         """Start a pass; raises ``ConfigError`` for a sharded layer with sparse gradients."""
         self._parameters, self._found = parameters, {}
-        for name, part in parts_of(self._modules):
+        for name, part in self._parts.named if self._parts.renew() else ():
             if getattr(part, "sparse", None) is not True:
                 continue
             if any(isinstance(p, DTensor) for p in part.parameters(recurse=False)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import is_
 from typing import cast
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.names import clean, join
+from holdfast.ckpt.torch_private import module_dicts
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.shards import EXPERTS, experts_of, is_reduced_by_fsdp
 
@@ -115,16 +117,39 @@ class Wrapped:
                 )
 
 
-def parts_of(modules: Mapping[str, nn.Module | ModelParts]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module in the tracked ones once, with its name without wrappers."""
-    seen: set[int] = set()
-    for key, tracked in modules.items():
-        for module in tracked if isinstance(tracked, ModelParts) else (tracked,):
+class Parts:
+    """Every module in the tracked ones once, with its name without wrappers.
+
+    `renew` is cheap while no module is added or removed.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module | ModelParts]) -> None:
+        self._roots = [
+            (key, module)
+            for key, tracked in modules.items()
+            for module in (tracked if isinstance(tracked, ModelParts) else (tracked,))
+        ]
+        self._seen: list[nn.Module] = []
+        self.named: list[tuple[str, nn.Module]] = []
+
+    def renew(self) -> bool:
+        """Look at the modules again; return whether there are others."""
+        seen: dict[nn.Module, None] = {}
+        stack = [module for _, module in self._roots]
+        while stack:
+            part = stack.pop()
+            if part is not None and part not in seen:
+                seen[part] = None
+                stack += module_dicts(part)[2].values()
+        if len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
+            return False
+        self._seen, names = list(seen), dict[nn.Module, str]()
+        for key, module in self._roots:
             wrappers = _module_attributes(module)
             for path, part in module.named_modules():
-                if id(part) not in seen:
-                    seen.add(id(part))
-                    yield join(key, _bare(f"{path}.", wrappers).strip(".")), part
+                names.setdefault(part, join(key, _bare(f"{path}.", wrappers).strip(".")))
+        self.named = [(name, part) for part, name in names.items()]
+        return True
 
 
 def _module_attributes(module: nn.Module) -> list[str]:

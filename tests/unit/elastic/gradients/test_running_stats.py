@@ -205,7 +205,7 @@ def test_buffers_of_a_functional_call_are_left_alone() -> None:
     assert all(torch.equal(own[name], buffer) for name, buffer in plain.named_buffers())
 
 
-def test_compiled_models_and_functional_gradients_work() -> None:
+def test_functional_gradients_work() -> None:
     def body(model: nn.Module, x: torch.Tensor) -> None:
         parameters = dict(model.named_parameters())
         torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(parameters)
@@ -217,10 +217,27 @@ def test_compiled_models_and_functional_gradients_work() -> None:
     run(plain, inputs)
     assert same(model, plain)
 
-    compiled = copy.deepcopy(model)
-    run(torch.compile(compiled, backend="eager"), inputs)  # type: ignore[arg-type]
-    run(model, inputs)
-    assert same(model, compiled)
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_models_are_compiled_once(backend: str) -> None:
+    """A trace that held the number of the microbatch would be made anew for each."""
+    torch.compiler.reset()
+    model, inputs = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)), list(batches(7, 5))
+    plain, counts = copy.deepcopy(model), torch._dynamo.utils.counters
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+    counts.clear()
+    run(compiled, inputs)
+    run(plain, inputs)
+    assert same(model, plain)
+    assert counts["stats"]["unique_graphs"] == 1
+
+
+def test_a_model_that_was_compiled_before_it_was_tracked_is_refused() -> None:
+    model = nn.BatchNorm1d(5)
+    compiled: Any = torch.compile(model, backend="eager")
+    compiled(torch.ones(7, 5))
+    with pytest.raises(ConfigError, match=r"run\.track before the first forward of a compiled"):
+        run(compiled, list(batches(7, 5)))
 
 
 class SyncBatchNormOfOurs(nn.BatchNorm1d):

@@ -115,6 +115,27 @@ def test_several_stages_of_one_rank_are_one_model_after_the_other(mesh: DeviceMe
         torch.testing.assert_close(gradient, parameter.grad)
 
 
+def test_stages_tell_which_microbatch_comes_before_its_forward_and_its_backward(
+    mesh: DeviceMesh,
+) -> None:
+    told: list[int] = []
+    stages = stages_of(
+        linears(1),
+        OneRank(mesh),
+        check=lambda: None,
+        enter=told.append,
+        exact=True,
+        shares_are_even=True,
+    )
+    schedule = ScheduleGPipe(
+        stages[0], n_microbatches=2, loss_fn=nn.functional.mse_loss, scale_grads=False
+    )
+    work = pieces(4, 4, width=3)
+    run_schedule(schedule, work, feed=pair, draws=Draws(seed=0, step=0))
+    numbers = [piece.microbatch for piece in work]
+    assert told == numbers * 2
+
+
 def test_ranks_with_other_numbers_of_stages_are_told_so(mesh: DeviceMesh) -> None:
     with pytest.raises(ConfigError, match=r"the ranks have \[2, 1\] stages"):
         staged(linears(2), OneRank(mesh, [2, 1]))
