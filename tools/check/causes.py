@@ -83,7 +83,7 @@ def explain(
         )
     if d.what == "carried":
         name = d.names[0].rpartition(".")[2]
-        remedy = f"keep it in a dict that run.track names: progress={{{name!r}: {d.there}}}"
+        remedy = f"keep it in a dict that run.track names: progress={{{name!r}: ...}}"
         return Explanation(
             text=f"{_place(d)}, after the restore: {_variable(d.names[0], d.here, d.there)}",
             remedy="name it in run.track" if d.here.startswith("#") else remedy,

@@ -111,7 +111,7 @@ MISUSES: Final = (
     # -- data ------------------------------------------------------------------------------------
     Loop(
         name="own_loader",
-        said=r"DataLoader made at own_loader\.py:\d+",
+        said=r"DataLoader (iterator )?made at own_loader\.py:\d+",
         build="loader = DataLoader(DATA, batch_size=4, shuffle=True)",
         before="own = (b for _ in range(99) for b in loader)",
         item="_",
@@ -120,7 +120,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="own_loader_in_order",
-        said=r"DataLoader made at own_loader_in_order\.py:\d+",
+        said=r"DataLoader (iterator )?made at own_loader_in_order\.py:\d+",
         shows="kills",
         before="own = (b for _ in range(99) for b in DataLoader(DATA, batch_size=4))",
         item="_",
