@@ -14,6 +14,7 @@ import io
 import pkgutil
 import textwrap
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -23,7 +24,6 @@ import library
 import pytest
 import torch
 
-import holdfast
 from holdfast.elastic import randomness
 from holdfast.elastic.seeding import seed_all
 
@@ -80,7 +80,9 @@ class Loop:
 
     def lines(self) -> tuple[int, int]:
         """Return the number of lines of the twin, and of those that differ in the port."""
-        before, after = _code(self.module.plain), _code(self.module.port)
+        parts = getattr(self.module, "STAGES", ())
+        before = _code(self.module.plain)
+        after = [line for part in (*parts, self.module.port) for line in _code(part)]
         changed = sum(
             max(end - begin, end_after - begin_after)
             for kind, begin, end, begin_after, end_after in difflib.SequenceMatcher(
@@ -97,8 +99,13 @@ def _code(function: Any) -> list[str]:
     return [line.strip() for line in ast.unparse(tree).splitlines() if line.strip()]
 
 
+def _is_there(loop: Loop) -> bool:
+    """Return whether this version has what a loop needs: the module of Holdfast that it names."""
+    return find_spec(getattr(loop.module, "NEEDS", "holdfast")) is not None
+
+
 EVERY = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
-LOOPS = [each for each in EVERY if hasattr(holdfast.Run, getattr(each.module, "NEEDS", "track"))]
+LOOPS = [loop for loop in EVERY if _is_there(loop)]
 
 
 def table() -> str:

@@ -38,6 +38,7 @@ from holdfast.elastic.channel.unwatched import Unwatched
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.events import Event
 from holdfast.elastic.loop import generations
+from holdfast.elastic.loop.stages import Stages
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -99,9 +100,9 @@ class Outcome:
         return [event for event in self.events if event.kind == kind]
 
     @property
-    def losses(self) -> dict[int, float]:
-        """The logged loss by the number of the completed step."""
-        return {event.step: event.values["loss"] for event in self.of("metric")}
+    def losses(self) -> list[float]:
+        """The logged losses in the order of the steps, stage after stage."""
+        return [event.values["loss"] for event in self.of("metric")]
 
     @property
     def restored(self) -> list[str]:
@@ -128,7 +129,9 @@ class RankChannel(Unwatched):
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
         """See `Channel.ready`."""
-        self._pipe.send(("ready", after, info))
+        if not after:
+            self._record = None  # of the stage before
+        self._pipe.send(("ready", spec, info))
 
     def await_generation(self, *, after: int) -> GenerationRecord:
         """See `Channel.await_generation`."""
@@ -178,7 +181,7 @@ class RankChannel(Unwatched):
         """See `Channel.emit`."""
         self._pipe.send(("event", event))
 
-    def done(self, result: Json = None) -> None:
+    def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """See `Channel.done`."""
 
     def fail(self, message: str, *, user_error: bool) -> None:
@@ -214,6 +217,7 @@ def serve(pipe: Connection) -> None:
     while (task := pipe.recv()) is not None:
         channel: Any = RankChannel(task, pipe)
         generations.connect = lambda channel=channel: channel
+        generations._stages = Stages()
         os.chdir(task.folder)
         try:
             getattr(importlib.import_module(task.module), task.name)()
@@ -320,7 +324,7 @@ class _Job:
         self._ended: set[str] = set()
         self._record: GenerationRecord | None = None
         self._outcome = Outcome()
-        self._count = 0
+        self._count, self._spec = 0, JobSpec()
         for _ in range(size):
             self._start()
 
@@ -356,7 +360,7 @@ class _Job:
             self._ended.add(incarnation)
             self._outcome.error = self._outcome.error or said[0]
         elif kind == "ready":
-            self._infos[incarnation] = said[1]
+            self._spec, self._infos[incarnation] = said
             if self._infos.keys() == self._ranks.keys():
                 self._form()
 
@@ -388,6 +392,7 @@ class _Job:
             rank_nodes=(NODE,) * size,
             parity=0,
             keep=2,
+            stage=self._spec.stage,
         )
         self._sidecar.client.adopt(world, restore=restore)
         members = tuple(
@@ -421,6 +426,7 @@ class _Job:
                 pid=rank.process.pid or 0,
                 state=WorkerState.READY,
                 ready_after=record.number,
+                spec=self._spec,
                 info=dict(self._infos[each]),
             )
             for each, rank in self._ranks.items()

@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "gather"
 LANES = torch.randint(0, 12, (8, 41), generator=torch.Generator().manual_seed(0))
 
 

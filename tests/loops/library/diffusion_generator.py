@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "generator"
 NOISE = 0.5  # other noise
 DATA = torch.randn(40, 8, generator=torch.Generator().manual_seed(0)) * 0.2 + 1
 ALPHAS = torch.cumprod(1 - torch.linspace(1e-4, 0.05, 50), 0)

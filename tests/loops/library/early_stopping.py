@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "stop"
 X = torch.randn(56, 8, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
 DATA, HELD_OUT = torch.utils.data.TensorDataset(X[:40], Y[:40]), (X[40:], Y[40:])

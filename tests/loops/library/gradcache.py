@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "gather"
 NOISE = 0.3  # other augmentations
 DATA = torch.randn(48, 8, generator=torch.Generator().manual_seed(0))
 

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "minimize"
 X = torch.linspace(-1, 1, 8)[:, None]
 DATA = torch.utils.data.TensorDataset(X, torch.sin(3 * X))
 RTOL = 0.05  # a line search amplifies the last bits

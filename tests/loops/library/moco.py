@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "gather"
 NOISE = 0.3  # other augmentations
 DATA = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "stop"
 G = torch.Generator().manual_seed(0)
 LENGTHS = torch.randint(3, 9, (40,), generator=G)
 TEXT = torch.randint(1, 16, (40, 9), generator=G) * (torch.arange(9) < LENGTHS[:, None])

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "gather"
 DATA = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 
 
