@@ -80,7 +80,7 @@ class Loop:
 
     def lines(self) -> tuple[int, int]:
         """Return the number of lines of the twin, and of those that differ in the port."""
-        parts = getattr(self.module, "STAGES", ())
+        parts = getattr(self.module, "PARTS", ())
         before = _code(self.module.plain)
         after = [line for part in (*parts, self.module.port) for line in _code(part)]
         changed = sum(

@@ -74,7 +74,7 @@ def finetune(run, weights):
         run.step(optimizer)
 
 
-STAGES = (pretrain, finetune)
+PARTS = (pretrain, finetune)
 
 
 def port():
