@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+from doubles import fakes
 
 from holdfast.elastic.decisions.agree import Finish, FirstSeen, Idle, Propose, decide, observe
 from holdfast.elastic.membership.records import JobSpec, WorkerRecord, WorkerState
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore
-from holdfast.elastic.testing import fakes
 
 DONE, READY = WorkerState.DONE, WorkerState.READY
 SECOND = JobSpec(stage=1)

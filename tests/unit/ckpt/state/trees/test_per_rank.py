@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doubles.shards import MemoryShards, capture_world
 from torch import nn
 
 from holdfast.ckpt.errors import MismatchError, StateError
@@ -16,7 +17,7 @@ from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.restore import RestoreReport, restore
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, OnResize, PerRank
-from holdfast.ckpt.testing.shards import MemoryShards, capture, capture_world
+from holdfast.ckpt.testing.shards import capture
 
 
 class Game:
