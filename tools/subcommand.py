@@ -26,6 +26,15 @@ class Subcommand(Protocol):
         """Do the work and return the exit code."""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps descriptions, and leaves texts of several lines, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return text
+        return super()._fill_text(text, width, indent)
+
+
 def report(message: str) -> None:
     """Write ``message`` to stderr as one paragraph, wrapped if stderr is a terminal."""
     text = "error: " + " ".join(message.split())

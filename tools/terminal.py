@@ -16,15 +16,6 @@ _WIDTH: Final = 160
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    """Wraps descriptions, and leaves epilogs, which contain examples, as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("examples:"):
-            return text
-        return super()._fill_text(text, width, indent)
-
-
 def readable(nbytes: float) -> str:
     """Return a size in the unit that fits it."""
     for unit in _UNITS[:-1]:

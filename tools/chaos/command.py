@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from holdfast.tools.terminal import HelpFormatter
+from holdfast.tools.subcommand import HelpFormatter, Subparsers
 
 if TYPE_CHECKING:
     from holdfast.tools.chaos.commands import Command
-    from holdfast.tools.subcommand import Subparsers
 
 SUBCOMMANDS: Final = {
     "run": "holdfast.tools.chaos.commands.run",

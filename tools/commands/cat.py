@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -29,17 +29,13 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_resources, add_step, open_step
 from holdfast.tools.show.picture import HeatMap, histogram_svg, histogram_text
-from holdfast.tools.subcommand import positive
+from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive
 from holdfast.tools.terminal import (
-    HelpFormatter,
     console,
     print_json,
     progress_bar,
     shape_text,
 )
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -26,11 +26,8 @@ from holdfast.tools.check.verdict import (
     lines,
 )
 from holdfast.tools.demo.environment import software
-from holdfast.tools.subcommand import positive, report
-from holdfast.tools.terminal import HelpFormatter, console, print_json
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
+from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, report
+from holdfast.tools.terminal import console, print_json
 
 EXIT_DIFFERENT: Final = 1
 EXIT_UNCHECKED: Final = 2

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -32,18 +32,14 @@ from holdfast.tools.commands.checkpoints import (
     require,
 )
 from holdfast.tools.show.difference import CheckpointDifference, SideInfo, show
-from holdfast.tools.subcommand import report
+from holdfast.tools.subcommand import HelpFormatter, Subparsers, report
 from holdfast.tools.terminal import (
-    HelpFormatter,
     console,
     place,
     print_json,
     progress_bar,
     step_number,
 )
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
 
 EXIT_DIFFERENT: Final = 1
 EXIT_TROUBLE: Final = 2

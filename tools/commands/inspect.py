@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -26,10 +26,8 @@ from holdfast.tools.commands.checkpoints import (
     tensor_bytes,
 )
 from holdfast.tools.show import layout_map, names_tree
-from holdfast.tools.terminal import HelpFormatter, console, print_json, readable, shape_text
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
+from holdfast.tools.subcommand import HelpFormatter, Subparsers
+from holdfast.tools.terminal import console, print_json, readable, shape_text
 
 _SHOWN_VALUES: Final = 40
 _VALUE_WIDTH: Final = 24

@@ -6,7 +6,7 @@ import argparse
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
@@ -28,18 +28,14 @@ from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import locate, open_store
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.subcommand import positive
+from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive
 from holdfast.tools.terminal import (
-    HelpFormatter,
     console,
     place,
     print_json,
     readable,
     step_number,
 )
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
 
 _EPILOG: Final = """\
 examples:

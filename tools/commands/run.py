@@ -30,7 +30,7 @@ from holdfast.elastic.launch.local import (
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
 from holdfast.tools.show.narrate import Narrator
-from holdfast.tools.subcommand import Subparsers, positive, positive_number
+from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, positive_number
 
 _EXAMPLES = """\
 examples:
@@ -55,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
             "replaced; the others go on from the newest complete step without being restarted."
         ),
         epilog=_EXAMPLES + run_machines.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add = parser.add_argument
     add("--nproc", type=positive, default=1, metavar="N", help="trainers per node (default 1)")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import sweep
@@ -33,9 +33,7 @@ from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import end_processes
 from holdfast.elastic.rendezvous.link import address_towards
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
+from holdfast.tools.subcommand import HelpFormatter, Subparsers
 
 RUN_ENV: Final = "HOLDFAST_RUN"
 NODE_ENV: Final = "HOLDFAST_NODE"
@@ -67,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         description="Run one node's sidecar by itself. It keeps the snapshots of a script that "
         "another launcher starts and restarts.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add = parser.add_argument
     add(

@@ -6,7 +6,7 @@ import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rich.live import Live
 
@@ -19,10 +19,8 @@ from holdfast.elastic.events.log import events_file
 from holdfast.tools.show.node_status import NodeStatus
 from holdfast.tools.show.prometheus import exposition
 from holdfast.tools.show.status_view import view
-from holdfast.tools.terminal import HelpFormatter, console, print_json
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
+from holdfast.tools.subcommand import HelpFormatter, Subparsers
+from holdfast.tools.terminal import console, print_json
 
 _TIMEOUT_S: Final = 3.0
 _AT_ONCE: Final = 32

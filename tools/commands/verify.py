@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast.ckpt.checkpoints.catalog import choose, committed_steps
 from holdfast.ckpt.checkpoints.verify import Damage, Examination, deep_faults, examine
@@ -13,10 +13,8 @@ from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_step, add_threads, pointed_at
-from holdfast.tools.terminal import HelpFormatter, print_json, progress_bar, readable
-
-if TYPE_CHECKING:
-    from holdfast.tools.subcommand import Subparsers
+from holdfast.tools.subcommand import HelpFormatter, Subparsers
+from holdfast.tools.terminal import print_json, progress_bar, readable
 
 EXIT_DAMAGED: Final = 1
 
