@@ -293,7 +293,7 @@ def test_zero_grad_elsewhere_and_gradients_left_out_are_harmless(run: Run) -> No
     "make",
     [
         lambda a: lr_scheduler.StepLR(a, 2),
-        lambda a: lr_scheduler.ReduceLROnPlateau(a),
+        lr_scheduler.ReduceLROnPlateau,
         lambda a: lr_scheduler.SequentialLR(
             a, [lr_scheduler.StepLR(a, 2), lr_scheduler.ConstantLR(a)], milestones=[3]
         ),
@@ -410,7 +410,7 @@ def test_a_scaler_that_is_not_tracked(run: Run) -> None:
 def test_a_scaler_that_scaled_nothing(run: Run, unscale: bool) -> None:
     its, scaler = scaled(run)
     run.track(net=its.net, a=its.a, b=its.b, scaler=scaler)
-    with pytest.raises(ConfigError, match="GradScaler.* scaled no loss of this pass: call run.ba"):
+    with pytest.raises(ConfigError, match=r"GradScaler.* scaled no loss of this pass: call run.ba"):
         for _ in run.steps(1):
             one_pass(run, its.net)
             if unscale:
@@ -518,7 +518,7 @@ def test_lbfgs_is_torchs_own(tmp_path: Path, search: str | None) -> None:
                 batches.append(seen)
             assert all(map(torch.equal, seen, batches[step])), "the same samples"
 
-        for step in run.steps(4):
+        for step in run.steps(4):  # noqa: B007 - the closure reads it
             first = run.minimize(optimizer, closure)
             logged.append((first, dict(run._logs.latest)))
         found = net.state_dict()
@@ -595,7 +595,7 @@ def test_a_scaler_does_not_fit_a_closure(run: Run) -> None:
     net, scaler = nn.Linear(4, 1), GradScaler("cpu")
     optimizer = torch.optim.LBFGS(net.parameters())
     run.track(net=net, optimizer=optimizer, scaler=scaler)
-    with pytest.raises(ConfigError, match="run.minimize does not fit a GradScaler"):
+    with pytest.raises(ConfigError, match=r"run.minimize does not fit a GradScaler"):
         for _ in run.steps(1):
             run.minimize(optimizer, lambda: one_pass(run, net, scaler=scaler))
 
