@@ -29,7 +29,7 @@ from holdfast.elastic.gradients.wrapped import Parts
 from holdfast.elastic.groups.shards import local_of
 
 
-class Replica(Reducer, Protocol):
+class ReplicaReducer(Reducer, Protocol):
     """This rank among those that run other microbatches with the same part of the model."""
 
     index: int
@@ -63,7 +63,7 @@ class PassBuffers:
     def __init__(
         self,
         modules: Mapping[str, nn.Module | ModelParts],
-        replica: Replica,
+        replica: ReplicaReducer,
         *,
         microbatches: int,
         exact: Exact,
@@ -154,7 +154,9 @@ class PassBuffers:
 
 
 @torch.no_grad()
-def _spread(buffers: Sequence[torch.Tensor], owners: Sequence[int], replica: Replica) -> None:
+def _spread(
+    buffers: Sequence[torch.Tensor], owners: Sequence[int], replica: ReplicaReducer
+) -> None:
     """Give all replicas the bytes of each buffer at its owner."""
     if replica.size == 1:
         return

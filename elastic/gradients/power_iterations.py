@@ -18,7 +18,7 @@ from holdfast.ckpt.torch_private import SpectralNorm
 
 
 @dataclass(slots=True, eq=False)
-class _Layer:
+class _NormalizedLayer:
     """A module with the names of its vectors; their values in the pass."""
 
     module: nn.Module
@@ -31,7 +31,7 @@ class PowerIterations:
     """The vectors of both of torch's spectral norms over one pass at a time."""
 
     def __init__(self) -> None:
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, _NormalizedLayer] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self.active = False
 
@@ -40,7 +40,7 @@ class PowerIterations:
         for _, part in parts:
             keys = () if id(part) in self._layers else _vectors(part)
             if keys:
-                layer = self._layers[id(part)] = _Layer(part, keys)
+                layer = self._layers[id(part)] = _NormalizedLayer(part, keys)
                 before, after = (functools.partial(f, layer) for f in (self._before, self._after))
                 # The older spectral norm makes its step in a forward pre-hook itself.
                 self._handles.append(part.register_forward_pre_hook(before, prepend=True))
@@ -52,13 +52,15 @@ class PowerIterations:
         for layer in self._layers.values():
             layer.held = layer.updated = None
 
-    def _before(self, layer: _Layer, module: nn.Module, _args: object) -> None:
+    def _before(self, layer: _NormalizedLayer, module: nn.Module, _args: object) -> None:
         if self.active and module.training:
             layer.held = {key: getattr(module, key) for key in layer.keys}
             for key, vector in layer.held.items():
                 setattr(module, key, vector.clone())
 
-    def _after(self, layer: _Layer, module: nn.Module, _args: object, _output: object) -> None:
+    def _after(
+        self, layer: _NormalizedLayer, module: nn.Module, _args: object, _output: object
+    ) -> None:
         held, layer.held = layer.held, None
         if held is None:
             return

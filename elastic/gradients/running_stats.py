@@ -29,7 +29,7 @@ _TIMM = "BatchNormAct"  # forwards of timm's that call F.batch_norm like torch's
 
 
 @dataclass(slots=True, eq=False)
-class _Layer:
+class _NormLayer:
     """A norm layer, and the statistics of its forwards in the pass by microbatch.
 
     ``fresh``: those of the present microbatch; a hook of a compiled model must not see the number.
@@ -63,7 +63,7 @@ class RunningStats:
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, _NormLayer] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._microbatch: int | None = None
         self._active = False
@@ -73,12 +73,12 @@ class RunningStats:
         for name, part in parts:
             if not isinstance(part, NormBase) or not _is_known(part):
                 if _is_synchronized(part) and id(part) not in self._layers:
-                    layer = self._layers.setdefault(id(part), _Layer(name, part))
+                    layer = self._layers.setdefault(id(part), _NormLayer(name, part))
                     refuse = functools.partial(self._refuse_synchronized, layer)
                     self._handles.append(part.register_forward_pre_hook(refuse))
                 continue
             if id(part) not in self._layers:
-                layer = self._layers[id(part)] = _Layer(name, part)
+                layer = self._layers[id(part)] = _NormLayer(name, part)
                 before, after = (functools.partial(f, layer) for f in (self._before, self._after))
                 self._handles.append(part.register_forward_pre_hook(before))
                 self._handles.append(part.register_forward_hook(after, always_call=True))
@@ -102,7 +102,7 @@ class RunningStats:
                 layer.fresh = []
         self._microbatch, self._active = number, number is not None
 
-    def _before(self, layer: _Layer, module: Any, args: tuple[Any, ...]) -> None:
+    def _before(self, layer: _NormLayer, module: Any, args: tuple[Any, ...]) -> None:
         """Give a forward buffers of its own, in which it leaves the statistics of its batch.
 
         Those of a functional call are left alone.
@@ -120,7 +120,7 @@ class RunningStats:
         layer.fresh.append(both)
         layer.is_narrow |= bool(args) and args[0].dtype.itemsize < torch.float32.itemsize
 
-    def _after(self, layer: _Layer, module: Any, _args: object, output: object) -> None:
+    def _after(self, layer: _NormLayer, module: Any, _args: object, output: object) -> None:
         held, layer.held = layer.held, None
         if held is None:
             return
@@ -131,7 +131,7 @@ class RunningStats:
         if output is None and not layer.fresh[-1].any():
             layer.fresh.pop()
 
-    def _refuse_synchronized(self, layer: _Layer, module: nn.Module, _args: object) -> None:
+    def _refuse_synchronized(self, layer: _NormLayer, module: nn.Module, _args: object) -> None:
         if self._active and module.training:
             raise ConfigError(
                 f"{layer.name} is a {type(module).__name__}: its result depends on which ranks run "
@@ -156,7 +156,7 @@ class RunningStats:
     @torch.no_grad()
     def end_pass(self, counts: torch.Tensor) -> None:
         """Apply all ranks' statistics; ``counts`` is the largest of all ranks'. Collective."""
-        ran: list[tuple[_Layer, torch.Tensor]] = []
+        ran: list[tuple[_NormLayer, torch.Tensor]] = []
         for layer, (*row, narrow) in zip(
             self._layers.values(), counts.long().tolist(), strict=True
         ):
@@ -197,7 +197,7 @@ def _is_synchronized(part: nn.Module) -> bool:
     return any(word in name for name in names for word in _SYNCHRONIZED)
 
 
-def _refuse_experts(layer: _Layer) -> None:
+def _refuse_experts(layer: _NormLayer) -> None:
     weight = layer.module.weight
     if weight is not None and experts_of(weight) is not None:
         raise ConfigError(
@@ -207,7 +207,7 @@ def _refuse_experts(layer: _Layer) -> None:
         )
 
 
-def _table(layer: _Layer, counts: Sequence[int]) -> torch.Tensor:
+def _table(layer: _NormLayer, counts: Sequence[int]) -> torch.Tensor:
     """Return the mean and variance of every forward of the pass, zeros for other ranks'."""
     mean = layer.module.running_mean
     table = torch.zeros(sum(counts), 2, mean.numel(), dtype=mean.dtype, device=mean.device)
@@ -220,10 +220,10 @@ def _table(layer: _Layer, counts: Sequence[int]) -> torch.Tensor:
 
 
 def _alike(
-    ran: Sequence[tuple[_Layer, torch.Tensor]],
-) -> Iterator[list[tuple[_Layer, torch.Tensor]]]:
+    ran: Sequence[tuple[_NormLayer, torch.Tensor]],
+) -> Iterator[list[tuple[_NormLayer, torch.Tensor]]]:
     """Yield layers whose statistics can be replayed together."""
-    groups: dict[object, list[tuple[_Layer, torch.Tensor]]] = {}
+    groups: dict[object, list[tuple[_NormLayer, torch.Tensor]]] = {}
     for layer, table in ran:
         momentum = (layer.factor(1), layer.module.momentum)
         key = (len(table), table.dtype, table.device, layer.is_narrow, momentum)
@@ -231,7 +231,7 @@ def _alike(
     yield from groups.values()
 
 
-def _replay(layers: Sequence[_Layer], tables: Sequence[torch.Tensor]) -> None:
+def _replay(layers: Sequence[_NormLayer], tables: Sequence[torch.Tensor]) -> None:
     """Apply the statistics of every forward, in the roundings of torch's kernel for the CPU.
 
     That one adds the variance in its wider type, but the mean in the buffers' own.

@@ -119,7 +119,7 @@ def state_digests(state: Mapping[str, Any]) -> dict[str, LeafDigest]:
     except StateError:  # the snapshot says so in its own words
         return {}
     found: dict[str, LeafDigest] = {}
-    own = getattr(flat, "own", ())  # tensors that only this rank holds
+    own = flat.own  # tensors that only this rank holds
     for name, leaf in flat.tensors.items():
         if isinstance(leaf, torch.Tensor) and name not in own:
             kind: Kind = "buffer" if name in flat.volatile else "parameter"
