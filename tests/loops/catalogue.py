@@ -14,7 +14,6 @@ import io
 import pkgutil
 import textwrap
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -99,18 +98,12 @@ def _code(function: Any) -> list[str]:
     return [line.strip() for line in ast.unparse(tree).splitlines() if line.strip()]
 
 
-def _is_there(loop: Loop) -> bool:
-    """Return whether this version has what a loop needs: the module of Holdfast that it names."""
-    return find_spec(getattr(loop.module, "NEEDS", "holdfast")) is not None
-
-
-EVERY = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
-LOOPS = [loop for loop in EVERY if _is_there(loop)]
+LOOPS = [Loop(found.name) for found in pkgutil.iter_modules(library.__path__)]
 
 
 def table() -> str:
     """Return the table of the guide: every loop, its lines, and how many of them change."""
-    rows = [(loop.title, *loop.lines(), loop.name) for loop in EVERY]
+    rows = [(loop.title, *loop.lines(), loop.name) for loop in LOOPS]
     lines = ["| loop | lines | changed |", "|---|---|---|"]
     lines += [
         f"| {title} (`{name}`) | {count} | {changed} |" for title, count, changed, name in rows

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "holdfast.elastic.gradients.running_stats"
 G = torch.Generator().manual_seed(0)
 DATA = torch.utils.data.TensorDataset(
     torch.randn(40, 3, 6, 6, generator=G), torch.randint(0, 4, (40,), generator=G)

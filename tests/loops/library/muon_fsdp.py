@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "holdfast.elastic.gradients.whole_tensors"
 RTOL = 0.02  # Muon orthogonalises in bfloat16
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 DATA = torch.utils.data.TensorDataset(X, X.cumsum(1))

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import holdfast
 
-NEEDS = "holdfast.elastic.gradients.sparse"
 PAIRS = torch.randint(0, 30, (40, 2), generator=torch.Generator().manual_seed(0))
 
 
