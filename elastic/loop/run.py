@@ -44,7 +44,7 @@ from holdfast.elastic.loop.leaving import Leaving
 from holdfast.elastic.loop.logbook import Logbook, Position, Write
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.session import Session
-from holdfast.elastic.loop.updates.evaluations import Evaluations, SkippedUpdate
+from holdfast.elastic.loop.updates.evaluations import Evaluations, UpdateSkippedError
 from holdfast.elastic.loop.updates.watch import UpdateWatch
 from holdfast.elastic.loop.user_code import user_line
 from holdfast.elastic.loop.whole_pass import WholePass
@@ -732,7 +732,7 @@ class Run:
                     "run.backward: both belong inside it"
                 )
             if self._skips:
-                raise SkippedUpdate
+                raise UpdateSkippedError
             self._updates.evaluated(optimizer)
             return evaluations.loss
 

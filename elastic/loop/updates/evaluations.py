@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.gradients.summing import Reducer
@@ -11,7 +12,7 @@ from holdfast.elastic.gradients.summing import Reducer
 _LOSS = "loss"
 
 
-class SkippedUpdate(Exception):
+class UpdateSkippedError(InternalError):
     """The loss guard leaves the update out: leave the optimizer before it changes anything."""
 
 

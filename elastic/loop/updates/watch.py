@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.gradients.vanishing import GradientWatch
 from holdfast.elastic.gradients.wrapped import Parameters
-from holdfast.elastic.loop.updates.evaluations import SkippedUpdate
+from holdfast.elastic.loop.updates.evaluations import UpdateSkippedError
 from holdfast.elastic.loop.updates.interposed import Interposed
 from holdfast.elastic.loop.updates.optimizers import OptimizerWatch, refuse_shards
 from holdfast.elastic.loop.updates.scaling import ScalerWatch
@@ -182,7 +182,7 @@ class UpdateWatch:
             raise ConfigError("run.minimize needs a torch optimizer and a closure")
         refuse_shards(watches.roster.name(optimizer), optimizer)
         fence(optimizer)
-        with watches.optimizers.applying() as apply, contextlib.suppress(SkippedUpdate):
+        with watches.optimizers.applying() as apply, contextlib.suppress(UpdateSkippedError):
             apply(optimizer, lambda: optimizer.step(evaluate))  # type: ignore[arg-type]
         self._end_update()
 

@@ -1,4 +1,4 @@
-"""What may follow in a script of several decorated functions, and what is refused by name."""
+"""The stages of a script of several decorated functions: what may follow what, and the refusals."""
 
 from __future__ import annotations
 
