@@ -138,7 +138,7 @@ def test_jobs_are_hurt_beside_each_other_and_their_runs_can_be_reported(tmp_path
 
 def test_what_is_wrong_fails_the_test_that_it_belongs_to(tmp_path: Path) -> None:
     found = outcomes(tmp_path / "bad", BAD)
-    assert "still there" in found["test_leak"]
+    assert "the job left something behind" in found["test_leak"]
     assert "sleep 60" in found["test_leak"]
     assert "the job failed" in found["test_unseen_failure"]
     assert found["test_seen_failure"] == ""

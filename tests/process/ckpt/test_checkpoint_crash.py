@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from doubles.checkpoints import sample_arrays, write_checkpoint
-from tree import HELPERS
+from tree import HELPERS, ROOT
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.checkpoints.verify import faults
@@ -80,6 +80,7 @@ def test_a_file_system_that_takes_no_more_is_a_clear_error(tmp_path: Path, limit
     write_checkpoint(tmp_path, sample_arrays(0), step=1)
     code = (
         "import sys; from pathlib import Path; from holdfast.ckpt.errors import StoreError\n"
+        f"sys.path.append({str(ROOT / 'tests')!r})\n"
         "from doubles.checkpoints import sample_arrays, write_checkpoint\n"
         "try: write_checkpoint(Path(sys.argv[1]), sample_arrays(1), step=2)\n"
         "except StoreError as error: print(error)\n"
