@@ -169,6 +169,7 @@ def restore(
     def body(rank: int) -> Restored:
         found: Any = SimpleNamespace(
             record=record,
+            size=len(RANK_NODES),
             rank=rank,
             generation=2,
             gather=ranks.gather(rank),
