@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))  # `doubles`, for programs that import this file
 
 import torch
 import torch.distributed as dist
