@@ -217,7 +217,7 @@ def test_a_reply_that_comes_too_slowly_ends_in_time(
     file = store.open("d/some")
     proxy.set(HttpFaultRule(pattern="GET", fault=HttpFault.DRIP, times=FOREVER, bytes_s=20_000))
     start_s = time.monotonic()
-    with pytest.raises(StoreError, match="not through within 1 s, though bytes were moving"):
+    with pytest.raises(StoreError, match="not complete within 1 s, though bytes were moving"):
         store.read("d/some")
     with pytest.raises(StoreError, match="check the endpoint"):
         file.read_into([bytearray(200_000)], 0)
