@@ -18,6 +18,7 @@ THE_MODULE = PACKAGE / "ckpt" / "torch_private.py"
 OTHERS = {
     "os": {"_exit"},
     "subprocess": {"_args_from_interpreter_flags"},
+    "sys": {"_getframe"},
     "argparse": {"_ActionsContainer"},
     "collections": {"_replace"},
     "ctypes": {"_obj"},
@@ -25,7 +26,7 @@ OTHERS = {
     "zmq": {"_shadow"},
     "dlrover": {"_engine", "_shm_handler"},
     "torchft": {"_quorum_id"},
-    "holdfast": {"_close", "_finish", "_immortal", "_shift"},
+    "holdfast": {"_close", "_finish", "_immortal", "_shift", "_watching"},
 }
 """Private names of other packages than torch, and what Holdfast puts on objects of others."""
 
