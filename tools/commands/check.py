@@ -157,6 +157,10 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep.absolute()
 
 
+_UNTRAINED: Final = "ended without training"
+"""Part of the launcher's message on a script that calls no decorated function."""
+
+
 class Checking:
     """One check: the reference, then run after run, each compared with those before."""
 
@@ -171,7 +175,7 @@ class Checking:
         """Return the report; None, after a message, if nothing can be said about the script."""
         args = self._args
         first = self._run(reference(args.ranks[0]))
-        if first.message:
+        if first.message and _UNTRAINED not in first.message:
             return self._unstarted(first)
         if not first.traces:
             report(

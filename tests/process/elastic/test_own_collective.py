@@ -26,9 +26,9 @@ def config(folder: Path, who: str) -> LaunchConfig:
 
 def test_a_collective_of_one_rank_is_named_long_before_a_first_step_is_late(tmp_path: Path) -> None:
     lines = SCRIPT.read_text().splitlines()
-    call, backward = (
+    call, steps = (
         next(number for number, line in enumerate(lines, 1) if text in line)
-        for text in ("dist.barrier()", "run.backward(")
+        for text in ("dist.barrier()", "run.steps(")
     )
     with launched(config(tmp_path, "alone")) as job:
         found = job.await_event(lambda e: e["kind"] == "detected" and e["what"] == "stall")
@@ -37,7 +37,7 @@ def test_a_collective_of_one_rank_is_named_long_before_a_first_step_is_late(tmp_
         outcome = job.finish()
     assert not outcome.ok
     assert f"in dist.barrier at own_collective.py:{call}" in outcome.message
-    assert f"in run.backward at own_collective.py:{backward}" in outcome.message
+    assert f"in run.steps at own_collective.py:{steps}" in outcome.message
     assert "for the 2. time without a newly protected step" in outcome.message
 
 

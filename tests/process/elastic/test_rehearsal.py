@@ -132,7 +132,7 @@ def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
             next(run.steps(3))
         assert not run.is_leader
         run._close()
-    assert told[0].keys() == {"model", "holdfast"}
+    assert told[0].keys() == {"model", "holdfast", "holdfast-ranks"}
 
 
 class _Channel:
