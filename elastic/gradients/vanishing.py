@@ -43,7 +43,7 @@ class GradientWatch:
 
     @property
     def in_pass(self) -> bool:
-        """Whether a pass is under way."""
+        """True while a pass is under way."""
         return self._in_pass
 
     def begin_pass(self, *, fresh: bool = True) -> None:

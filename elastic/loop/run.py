@@ -159,7 +159,7 @@ class Run:
 
     @property
     def _is_stepped(self) -> bool:
-        """Whether the present step is complete but for the rest of the loop's body."""
+        """True if only the rest of the loop's body is missing from the present step."""
         return self._in_step and self._phase > 0 and not self._has_gradients
 
     def check(self) -> None:
@@ -630,7 +630,7 @@ class Run:
 
     @property
     def _is_repeated(self) -> bool:
-        """Whether the pass is another evaluation by the optimizer of `minimize`."""
+        """True if the optimizer of `minimize` evaluates the loss again in this pass."""
         return self._evaluations is not None and self._evaluations.first is not None
 
     def _judge_loss(self, wrong: str) -> None:

@@ -97,7 +97,7 @@ def by_path(written: Iterable[tuple[int, Mapping[str, Json]]]) -> dict[str, dict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inheritance:
-    """What one rank of a new world does with the saved values of all ranks, by path or own name.
+    """The treatment of all ranks' saved values at one rank of a new world, by path or own name.
 
     ``taken`` are its own, ``merged`` those it computes from all; ``built`` has none and stays as it
     was built. It carries ``carried`` for ranks that are gone. ``dropped`` names what nobody keeps,

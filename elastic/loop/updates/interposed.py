@@ -17,7 +17,7 @@ class Interposed:
     def before(self, owner: type, name: str, look: Callable[..., None]) -> None:
         """Call ``look`` with the arguments of every call of ``owner``'s own method ``name``.
 
-        What it raises ends the call.
+        An error of ``look`` ends the call.
         """
         original = vars(owner)[name]
 
