@@ -325,11 +325,11 @@ class Book:
         ]
 
     def find(self, step: int, *, generation: int | None) -> Snapshot:
-        """Return the protected snapshot of ``step``, of the newest generation that has it.
+        """Return the snapshot of ``step`` that readers may use, of the newest generation with it.
 
         Raises ``NotFoundError`` listing the existing steps.
         """
-        have = [each for each in self.snapshots.values() if each.phase is SnapshotPhase.PROTECTED]
+        have = [each for each in self.snapshots.values() if self._is_settled(each)]
         match = [
             each
             for each in have
@@ -347,21 +347,20 @@ class Book:
         return done
 
     def _retain(self) -> list[Instruction]:
-        """Release the snapshots that the ``keep`` newest protected steps make superfluous.
+        """Release the snapshots that the ``keep`` newest settled steps make superfluous.
 
         A snapshot of this generation that is not protected yet stays (a checkpoint of it may be
         wanted). Snapshots of older generations stay until the present one has a protected snapshot.
         """
-        protected = sorted(
-            (key for key, each in self.snapshots.items() if each.phase is SnapshotPhase.PROTECTED),
-            reverse=True,
+        settled = sorted(
+            (key for key, each in self.snapshots.items() if self._is_settled(each)), reverse=True
         )
-        if self.world is None or not protected:
+        if self.world is None or not settled:
             return []
-        if protected[0][0] != self.generation:
+        if settled[0][0] != self.generation:
             return []
         kept: dict[int, SnapshotKey] = {}
-        for key in protected:
+        for key in settled:
             if len(kept) < self.world.keep:
                 kept.setdefault(key[1], key)
         keep = set(kept.values())
@@ -372,6 +371,15 @@ class Book:
             if key[0] < self.generation or each.phase is SnapshotPhase.PROTECTED
         ]
         return [self._forget(key) for key in superfluous]
+
+    def _is_settled(self, snapshot: Snapshot) -> bool:
+        """Return whether the job will not go back behind the snapshot while its blocks last.
+
+        It is protected, or this generation began from it or from a later one (`adopt`): then its
+        parity never comes, and rollouts bound to it still have to be finished.
+        """
+        is_older = snapshot.world.generation < self.generation
+        return snapshot.phase is SnapshotPhase.PROTECTED or is_older
 
     def _forget(self, key: SnapshotKey) -> Release:
         del self.snapshots[key]

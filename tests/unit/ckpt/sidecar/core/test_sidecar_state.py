@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from doubles.blocks import make_world
 
@@ -159,6 +160,25 @@ def test_the_keep_rule_counts_a_step_once_across_generations() -> None:
     protect(book, 7, 2)
     assert list(book.snapshots) == [(1, 6), (2, 7)]
     assert book.find(7, generation=None).key == (2, 7)
+
+
+def test_what_a_generation_began_from_can_be_read_although_its_parity_never_came() -> None:
+    """Rollouts bound to such a version waited for it for ever."""
+    book = in_world(msgspec.structs.replace(PAIR, keep=3))
+    protect(book, 1)
+    for step in (2, 3):
+        for rank in (0, 1):
+            book.seal(entry(rank, step))
+    with pytest.raises(NotFoundError, match=r"step 2 in memory; have \[1\]"):
+        book.find(2, generation=None)
+    book.adopt(msgspec.structs.replace(PAIR, generation=2, keep=3), point(3))
+    assert [book.find(step, generation=None).key for step in (1, 2, 3)] == [(1, 1), (1, 2), (1, 3)]
+    assert told(protect(book, 4, generation=2)) == [
+        ("CommitSnapshot", 4),
+        ("Protect", 4),
+        ("Release", 1),
+    ]
+    assert [book.find(step, generation=None).key for step in (2, 3)] == [(1, 2), (1, 3)]
 
 
 def test_with_nothing_to_restore_nothing_old_is_kept() -> None:
