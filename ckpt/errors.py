@@ -116,6 +116,13 @@ class GivenUpError(CkptError):
     remedy = "Go on: the next snapshot is not affected."
 
 
+class UnsafePathError(CkptError):
+    """A path or a name leads to what another user may have prepared."""
+
+    code = "HF033"
+    remedy = "Have what lies there removed, or choose another name or place."
+
+
 class VersionError(CkptError):
     """Holdfast was never tested with the installed torch."""
 

@@ -31,6 +31,7 @@ from holdfast.ckpt.memory.block import SlotState, align, block_bytes, index_offs
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.pages import is_no_room, make_file, open_file, populate
+from holdfast.ckpt.private import is_private, make_private, plain_name
 
 ARENA_ROOT = Path("/dev/shm")
 HEADER_BYTES = 4096
@@ -339,19 +340,23 @@ class Arena:
 
 
 def arena_path(run: str, node: str) -> Path:
-    """Return the directory of ``node``'s arenas in ``run``."""
-    return ARENA_ROOT / f"{_PREFIX}{run}-{node}"
+    """Return the directory of ``node``'s arenas in ``run``.
+
+    Raises ``UnsafePathError`` for names that could lead elsewhere.
+    """
+    return ARENA_ROOT / f"{_PREFIX}{plain_name(run, 'the run')}-{plain_name(node, 'the node')}"
 
 
 def hold(directory: Path) -> int:
     """Make ``directory`` and take a shared lock on it; return the descriptor that holds it.
 
     Every process that needs the directory to stay (sidecar, agent, launcher) holds one. To close
-    the descriptor, or to die, releases it.
+    the descriptor, or to die, releases it. Raises ``UnsafePathError`` if another user made the
+    directory or can write to it.
     """
     for _ in range(100):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            make_private(directory)
             fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # a sweep took the directory in between
@@ -408,11 +413,11 @@ def take_away(directory: Path) -> Iterator[None]:
 def sweep(root: Path = ARENA_ROOT, *, exactly: str | None = None) -> list[Path]:
     """Remove the arenas (or ``exactly`` the one of that name) that no living process holds.
 
-    Returns the removed directories. Directories of other users are left alone.
+    Returns the removed directories. Directories that others made or can write to are left alone.
     """
     removed = []
-    for directory in sorted(root.glob(exactly or f"{_PREFIX}*")):
-        if not directory.is_dir() or not os.access(directory, os.W_OK):
+    for directory in sorted(root.glob(f"{_PREFIX}*") if exactly is None else [root / exactly]):
+        if not is_private(directory):
             continue
         try:
             fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.memory.arena import arena_path, hold, sweep
+from holdfast.ckpt.private import PRIVATE
 from holdfast.ckpt.sidecar.server import FAREWELL, SidecarConfig
 
 START_TIMEOUT_S = 20.0
@@ -98,7 +99,8 @@ def start_sidecar(  # noqa: PLR0913 - the fields of `SidecarConfig`
     log = None
     if run_dir is not None:
         log = run_dir / "logs" / f"sidecar-{node}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        log.touch(mode=0o600)
     lock_fd = hold(directory)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(sweep, directory.parent, exactly=directory.name)

@@ -17,12 +17,12 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError, UnsafePathError
 from holdfast.ckpt.store import direct
 from holdfast.ckpt.store.base import Part, Unpublished
 
@@ -31,6 +31,7 @@ _BATCH_BYTES: Final = 8 << 20
 _BATCH_PARTS: Final = 512
 _IOV_MAX: Final = 1024
 _ATTEMPTS: Final = 100
+_LOOK: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = 2
 """``SYNC_FILE_RANGE_WRITE`` of Linux: start, do not wait."""
 
@@ -214,35 +215,78 @@ class LocalStore:
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; missing ones are ignored."""
-        for name in names:
-            with _refusals(self._path(name), "remove it"):
-                self._path(name).unlink(missing_ok=True)
+        """Remove files; missing ones are ignored.
+
+        Raises ``UnsafePathError`` where a link would lead out of the root.
+        """
+        for folder, files in itertools.groupby(map(PurePosixPath, names), lambda each: each.parent):
+            path = self._path(str(folder))
+            with (
+                contextlib.suppress(NotFoundError),
+                _refusals(path, "remove files in it"),
+                self._folder(folder) as fd,
+            ):
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file.name, dir_fd=fd)
 
     def remove(self, folder: str) -> None:
         """Remove a folder and its subfolders, as far as they hold no file."""
-        path = self._path(folder)
-        with _refusals(path, "remove it"):
-            for place, _, _ in os.walk(path, topdown=False):
-                try:
-                    _sweep(Path(place))
-                    Path(place).rmdir()
-                except OSError as error:
-                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                        raise
+        inside = PurePosixPath(folder)
+        with (
+            contextlib.suppress(NotFoundError),
+            _refusals(self._path(folder), "remove it"),
+        ):
+            for place, _, _ in os.walk(self._path(folder), topdown=False):
+                below = inside / PurePosixPath(place).relative_to(self._path(folder))
+                with contextlib.suppress(FileNotFoundError):
+                    with self._folder(below) as fd:
+                        _sweep(fd)
+                    with self._folder(below.parent) as fd, _if_empty():
+                        os.rmdir(below.name, dir_fd=fd)
 
     def sweep(self, folder: str) -> None:
         """Remove the temporary files of writers that are gone."""
-        with _refusals(self._path(folder), "clean it"):
-            _sweep(self._path(folder))
+        with (
+            contextlib.suppress(NotFoundError),
+            _refusals(self._path(folder), "clean it"),
+            self._folder(PurePosixPath(folder)) as fd,
+        ):
+            _sweep(fd)
 
     def unpublished(self, folder: str) -> list[Unpublished]:
         """Return the temporary files."""
-        with _refusals(self._path(folder), "list it"):
+        path = self._path(folder)
+        with (
+            contextlib.suppress(NotFoundError),
+            _refusals(path, "list it"),
+            self._folder(PurePosixPath(folder)) as fd,
+        ):
             return [
-                Unpublished(where=str(path), abandoned=abandoned)
-                for path, abandoned in _temporaries(self._path(folder))
+                Unpublished(where=str(path / name), abandoned=abandoned)
+                for name, abandoned in _temporaries(fd)
             ]
+        return []
+
+    @contextlib.contextmanager
+    def _folder(self, folder: PurePosixPath) -> Iterator[int]:
+        """Open a folder that is reached from the root without a link.
+
+        Somebody else may have prepared the root. Raises ``UnsafePathError``.
+        """
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in folder.parts:
+                if (below := _open_strictly(part, fd)) < 0:
+                    raise UnsafePathError(
+                        f"{self._path(str(folder))}: {part!r} is a link or no folder, and nothing "
+                        "is written or removed through links: remove it by hand"
+                    )
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
@@ -265,7 +309,8 @@ class LocalStore:
             with _refusals(path.parent, "write in it"):
                 for folder in fresh:
                     _fsync_directory(folder.parent)
-                _sweep(path.parent)
+                with self._folder(PurePosixPath(path.relative_to(self.root).parent)) as inside:
+                    _sweep(inside)
             yield temporary, fd
         finally:
             with contextlib.suppress(OSError):  # if it cannot be removed now, it is swept later
@@ -322,33 +367,61 @@ def _locked_file(path: Path) -> tuple[Path, int]:
         os.close(fd)
 
 
-def _sweep(folder: Path) -> None:
+def _open_strictly(name: str, folder: int) -> int:
+    """Open a folder in an open one; -1 if it is a link or no folder, or leads upwards."""
+    if name in ("..", "/"):
+        return -1
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        return -1
+
+
+def _sweep(folder: int) -> None:
     """Remove the temporary files of writers that are gone."""
-    for path, abandoned in _temporaries(folder):
+    for name, abandoned in _temporaries(folder):
         if abandoned:
             with contextlib.suppress(FileNotFoundError, PermissionError):
-                path.unlink()
+                os.unlink(name, dir_fd=folder)
 
 
-def _temporaries(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the temporary files in a folder, each with whether its lock is free.
+def _temporaries(folder: int) -> Iterator[tuple[str, bool]]:
+    """Yield the temporary files in an open folder, each with whether its lock is free.
 
     While one is yielded, this process holds its lock.
     """
-    for path in sorted(folder.glob(f".*{_TEMPORARY}")):
+    for name in sorted(os.listdir(folder)):
+        if not (name.startswith(".") and name.endswith(_TEMPORARY)):
+            continue
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(name, _LOOK, dir_fd=folder)
         except (FileNotFoundError, PermissionError):
             continue
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            continue  # a link or a socket: not a writer's
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             abandoned = True
         except BlockingIOError:
             abandoned = False
         try:
-            yield path, abandoned
+            yield name, abandoned
         finally:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _if_empty() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
 
 
 def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> int:

@@ -1,9 +1,10 @@
-"""``python -m holdfast.elastic.agent --config JSON``: run a node's agent until stdin closes."""
+"""``python -m holdfast.elastic.agent --config-fd FD``: run a node's agent until stdin closes."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 
@@ -20,8 +21,12 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     """Parse the configuration and serve."""
     parser = argparse.ArgumentParser(prog="holdfast.elastic.agent", description=__doc__)
-    parser.add_argument("--config", required=True, help="an AgentConfig as JSON")
-    config = msgspec.json.decode(parser.parse_args().config, type=AgentConfig)
+    parser.add_argument("--name", help="run and node, for a reader of the process list")
+    parser.add_argument(
+        "--config-fd", type=int, required=True, help="a descriptor of an AgentConfig as JSON"
+    )
+    with os.fdopen(parser.parse_args().config_fd, "rb") as file:
+        config = msgspec.json.decode(file.read(), type=AgentConfig)
     logging.basicConfig(format=f"holdfast agent {config.node}: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     collect_rarely()

@@ -58,7 +58,7 @@ class AgentTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's configuration, which it gets as JSON on its command line.
+    """An agent's configuration, which it gets as JSON in memory: others can read command lines.
 
     ``coordinator_bind`` is the address to which it binds the run's embedded coordinator, as in
     ``tcp://0.0.0.0:29500``; empty: another process serves it. ``coordinator`` is the address by

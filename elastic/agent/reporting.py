@@ -56,6 +56,7 @@ class Reporter:
         self._processes = processes
         path = processes_file(self._run_dir, self._node)
         fresh = path.with_suffix(".new")
+        fresh.touch(mode=0o600)
         fresh.write_bytes(msgspec.json.encode(processes))
         fresh.replace(path)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.ckpt.private import PRIVATE, check_private, make_private, plain_name
 from holdfast.ckpt.types import learn
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
@@ -34,8 +35,10 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
     def write(self, path: Path) -> None:
-        """Replace the file atomically."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Replace the file atomically. Raises ``UnsafePathError`` in a folder of another user's."""
+        if path.parent == _own_folder():
+            make_private(path.parent)
+        path.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(self) + b"\n")
         fresh.replace(path)
@@ -44,12 +47,18 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, path: Path, *, wait_s: float = 0.0) -> SidecarFile:
         """Read the file; wait up to ``wait_s`` until it exists.
 
-        Raises ``ConfigError`` with a remedy if there is none, or if it is another kind of file.
+        Raises ``ConfigError`` with a remedy if there is none, or if it is another kind of file, and
+        ``UnsafePathError`` in a folder that another user made.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
             try:
-                return msgspec.json.decode(path.read_bytes(), type=cls)
+                if path.parent == _own_folder():
+                    check_private(path.parent)
+                found = msgspec.json.decode(path.read_bytes(), type=cls)
+                plain_name(found.run, f"{path}: the run")
+                plain_name(found.node, f"{path}: the node")
+                return found
             except FileNotFoundError:
                 if time.monotonic() >= deadline_s:
                     raise ConfigError(
@@ -69,10 +78,16 @@ def sidecar_file(given: str | Path | None, *, run: str, node: str) -> Path:
     """Return the path: the given one, that of ``HOLDFAST_SIDECAR``, or one of this user's own."""
     if named := given or os.environ.get(SIDECAR_ENV):
         return Path(named).expanduser().absolute()
-    private = os.environ.get("XDG_RUNTIME_DIR")
-    home = Path(private) if private else Path(tempfile.gettempdir())
-    name = "holdfast" if private else f"holdfast-{os.getuid()}"
-    return home / name / f"sidecar-{run}-{node}.json"
+    return (
+        _own_folder() / f"sidecar-{plain_name(run, 'the run')}-{plain_name(node, 'the node')}.json"
+    )
+
+
+def _own_folder() -> Path:
+    """Return the folder of this user's files if none is named; `make_private` checks it."""
+    if private := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(private) / "holdfast"
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
 
 
 def check_domain(name: str, source: str) -> str:

@@ -27,7 +27,7 @@ class EventWriter:
     def __init__(self, path: Path, *, node: str) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, event: Event, *, source: str) -> None:
         """Append an event of a part; its time is now where it has none."""

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
+from holdfast.ckpt.private import PRIVATE
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentConfig, AgentTiming
@@ -233,8 +234,14 @@ class Launcher:
     def _prepare_run_dir(self) -> None:
         """Lock the run directory and remove the files of an earlier run."""
         try:
-            (self.run_dir / "logs").mkdir(parents=True, exist_ok=True)
-            self._lock = (self.run_dir / run_dirs.LOCK).open("w")
+            self.run_dir.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.run_dir.mkdir(mode=PRIVATE)
+            (self.run_dir / "logs").mkdir(mode=PRIVATE, exist_ok=True)
+            lock = os.open(
+                self.run_dir / run_dirs.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+            self._lock = os.fdopen(lock, "w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._temporary:
                 run_dirs.mark(self.run_dir)
@@ -287,10 +294,9 @@ class Launcher:
             host=self.config.host,
             memory_of=node.name if self.config.apart else "",
         )
-        self._agents[node.name] = Child.start(
-            agent_command(config),
+        self._agents[node.name] = start_agent(
+            config,
             env={**os.environ, **self.config.agent_env},
-            tied=True,
             stdin=self._lifeline_read,
         )
 
@@ -502,7 +508,23 @@ def python_command(script: str | Path, args: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, "-u", str(script), *args)
 
 
-def agent_command(config: AgentConfig) -> tuple[str, ...]:
-    """Return the argv of a node's agent; ``-P`` keeps the user's directory off its path."""
-    text = msgspec.json.encode(config).decode()
-    return (sys.executable, "-P", "-m", "holdfast.elastic.agent", "--config", text)
+def start_agent(
+    config: AgentConfig, *, env: Mapping[str, str], stdin: int, output: Path | None = None
+) -> Child:
+    """Start a node's agent, tied to this thread; ``-P`` keeps the user's directory off its path.
+
+    ``stdin`` is its lifeline; ``output`` is as in `Child.start`.
+    """
+    with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
+        file.write(msgspec.json.encode(config))
+        file.seek(0)
+        argv = (sys.executable, "-P", "-m", "holdfast.elastic.agent")
+        options = ("--name", f"{config.run}/{config.node}", "--config-fd", str(file.fileno()))
+        return Child.start(
+            (*argv, *options),
+            env=env,
+            tied=True,
+            stdin=stdin,
+            output=output,
+            pass_fds=(file.fileno(),),
+        )

@@ -85,7 +85,8 @@ class Child:
         """
         if tied:
             argv = [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
-        log = output.open("ab") if output else None
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        log = os.open(output, flags, 0o600) if output else None
         try:
             process = subprocess.Popen(
                 argv,
@@ -97,8 +98,8 @@ class Child:
                 start_new_session=True,
             )
         finally:
-            if log:
-                log.close()
+            if log is not None:
+                os.close(log)
         return cls(process)
 
     def poll(self) -> ChildStatus | None:

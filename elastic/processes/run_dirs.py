@@ -9,6 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from holdfast.ckpt.private import is_private
+
 LOCK = "lock"
 _PREFIX = "holdfast-"
 _MARK = "temporary"
@@ -21,16 +23,18 @@ def make() -> Path:
 
 def mark(directory: Path) -> None:
     """Mark ``directory`` for removal by the next job if this one does not; hold its lock."""
-    (directory / _MARK).touch()
+    (directory / _MARK).touch(mode=0o600)
 
 
 def sweep() -> None:
-    """Remove directories left by killed launchers: those with a mark and a free lock."""
-    for marked in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_MARK}"):
-        with contextlib.suppress(OSError):  # in use, another user's, or just removed by another job
-            fd = os.open(marked.parent / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    """Remove directories left by killed launchers: ours, with a mark and a free lock."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if not is_private(directory) or not (directory / _MARK).exists():
+            continue
+        with contextlib.suppress(OSError):  # in use, or just removed by another job
+            fd = os.open(directory / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(marked.parent)
+                shutil.rmtree(directory)
             finally:
                 os.close(fd)

@@ -190,7 +190,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a header of those requests, as in Metadata-Flavor=Google; repeatable",
+        help="a header of those requests, as in Metadata-Flavor=Google; repeatable. NAME=@FILE "
+        "takes a secret value from a file: other users can read command lines",
     )
     add(
         "--grace-s",
@@ -384,7 +385,12 @@ def _notice(args: argparse.Namespace) -> NoticeConfig:
 def _header(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     if not name or not value:
-        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VALUE or NAME=@FILE")
+    if value.startswith("@"):
+        try:
+            value = Path(value[1:]).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: cannot read the file: {error}") from error
     return name, value
 
 

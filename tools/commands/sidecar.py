@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Final
 
 from holdfast.ckpt.errors import HoldfastError
-from holdfast.ckpt.memory.arena import sweep
+from holdfast.ckpt.memory.arena import arena_path, sweep
+from holdfast.ckpt.private import plain_name
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key, shared_key_file
 from holdfast.elastic.channel.sidecar_file import (
@@ -114,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
         return _make_key(shared_key_file(args.key_file))
     name = args.run or _default_run(os.environ)
     node = args.node or os.environ.get(NODE_ENV) or socket.gethostname()
-    _check(name, "--run")
-    _check(node, "--node")
+    plain_name(name, "--run")
+    plain_name(node, "--node")
     path = sidecar_file(args.file, run=name, node=node)
     if args.action == "stop":
         return _stop(path)
@@ -140,11 +141,6 @@ def _domain(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
         return check_domain(args.domain, "--domain")
     given = environment.get(DOMAIN_ENV)
     return check_domain(given, DOMAIN_ENV) if given else ""
-
-
-def _check(name: str, option: str) -> None:
-    if not name or not all(char.isalnum() or char in "-_." for char in name):
-        raise ConfigError(f"{option} {name!r}: give letters, digits, '-', '_' and '.' only")
 
 
 # -- serve -----------------------------------------------------------------------------------------
@@ -291,7 +287,7 @@ def _stop(path: Path) -> int:
     found = SidecarFile.read(path)
     if not _is_keeper(found.pid):
         path.unlink(missing_ok=True)
-        swept = sweep(exactly=f"holdfast-{found.run}-{found.node}")
+        swept = sweep(exactly=arena_path(found.run, found.node).name)
         _tell(f"it had ended already; {len(swept)} arenas removed")
         return 0
     pidfd = os.pidfd_open(found.pid)

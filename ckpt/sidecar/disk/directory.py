@@ -31,6 +31,7 @@ from holdfast.ckpt.memory.block import SlotState, block_bytes, verify_block
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SnapshotWorld, ancestor
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import ROW_SUFFIX, RowFile
+from holdfast.ckpt.private import is_private, make_private
 from holdfast.ckpt.store import direct
 from holdfast.ckpt.types import learn
 
@@ -82,8 +83,10 @@ class SpillDirectory:
         self._directory = directory
 
     def snapshots(self) -> list[SpilledSnapshot]:
-        """Return the committed snapshots, newest first."""
-        found = []
+        """Return the committed snapshots, newest first; none of a directory that others made."""
+        found: list[SpilledSnapshot] = []
+        if not is_private(self._directory):
+            return found
         for path in self._directory.glob("*.json"):
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                 found.append(msgspec.json.decode(path.read_bytes(), type=SpilledSnapshot))
@@ -140,7 +143,7 @@ class SpillDirectory:
             sealed=tuple(_offered(entry, world) for entry in held.sealed),
         )
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             old = self._retire()
             for entry in snapshot.blocks:
                 source = held.blocks[entry.rank][0].block(block_bytes(entry))

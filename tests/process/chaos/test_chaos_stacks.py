@@ -44,5 +44,7 @@ def test_stacks_in_a_shared_file_do_not_mix(
             each.kill()
             each.communicate()
     assert said == "the stacks are at the end of its processes' output"
-    frames = '  File "<string>", line 6 in stuck\n' * 90 + '  File "<string>", line 10 in <module>\n'
+    frames = (
+        '  File "<string>", line 6 in stuck\n' * 90 + '  File "<string>", line 10 in <module>\n'
+    )
     assert path.read_text().count(frames) == len(started)

@@ -15,9 +15,8 @@ from ports import free_ports
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from holdfast.elastic.launch.local import agent_command
+from holdfast.elastic.launch.local import start_agent
 from holdfast.elastic.membership.view import node_key
-from holdfast.elastic.processes.children import Child
 from holdfast.tools.commands.status import ask
 from holdfast.tools.leftovers import leftovers
 
@@ -266,7 +265,7 @@ def test_an_agent_waits_for_a_slow_coordinator_as_long_as_its_launcher_lives(
     config = alone(tmp_path, key, coordinator=address)
     read, write = os.pipe()
     said = tmp_path / "output"
-    agent = Child.start(agent_command(config), env=os.environ, tied=True, stdin=read, output=said)
+    agent = start_agent(config, env=os.environ, stdin=read, output=said)
     try:
         assert agent.wait(2.5) is None, said.read_text()
         server = EmbeddedServer(key, bind=address)
@@ -292,7 +291,7 @@ def test_an_agent_whose_launcher_ended_first_ends_without_a_word(tmp_path: Path)
     said = tmp_path / "output"
     read, write = os.pipe()
     os.close(write)
-    agent = Child.start(agent_command(config), env=os.environ, tied=True, stdin=read, output=said)
+    agent = start_agent(config, env=os.environ, stdin=read, output=said)
     os.close(read)
     assert agent.wait(DEADLINE_S) == 1
     assert said.read_text() == ""

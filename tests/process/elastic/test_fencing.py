@@ -23,7 +23,7 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import NodeProcesses, read_processes
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from holdfast.elastic.launch.local import LOCAL_TIMING, agent_command, python_command
+from holdfast.elastic.launch.local import LOCAL_TIMING, python_command, start_agent
 from holdfast.elastic.membership.view import outcome_key
 from holdfast.elastic.processes.children import Child
 from holdfast.tools.leftovers import leftovers
@@ -71,7 +71,7 @@ class Nodes(Job):
         )
         env = {**os.environ, "PYTHONPATH": str(RECORDING)}
         env["HOLDFAST_TEST_RECORD"] = str(self.acts_dir)
-        return Child.start(agent_command(config), env=env, tied=True, stdin=self._read)
+        return start_agent(config, env=env, stdin=self._read)
 
     def found(self, node: str) -> NodeProcesses:
         found = read_processes(self.run_dir, node)

@@ -18,7 +18,7 @@ from holdfast.elastic.agent.loop import JOURNAL
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.launch.local import agent_command
+from holdfast.elastic.launch.local import start_agent
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import encode, generation_key, node_key, outcome_key
 from holdfast.elastic.processes.children import Child
@@ -55,12 +55,8 @@ class Nodes:
             command=("true",),
             timing=AgentTiming(lease_ttl_s=30.0, self_fence_s=25.0),
         )
-        self.agents[name] = Child.start(
-            agent_command(config),
-            env=os.environ,
-            tied=True,
-            stdin=self._lifeline,
-            output=self.output,
+        self.agents[name] = start_agent(
+            config, env=os.environ, stdin=self._lifeline, output=self.output
         )
 
     def connect(self) -> Coordinator:

@@ -8,6 +8,8 @@ import torch
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.checkpoints.retention import expendable, prune
+from holdfast.ckpt.errors import UnsafePathError
+from holdfast.ckpt.format.manifest import RETAINED, seal_note
 from holdfast.tools import cli
 
 
@@ -45,6 +47,26 @@ def test_pruned_steps_are_gone_and_the_others_load(root: Path) -> None:
 def test_a_dry_run_removes_nothing(root: Path) -> None:
     assert prune(root, keep_last=1, dry_run=True) == [1, 2, 3]
     assert committed_steps(root) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("link", ["data", "index", ""])
+def test_links_do_not_lead_out_of_the_root(root: Path, tmp_path: Path, link: str) -> None:
+    """Somebody else may have prepared the root."""
+    victim = tmp_path.parent / f"{tmp_path.name}-victim"
+    files = [victim / ".thesis.tmp", victim / "id_rsa" if link else victim / "data" / "id_rsa"]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("secret")
+    place = root / "step-000000000000"
+    if link:
+        place.mkdir()
+        (place / link).symlink_to(victim)
+    else:
+        place.symlink_to(victim)
+    (place / RETAINED).write_bytes(seal_note([f"{link or 'data'}/id_rsa"]))
+    with pytest.raises(UnsafePathError, match=r"is a link .*remove it by hand"):
+        prune(root, keep_last=1)
+    assert all(file.exists() for file in files)
 
 
 def test_a_damaged_newest_step_does_not_cost_the_good_one(root: Path) -> None:

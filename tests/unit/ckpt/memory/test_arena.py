@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from doubles.blocks import make_block, random_payload
 
-from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError
+from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError, UnsafePathError
 from holdfast.ckpt.memory.arena import (
     HEADER_BYTES,
     Arena,
     SlotFile,
     SlotHeader,
+    arena_path,
     hold,
     is_held,
     run_digest,
@@ -134,6 +135,39 @@ def test_sweep_takes_only_what_nobody_holds(tmp_path: Path) -> None:
     assert other.exists()
     os.close(fd)
     assert sweep(tmp_path) == [held]
+
+
+def test_what_others_may_have_prepared_is_neither_used_nor_swept(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    (precious / "thesis").mkdir(parents=True)
+    opened, linked = tmp_path / "holdfast-a-n", tmp_path / "holdfast-b-n"
+    opened.mkdir()
+    opened.chmod(0o777)
+    (opened / "lock").symlink_to(precious / "made")
+    linked.symlink_to(precious)
+    theirs = tmp_path / "holdfast-c-n"
+    theirs.mkdir(mode=0o700)
+    (theirs / "lock").touch()
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+        with pytest.raises(UnsafePathError, match="belongs to user 65534"):
+            hold(theirs)
+        assert sweep(tmp_path, exactly=theirs.name) == []
+    for path in (opened, linked):
+        with pytest.raises(UnsafePathError, match=path.name):
+            Arena.open(path, run="r")
+        assert sweep(tmp_path, exactly=path.name) == []
+    sweep(tmp_path)
+    assert opened.exists()
+    assert [path.name for path in precious.iterdir()] == ["thesis"]
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".."])
+def test_a_name_from_elsewhere_cannot_lead_out_of_shared_memory(name: str) -> None:
+    with pytest.raises(UnsafePathError, match="the run"):
+        arena_path(name, "node")
+    with pytest.raises(UnsafePathError, match="the node"):
+        arena_path("run", name)
 
 
 def test_a_second_holder_keeps_the_directory(tmp_path: Path) -> None:

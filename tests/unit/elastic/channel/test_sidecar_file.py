@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast.ckpt.errors import UnsafePathError
 from holdfast.elastic.channel.sidecar_file import SidecarFile, sidecar_file
 from holdfast.elastic.errors import ConfigError
 
@@ -57,3 +60,29 @@ def test_the_option_precedes_the_environment_and_that_the_users_own(
     monkeypatch.setenv("HOLDFAST_SIDECAR", "/named")
     assert sidecar_file(None, run="r", node="n") == Path("/named")
     assert sidecar_file("/given", run="r", node="n") == Path("/given")
+
+
+def test_a_file_in_a_folder_that_others_prepared_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run and node would say which memory to drop, its pid which process to end."""
+    monkeypatch.delenv("HOLDFAST_SIDECAR", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = sidecar_file(None, run="job", node="n")
+    FOUND.write(path)
+    assert SidecarFile.read(path) == FOUND
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.chmod(0o777)
+    with pytest.raises(UnsafePathError, match="others can write to it"):
+        SidecarFile.read(path)
+    with pytest.raises(UnsafePathError, match="others can write to it"):
+        FOUND.write(path)
+
+
+@pytest.mark.parametrize("field", ["run", "node"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "sidecar.json"
+    msgspec.structs.replace(FOUND, **{field: "x/../../.."}).write(path)
+    with pytest.raises(UnsafePathError, match=f"sidecar.json: the {field} 'x/../../..'"):
+        SidecarFile.read(path)

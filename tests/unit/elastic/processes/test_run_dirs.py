@@ -51,3 +51,13 @@ def test_a_directory_that_somebody_chose_stays(root: Path) -> None:
     run_dirs.sweep()
     assert own.exists()
     assert not_yet.exists()
+
+
+def test_a_directory_that_others_can_write_to_is_left(tmp_path: Path) -> None:
+    prepared = run_dirs.make()
+    (prepared / run_dirs.LOCK).symlink_to(tmp_path / "made")
+    run_dirs.mark(prepared)
+    prepared.chmod(0o777)
+    run_dirs.sweep()
+    assert prepared.exists()
+    assert not (tmp_path / "made").exists()

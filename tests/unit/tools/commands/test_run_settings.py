@@ -68,3 +68,14 @@ def test_detection_and_notices_are_configured(tmp_path: Path) -> None:
     assert notice.file == "/run/{node}"
     with pytest.raises(ConfigError, match="url is 'ftp://x'"):
         config(tmp_path, "--notice-url", "ftp://x")
+
+
+def test_a_secret_of_a_notice_comes_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    found = config(tmp_path, "--notice-header", f"Token=@{tmp_path / 'token'}")
+    assert found.notice.headers == {"Token": "s3cret"}
+    with pytest.raises(SystemExit):
+        config(tmp_path, "--notice-header", f"Token=@{tmp_path / 'none'}")
+    assert "cannot read the file" in capsys.readouterr().err
