@@ -6,7 +6,7 @@ ranks would wait for it. So it *rehearses* while they train: it calls the functi
 this process alone, with the size and rank that it expects to get, and leaves the function where the
 first step would begin. The model is dropped, because the mesh of the real generation is another
 object. The warm state of the process stays, and so do the bytes fetched meanwhile
-(`holdfast.elastic.loop.prefetch`).
+(`holdfast.elastic.tracked.prefetch`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from holdfast.elastic.events import StatePrefetched, WorkerRehearsed
 from holdfast.elastic.groups import reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.groups.reform import AXES, GenerationWorld
-from holdfast.elastic.loop.prefetch import Donors, Prefetcher
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
@@ -51,6 +50,7 @@ from holdfast.elastic.seeding import kept, seed_all
 from holdfast.elastic.tracked.accepted import check_tracked
 from holdfast.elastic.tracked.cursor import KEY
 from holdfast.elastic.tracked.keeper import CARRIED, StateKeeper
+from holdfast.elastic.tracked.prefetch import Donors, Prefetcher
 
 LIMIT_S: Final = 600.0
 """Time limit of a rehearsal: after it, the function is left before its first step."""

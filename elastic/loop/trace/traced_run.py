@@ -131,7 +131,7 @@ class TracedRun(Run):
         for count, batch in enumerate(super().microbatches(dataset, **options)):
             if count:
                 self._die(BETWEEN)
-            if self._piece is not None and not self._piece.samples:
+            if (piece := self._passes.piece) is not None and not piece.samples:
                 yield batch  # it stands in for a microbatch that has no samples
             else:
                 yield from self._trace.microbatch(batch, self.microbatch)

@@ -1,0 +1,277 @@
+"""The passes over a step's microbatches: their samples, draws, gradients, buffers and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.elastic.data.foreign import Moment
+from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
+from holdfast.elastic.data.work import MapDataset
+from holdfast.elastic.errors import ConfigError, NotFiniteError
+from holdfast.elastic.events import LossJudged
+from holdfast.elastic.gradients.buffers import PassBuffers
+from holdfast.elastic.gradients.mean import Gradients
+from holdfast.elastic.gradients.summing import Replicas
+from holdfast.elastic.groups.by_microbatch import STAND_IN
+from holdfast.elastic.loop.inside import Inside
+from holdfast.elastic.loop.parts import RunParts
+from holdfast.elastic.loop.whole_pass import WholePass
+from holdfast.elastic.loss import LossAction
+from holdfast.elastic.seeding import seed_all
+from holdfast.elastic.tracked.handover import wish_of
+
+if TYPE_CHECKING:
+    from holdfast.elastic.loop.pipeline import Feed, Schedule
+
+_UNTRACKED: Final = "call run.track(model=..., optimizer=...) before the first step"
+
+
+class Passes:
+    """One generation's passes, over the gradients and buffers of the tracked modules.
+
+    ``piece`` is the microbatch under way, None outside. ``whole`` is the rule that passes come to
+    their end. ``trained`` is the number of microbatches in the last pass with `backward`.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts, self._place = parts, parts.place
+        self._inside, self.whole = Inside(parts.world), WholePass()
+        self._gradients: Gradients | None = None
+        self._buffers: PassBuffers | None = None
+        self.piece: LoadedMicrobatch | None = None
+        self.trained = self._backwards = 0
+        self._ran: list[int] = []
+
+    def track(self, state: Mapping[str, Any]) -> None:
+        """Watch the gradients and buffers of the modules in ``state``."""
+        world, settings = self._parts.world, self._parts.settings
+        modules = {
+            name: value
+            for name, value in state.items()
+            if isinstance(value, nn.Module | ModelParts)
+        }
+        self._buffers = PassBuffers(
+            modules,
+            world.dp,
+            microbatches=settings.batch.microbatches,
+            exact=settings.exact,
+        )
+        self._gradients = Gradients(
+            modules,
+            world,
+            replicas=Replicas(dense=world.dp, experts=world.edp),
+            unite=world.unite,
+            microbatches=settings.batch.microbatches,
+            exact=settings.exact,
+            bounds=self._parts.keeper.cursor.bounds,
+            check=world.guard.check,
+        )
+        self._parts.watch.track(
+            state, self._gradients.parameters, moves=self._gradients.moves_parameters
+        )
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether `track` was called."""
+        return self._gradients is not None
+
+    @property
+    def gradients(self) -> Gradients:
+        """The mean gradients. Raises ``ConfigError`` before `track`."""
+        if self._gradients is None:
+            raise ConfigError(_UNTRACKED)
+        return self._gradients
+
+    @property
+    def buffers(self) -> PassBuffers:
+        """The buffers. Raises ``ConfigError`` before `track`."""
+        if self._buffers is None:
+            raise ConfigError(_UNTRACKED)
+        return self._buffers
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        self.gradients.clear()
+
+    def begin_step(self) -> None:
+        """Forget the passes of the step before."""
+        self._ran = []
+
+    def microbatches(
+        self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool
+    ) -> Iterator[Any]:
+        """Make a pass; see `Run.microbatches`."""
+        with self.whole.one():
+            pieces = self._begin(dataset, fresh=fresh)
+            for piece in pieces:
+                self.gradients.begin_microbatch(last=piece is pieces[-1])
+                batch = self._begin_microbatch(piece)
+                with self._inside.microbatch(piece.microbatch):
+                    yield batch
+                self._parts.watch.after_microbatch()
+            self.piece = None
+            self._ran = [p.microbatch if p.samples else STAND_IN for p in pieces]
+            self._end(len(pieces))
+
+    def pipeline(
+        self, schedule: Schedule, dataset: MapDataset[Any] | Loader, *, feed: Feed | None
+    ) -> None:
+        """Make a pass through the stages of a pipeline; see `Run.pipeline`."""
+        from holdfast.elastic.loop.pipeline import pair, run_schedule
+
+        self.whole.check()
+        pieces = self._begin(dataset)
+        self.gradients.begin_schedule()
+        self.enter(STAND_IN)  # torch tries the shapes out
+        with self._inside.microbatch(pieces[0].microbatch):
+            losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._place.draws)
+        self._backwards = len(pieces)
+        for piece, loss in zip(pieces, losses, strict=True):
+            self._parts.logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
+        self._end(len(pieces))
+
+    def _begin(
+        self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool = False
+    ) -> list[LoadedMicrobatch]:
+        """Begin a pass; return this rank's microbatches."""
+        parts, place, gradients = self._parts, self._place, self.gradients
+        if not place.in_step:
+            raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
+        if fresh and not place.is_repeated:
+            parts.work.renew(dataset)
+        parts.work.sharing.begin()
+        gradients.begin_pass(place.phase)
+        parts.watch.begin_pass(fresh=not place.has_gradients)
+        self.buffers.begin_pass()
+        parts.logs.begin_pass()
+        self._backwards = 0
+        return parts.work.pieces(dataset, step=place.completed)
+
+    def _begin_microbatch(self, piece: LoadedMicrobatch) -> Any:
+        self._parts.check()
+        batch = piece.fetch()
+        self.piece, number = piece, piece.microbatch
+        # A stand-in for samples that an epoch's last step lacks counts for nothing.
+        self.enter(number if piece.samples else STAND_IN)
+        seed_all(self._place.draws.microbatch(number))
+        return batch
+
+    def enter(self, microbatch: int) -> None:
+        """Note the microbatch to which the next forwards belong."""
+        self.buffers.begin_microbatch(microbatch)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of the present microbatch; see `Run.backward`."""
+        self.whole.check_left()
+        piece, watch, evaluations = self.piece, self._parts.watch, self._place.evaluations
+        if piece is None:
+            raise ConfigError("run.backward belongs inside `for ... in run.microbatches(...)`")
+        watch.before_backward()
+        self._backwards += 1
+        if evaluations is not None:
+            evaluations.add(piece.microbatch, loss, samples=piece.samples)
+        if piece.weight != 1.0:
+            loss = loss * piece.weight
+        number = piece.microbatch if piece.samples else STAND_IN
+        self.gradients.backward(loss, microbatch=number)
+        watch.after_backward()
+
+    def _end(self, count: int) -> None:
+        """End a pass over ``count`` microbatches; collective."""
+        parts, place = self._parts, self._place
+        parts.work.sharing.end(self._backwards)
+        if self._backwards not in (0, count):
+            raise ConfigError(
+                f"run.backward was called {self._backwards} times in {count} microbatches: call "
+                "it once in each (add up the losses of one microbatch first)"
+            )
+        if self._backwards and place.has_gradients:
+            raise ConfigError(
+                "two passes over run.microbatches called run.backward: call run.step(optimizer) "
+                "after the first, which applies and drops its gradients"
+            )
+        wrong = self._make_mean()
+        parts.watch.end_pass()
+        parts.logs.end_pass(parts.world, speaks=parts.world.speaks)
+        if self._backwards > 0:
+            place.has_gradients, self.trained = True, count
+            if not place.is_repeated:
+                place.skips = self._is_left_out(wrong)
+            if place.evaluations is not None:
+                place.evaluations.end_pass(
+                    parts.world, speaks=parts.world.speaks, logged=parts.logs.latest
+                )
+        self.buffers.end_pass(apply=not (self._backwards and place.skips))
+        seed_all(place.draws.after_microbatches())
+
+    def _make_mean(self) -> str:
+        """Make the mean gradients; return why they cannot be used, if the loss guard decides."""
+        parts, gradients = self._parts, self.gradients
+        agree = parts.logs.signature(self._backwards > 0)
+        wish = wish_of(parts.channel, parts.world)
+        try:
+            gradients.end_pass(backwards=self._backwards, agree=agree, wish=wish)
+        except NotFiniteError as error:
+            if parts.watch.defers(error):
+                gradients.spoil()
+            elif parts.losses is None or self._place.is_repeated:
+                raise
+            else:
+                return str(error)
+        return ""
+
+    def _is_left_out(self, wrong: str) -> bool:
+        """Let the loss guard decide about the step; it may end the generation, or the job."""
+        parts, world = self._parts, self._parts.world
+        if parts.losses is None:
+            return False
+        world.settle()  # a value from an aborted collective is not judged
+        step = self._place.completed
+
+        def tell(why: str, action: LossAction) -> None:
+            if world.rank == 0:
+                parts.channel.emit(
+                    LossJudged(step=step, generation=world.generation, why=why, action=action.value)
+                )
+            if action in (LossAction.ROLL_BACK, LossAction.STOP):
+                world.barrier()  # the first rank to leave ends it for all: report first
+
+        skips = parts.losses.skips(parts.logs.latest, step=step, wrong=wrong, tell=tell)
+        if skips:
+            self.clear()
+        return skips
+
+    def log(self, values: Mapping[str, float | torch.Tensor]) -> None:
+        """Record metrics of the present microbatch, or of the step; see `Run.log`."""
+        if self.piece is None:
+            self._parts.logs.add(None, values)
+        else:
+            self._parts.logs.add(self.piece.microbatch, values, samples=self.piece.samples)
+
+    def ran(self, call: str) -> Sequence[int]:
+        """Return the microbatches of the last pass for ``call``, which belongs between passes."""
+        self._inside.refuse(call)
+        self.whole.check()
+        return self._ran
+
+    def moment(self) -> Moment:
+        """Return the present place, as far as DataLoaders must not cross it."""
+        inside, place = self._inside, self._place
+        if inside.number is None:
+            return Moment(step=place.completed if place.in_step else None)
+        return Moment(step=place.completed, microbatch=inside.number, visit=inside.visits)
+
+    def close(self) -> None:
+        """Remove every hook, and release the modules."""
+        self._inside.close()
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+        if self._buffers is not None:
+            self._buffers.close()
+            self._buffers = None

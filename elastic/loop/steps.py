@@ -1,0 +1,199 @@
+"""The loop over the steps: its begin, the begin and end of every step, and the ways out of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.elastic.channel.base import WorkerPhase
+from holdfast.elastic.data.loaders import Loader
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events import MetricsLogged, StepDone, TrainingResumed
+from holdfast.elastic.loop.leaving import Leaving
+from holdfast.elastic.loop.logbook import Logbook, Position
+from holdfast.elastic.loop.parts import RunParts
+from holdfast.elastic.loop.passes import Passes
+from holdfast.elastic.loop.user_code import user_line
+from holdfast.elastic.seeding import seed_all
+from holdfast.elastic.tracked.handover import Wish
+
+
+class Steps:
+    """One generation's loop. ``position`` is that of the process in the ``logbook``."""
+
+    def __init__(self, parts: RunParts, passes: Passes, *, position: Position) -> None:
+        self._parts, self._passes, self._place = parts, passes, parts.place
+        self.leaving = Leaving(parts.world)
+        self.logbook = Logbook(parts.keeper.cursor, position, leads=parts.world.rank == 0)
+        self._report = StepReport(parts)
+
+    def until(self, count: int) -> Iterator[int]:
+        """Yield the number of each step; see `Run.steps`."""
+        _ = self._passes.gradients  # refuses a loop before `Run.track`
+        place = self._place
+        self._begin(count)
+        while place.completed < count and not self._parts.keeper.cursor.stopped:
+            self._begin_step()
+            with self._in_body():
+                yield place.completed
+            self._end_step(last=self._agree() or place.completed + 1 >= count)
+        self._hand_over_rest()
+
+    def through(self, count: int, loader: Loader) -> Iterator[int]:
+        """Yield the number of each step; see `Run.epochs`."""
+        _ = self._passes.gradients  # refuses a loop before `Run.track`
+        place = self._place
+        over = loader.reaches(count)
+        self._begin(place.completed if over else place.completed + 1)
+        while not over and not self._parts.keeper.cursor.stopped:
+            self._begin_step()
+            with self._in_body():
+                yield place.completed
+            self._parts.work.advance()
+            over = loader.reaches(count)
+            self._end_step(last=self._agree() or over)
+        self._hand_over_rest()
+
+    @contextmanager
+    def _in_body(self) -> Iterator[None]:
+        """Notice that the loop's body is left for good."""
+        try:
+            yield
+        except GeneratorExit:
+            self._place.has_left = True
+            self.leaving.left(user_line())
+            raise
+
+    def _begin(self, count: int) -> None:
+        if self._place.has_left:
+            raise ConfigError(
+                "a second loop over run.steps follows one that was left by `break`: after a "
+                "failure the first would go on; give it the number of its steps"
+            )
+        parts, completed = self._parts, self._place.completed
+        parts.watch.begin()
+        stopped = self._agree()
+        parts.keeper.begin(completed if stopped else count)
+        if parts.losses is not None:
+            parts.losses.begin(parts.world, completed=completed)
+
+    def _agree(self) -> bool:
+        """Agree with all ranks, at the end of a step, on whether it is the last."""
+        keeper = self._parts.keeper
+        if self._place.is_stepped:
+            self.logbook.hand_over(keeper.protection().step)
+        stopped, told = self.leaving.agree(*self.logbook.told())
+        self.logbook.agreed(*told)
+        keeper.cursor.stopped = keeper.cursor.stopped or stopped
+        return keeper.cursor.stopped
+
+    def _begin_step(self) -> None:
+        parts, place = self._parts, self._place
+        parts.check()
+        place.begin_step()
+        self._passes.begin_step()
+        parts.watch.begin_step(place.completed)
+        self._report.begin()
+        parts.pulse.set(WorkerPhase.COMPUTE, step=place.completed)
+        seed_all(place.draws.before_microbatches())
+
+    def _end_step(self, *, last: bool) -> None:
+        parts, place, gradients = self._parts, self._place, self._passes.gradients
+        self._passes.whole.check()
+        if place.has_gradients or not place.phase:
+            raise ConfigError(
+                f"step {place.completed} ended without run.step(optimizer): call it after every "
+                "pass over run.microbatches with run.backward"
+            )
+        parts.world.settle()  # before anything of the step is kept
+        place.end_step()
+        gradients.end_step()
+        parts.watch.end_step()
+        cursor = parts.keeper.cursor
+        cursor.metrics.update(parts.logs.latest)
+        self.logbook.add(cursor.step, dict(parts.logs.latest))
+        cursor.step += 1
+        parts.work.advance()
+        wished = Wish(gradients.wished)
+        parts.keeper.keep(last=last, wished=wished)
+        self._report.end(microbatches=self._passes.trained)
+        parts.logs.clear()
+        parts.work.sharing.settle()
+        parts.pulse.set(WorkerPhase.IDLE, step=cursor.step)
+        if wished and not last:
+            parts.keeper.hand_over()
+
+    def _hand_over_rest(self) -> None:
+        parts = self._parts
+        with parts.pulse.phase(WorkerPhase.WAIT):
+            self.logbook.finish(lambda: parts.keeper.protection().step, check=parts.check)
+
+    def finish(self) -> None:
+        """Make the last step durable if requested, and wait for all ranks."""
+        parts, place = self._parts, self._place
+        parts.pulse.set(WorkerPhase.WAIT, step=place.completed)
+        self.leaving.meet(place.completed)
+        if place.in_step:  # the loop was left by `break` or `return`
+            parts.keeper.cursor.stopped = True
+            self._end_left()
+        parts.keeper.finish()
+        parts.world.barrier()
+
+    def _end_left(self) -> None:
+        if self._place.is_stepped:
+            self._end_step(last=True)
+            self._hand_over_rest()
+        else:
+            self._parts.world.settle()
+            self._place.end_step()
+            self._parts.keeper.keep_unfinished()
+
+
+class StepReport:
+    """The events at the end of each of one generation's steps."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._began = (0.0, 0.0, 0.0)
+        self._resumed = False
+
+    def begin(self) -> None:
+        """Read the clocks at the begin of a step."""
+        self._began = (time.time(), time.perf_counter(), time.process_time())
+
+    def end(self, *, microbatches: int) -> None:
+        """Report the step that the cursor counts now; this rank ran ``microbatches`` of it."""
+        parts, keeper, world = self._parts, self._parts.keeper, self._parts.world
+        step, generation = keeper.cursor.step, world.generation
+        protection = keeper.protection()
+        start, began, cpu_began = self._began
+        seconds = time.perf_counter() - began
+        # Read the end of the step before the fence. Then, however long a pause here is, only steps
+        # that ended while the generation was valid are reported.
+        parts.check()
+        parts.channel.emit(
+            StepDone(
+                step=step,
+                generation=generation,
+                rank=world.rank,
+                start_s=start,
+                seconds=seconds,
+                stall_s=keeper.stall_s(),
+                protected=protection.step,
+                unprotected_s=round(protection.age_s, 6),
+                copied_bytes=protection.copied_bytes,
+                discarded=protection.discarded,
+                waited_s=world.guard.take_waited_s(),
+                quiet_s=parts.pulse.take_quiet_s(),
+                data_s=parts.work.take_waited_s(),
+                cpu_s=time.process_time() - cpu_began,
+                microbatches=microbatches,
+            )
+        )
+        if world.rank == 0:
+            if parts.logs.latest:
+                parts.channel.emit(MetricsLogged(step=step, values={**parts.logs.latest}))
+            if not self._resumed:
+                parts.channel.emit(TrainingResumed(generation=generation, step=step))
+        self._resumed = True
