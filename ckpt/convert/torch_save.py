@@ -25,7 +25,7 @@ from holdfast.ckpt.convert.interchange import itemsize_of, nbytes_of
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError, StoreError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.state.flatten import check_tensor
+from holdfast.ckpt.state.local_boxes import check_tensor
 from holdfast.ckpt.state.names import join
 from holdfast.ckpt.store.places import scheme_of
 from holdfast.ckpt.types import Json

@@ -25,10 +25,16 @@ from holdfast.ckpt.state.flatten import (
     FlatState,
     Trace,
     TracedTree,
-    check_tensor,
     flatten,
 )
-from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
+from holdfast.ckpt.state.local_boxes import (
+    LEAVES,
+    FlatShard,
+    Leaf,
+    TensorShard,
+    check_tensor,
+    local_of,
+)
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
 from holdfast.ckpt.state.trees.encoding import TreeEncoder

@@ -25,7 +25,14 @@ from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import MismatchError, StateError
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.fsdp1 import flat_module, reshard
-from holdfast.ckpt.state.local_boxes import LEAVES, FlatShard, Leaf, TensorShard, local_of
+from holdfast.ckpt.state.local_boxes import (
+    LEAVES,
+    FlatShard,
+    Leaf,
+    TensorShard,
+    check_tensor,
+    local_of,
+)
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.names import WRAPPER_ATTRIBUTES, join
 from holdfast.ckpt.state.optimizers import (
@@ -129,24 +136,6 @@ def flatten(state: Mapping[str, Any], *, rank: int = 0, trace: Trace | None = No
             "too deeply; flatten it"
         ) from None
     return walker.flat
-
-
-def check_tensor(fqn: str, leaf: Leaf) -> None:
-    """Raise ``StateError`` if the tensor is not plain bytes, or not materialised."""
-    local = local_of(leaf)
-    if nn.parameter.is_lazy(local) or local.is_meta:
-        raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
-    if local.layout != torch.strided:
-        raise StateError(f"{fqn}: layout {local.layout} cannot be captured; use a dense tensor")
-    if local.dtype not in torch_dtypes.NAME_OF:
-        raise StateError(
-            f"{fqn}: dtype {local.dtype} cannot be captured; keep its integer values and scales"
-        )
-    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise StateError(
-            f"{fqn}: tensor subclass {type(local).__name__} cannot be captured; keep the plain "
-            "tensors it is made of"
-        )
 
 
 class _Flattener:

@@ -9,6 +9,7 @@ from math import prod
 from typing import TypeAlias, cast
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.ckpt import torch_private
@@ -115,6 +116,24 @@ def local_of(leaf: Leaf) -> torch.Tensor:
     if isinstance(leaf, TensorShard | FlatShard):
         return leaf.tensor
     return torch_private.local_part_of(leaf) if isinstance(leaf, DTensor) else leaf
+
+
+def check_tensor(fqn: str, leaf: Leaf) -> None:
+    """Raise ``StateError`` if the tensor is not plain bytes, or not materialised."""
+    local = local_of(leaf)
+    if nn.parameter.is_lazy(local) or local.is_meta:
+        raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
+    if local.layout != torch.strided:
+        raise StateError(f"{fqn}: layout {local.layout} cannot be captured; use a dense tensor")
+    if local.dtype not in torch_dtypes.NAME_OF:
+        raise StateError(
+            f"{fqn}: dtype {local.dtype} cannot be captured; keep its integer values and scales"
+        )
+    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise StateError(
+            f"{fqn}: tensor subclass {type(local).__name__} cannot be captured; keep the plain "
+            "tensors it is made of"
+        )
 
 
 def held(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:

@@ -9,16 +9,14 @@ functions run again, from their checkpoints if they have any.
 
 from __future__ import annotations
 
-import io
+import hashlib
 import time
-from collections import OrderedDict
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
-from torch.distributed.tensor import DTensor
-
-from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state.trees.packing import pack, unpack
 from holdfast.ckpt.torch_private import Store, TCPStore
 from holdfast.elastic.channel.base import AgentChannel, Channel
 from holdfast.elastic.config import Settings
@@ -28,11 +26,19 @@ from holdfast.elastic.groups.reform import GenerationWorld
 PART_BYTES = 1 << 20
 """The most bytes under one key, as in `StoreGather`."""
 
-_PLAIN = (bool, int, float, str, type(None))
 _CONNECT_S = 10.0
 _FETCH_S = 120.0
 _AGAIN_S = 0.1
 _ROSTER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedStage:
+    """A stage and its result as bytes; ``wrong`` is the reason if there are none."""
+
+    name: str
+    result: bytearray
+    wrong: str
 
 
 class Stages:
@@ -43,15 +49,15 @@ class Stages:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._names: list[str] = []
-        self._results: list[Any] = []
-        self._digests: list[str] = []
+        self._finished: list[FinishedStage] = []
+        self._digests: list[str] = []  # of the results that workers share
         self._places: dict[str, str] = {}
+        self._is_shared = True
 
     @property
     def number(self) -> int:
         """The number of the present stage: of the stages before it."""
-        return len(self._names)
+        return len(self._finished)
 
     def number_at(self, channel: Channel) -> int:
         """Return the number of the present stage as the job knows it.
@@ -80,42 +86,48 @@ class Stages:
                     f"{name} and {before}, which is complete, have the same directory {place}: "
                     f"{name} would begin with the end of {before}; give each its own"
                 )
-        if self._names and settings.snapshots.disk and not alone:
+        if self._finished and settings.snapshots.disk and not alone:
             raise ConfigError(
-                f"{name} follows {self._names[-1]} in the same script, with "
+                f"{name} follows {self._finished[-1].name} in the same script, with "
                 f"Snapshots(disk={settings.snapshots.disk!r}): only the first stage can have a "
                 "disk; leave it out, or use checkpoint="
             )
-        if isinstance(channel, AgentChannel):
+        self._is_shared = isinstance(channel, AgentChannel)
+        if self._is_shared:
             self._check_results()
 
     def finished(self, name: str, result: Any, settings: Settings) -> None:
-        """Note the end of the present stage."""
+        """Note the end of the present stage, and its result as it is now.
+
+        The script may change it before the next stage, in a worker that starts later as well.
+        """
         self._places.update(dict.fromkeys(_places(settings), name))
-        self._names.append(name)
-        self._results.append(result)
+        packed, wrong = bytearray(), ""
+        if self._is_shared:  # another launcher restarts all workers at once
+            try:
+                packed = pack(result, "the result")
+            except StateError as error:  # the last stage may return anything
+                wrong = str(error)
+        self._finished.append(FinishedStage(name=name, result=packed, wrong=wrong))
 
     def _check_results(self) -> None:
-        known = len(self._digests)
-        for name, result in zip(self._names[known:], self._results[known:], strict=True):
-            if wrong := _unsendable(result, "the result"):
+        for before in self._finished[len(self._digests) :]:
+            if before.wrong:
                 raise ConfigError(
-                    f"a second decorated function follows {name}, but {wrong}: a worker that "
-                    "starts later could not get it; return tensors, numbers, strings, and lists "
-                    "and dicts of them (of a module its state_dict()), or nothing"
+                    f"a second decorated function follows {before.name}, but {before.wrong}: a "
+                    "worker that starts later could not get it; return dense tensors, numbers, "
+                    "strings, and lists and dicts of them (of a module its state_dict()), or "
+                    "nothing"
                 )
-            self._digests.append(state_hash({"result": result}))
+            self._digests.append(hashlib.sha256(before.result).hexdigest())
 
     def publish(self, store: Store) -> None:
         """Offer the results of the stages before to workers that start later."""
-        for stage, _ in enumerate(self._digests):  # another launcher restarts all workers at once
-            result = self._results[stage]
-            buffer = io.BytesIO()
-            torch.save(result, buffer)
-            data = buffer.getvalue()
+        for stage, _ in enumerate(self._digests):
+            data = self._finished[stage].result
             parts = range(0, len(data), PART_BYTES)
             for i, at in enumerate(parts):
-                part: Any = data[at : at + PART_BYTES]  # torch takes bytes as well as text
+                part: Any = bytes(data[at : at + PART_BYTES])  # torch takes bytes as well as text
                 store.set(f"stage/{stage}/{i}", part)
             store.set(f"stage/{stage}", str(len(parts)))
 
@@ -125,11 +137,12 @@ class Stages:
             return
         said = world.gather(list(self._digests))
         for rank, theirs in enumerate(said):
-            for name, mine, other in zip(self._names, said[0], theirs, strict=True):
+            for before, mine, other in zip(self._finished, said[0], theirs, strict=True):
                 if mine != other:
                     raise ConfigError(
-                        f"{name} returned something else on rank {rank} than on rank 0: a worker "
-                        "that starts later could not know which it gets; return the same on all"
+                        f"{before.name} returned something else on rank {rank} than on rank 0: a "
+                        "worker that starts later could not know which it gets; return the same on "
+                        "all"
                     )
 
     def fetch(self, channel: Channel) -> Any:
@@ -144,16 +157,11 @@ class Stages:
                     data = _read(str(worker.info.get("store", "")), self.number)
                 except RuntimeError:  # the type of all of torch's connection errors
                     continue
-                return load(data)
+                return unpack(data)
             channel.await_roster(after=channel.roster_version(), timeout_s=_AGAIN_S)
         raise JobFailedError(
             f"the job is in a later stage, and no worker gave the result of stage {self.number}"
         )
-
-
-def load(data: bytes) -> Any:
-    """Return a result from its bytes, which cannot carry code."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _is_alone(channel: Channel) -> bool:
@@ -171,25 +179,10 @@ def _places(settings: Settings) -> list[str]:
     return [place for place in (root, settings.snapshots.disk) if place]
 
 
-def _read(address: str, stage: int) -> bytes:
+def _read(address: str, stage: int) -> bytearray:
     """Return a stage's result from a worker's store."""
     host, _, port = address.rpartition(":")
     limit = timedelta(seconds=_CONNECT_S)
     store = TCPStore(host, int(port or 0), is_master=False, timeout=limit)
     count = int(store.get(f"stage/{stage}"))
-    return b"".join(store.get(f"stage/{stage}/{i}") for i in range(count))
-
-
-def _unsendable(value: Any, path: str) -> str:
-    """Return the first part of a value that another process cannot get, empty if there is none."""
-    if isinstance(value, _PLAIN) or (
-        isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-    ):
-        return ""
-    if type(value) in (list, tuple):
-        parts = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
-    elif type(value) in (dict, OrderedDict) and all(isinstance(key, str | int) for key in value):
-        parts = [(f"{path}[{key!r}]", each) for key, each in value.items()]
-    else:
-        return f"{path} is a {type(value).__name__}"
-    return next((wrong for name, each in parts if (wrong := _unsendable(each, name))), "")
+    return bytearray().join(store.get(f"stage/{stage}/{i}") for i in range(count))

@@ -9,6 +9,7 @@ import torch
 from lone_channel import LoneChannel
 from torch import nn
 
+from holdfast.ckpt.state.trees.packing import unpack
 from holdfast.ckpt.torch_private import TCPStore
 from holdfast.elastic.config import Checkpoints, Settings, Snapshots
 from holdfast.elastic.errors import ConfigError
@@ -44,6 +45,7 @@ def test_a_later_stage_with_a_disk_is_refused() -> None:
     [
         (nn.Linear(2, 2), "the result is a Linear"),
         ({"model": [1, nn.Linear(2, 2)]}, r"the result\['model'\]\[1\] is a Linear"),
+        ([torch.ones(2).to_sparse()], r"the result\[0\]: layout torch.sparse_coo"),
     ],
 )
 def test_a_result_that_no_other_process_can_get_is_named(result: Any, part: str) -> None:
@@ -61,6 +63,24 @@ def test_a_result_is_read_from_another_workers_store(monkeypatch: pytest.MonkeyP
     found._check_results()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found.publish(store)
-    got = stages.load(stages._read(f"127.0.0.1:{store.port}", 0))
+    got = unpack(stages._read(f"127.0.0.1:{store.port}", 0))
     assert torch.equal(got["w"], result["w"])
     assert {**got, "w": 0} == {**result, "w": 0}
+
+
+def test_a_result_is_that_of_its_stage_whatever_the_script_does_to_it_later() -> None:
+    found, result = Stages(), {"w": torch.ones(3)}
+    found.finished("pretrain", result, Settings())
+    result["w"] *= 2  # a worker that starts later does so too
+    found._check_results()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found.publish(store)
+    assert unpack(stages._read(f"127.0.0.1:{store.port}", 0))["w"].tolist() == [1, 1, 1]
+
+
+def test_a_script_by_hand_and_the_last_function_may_return_anything() -> None:
+    found = Stages()
+    found.finished("pretrain", nn.Linear(2, 2), Settings())
+    found.begin("finetune", Settings(), _channel())
+    found.finished("finetune", nn.Linear(2, 2), Settings())
+    assert found.number == 2
