@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DEADLINE_S, PATIENT, hurt, launched
+from disturbed import alone_and_disturbed
 from rank_bodies import train_in_turn
 from ranks import ranks
 from tree import HELPERS
-
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"how": "plain", "exact": "float32"},
@@ -81,24 +76,7 @@ def test_weights_are_those_of_one_rank_and_without_exact_nearly(
 def test_a_ddp_job_that_loses_a_worker_ends_with_the_weights_of_a_plain_one(
     tmp_path: Path,
 ) -> None:
-    words = [SCRIPT, "--steps", 40, "--result", tmp_path / "alone.json"]
-    subprocess.run([sys.executable, *map(str, words)], check=True, timeout=DEADLINE_S)
-    go_on = tmp_path / "go"
-    flags = ["--steps", "40", "--result", str(tmp_path / "job.json"), "--ddp"]
-    flags += ["--pace", "0.4", "--until", str(go_on)]
-    config = LaunchConfig(
-        command=python_command(SCRIPT, flags),
-        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
-        wanted={"trainer": 2},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
+    alone, found = alone_and_disturbed(
+        SCRIPT, tmp_path, ranks=2, flags=["--steps", "40"], in_job=["--ddp", "--pace", "0.4"]
     )
-    with launched(config) as job:
-        job.await_step(4)
-        hurt(job.worker("trainer/1"))
-        job.generation(2)
-        go_on.touch()
-        outcome = job.finish()
-        assert outcome.ok, outcome.message
-    alone, found = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("alone", "job"))
     assert found == alone

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DEADLINE_S, PATIENT, hurt, launched
+from disturbed import alone_and_disturbed
 from own_calls_bodies import CALLS, MICROBATCHES, everything
 from ranks import ranks
 from tree import HELPERS
-
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 Found = dict[str, Any]
 
@@ -94,23 +90,5 @@ def test_all_ranks_find_at_any_world_size_what_one_finds(
 def test_a_contrastive_job_that_loses_a_rank_ends_with_the_weights_of_one_alone(
     tmp_path: Path,
 ) -> None:
-    script, go_on = HELPERS / "contrastive_training.py", tmp_path / "go"
-    config = LaunchConfig(
-        command=python_command(
-            script, ["--result", str(tmp_path / "job.json"), "--go-on", str(go_on)]
-        ),
-        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1", "n2")),
-        wanted={"trainer": 3},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
-    )
-    with launched(config) as job:
-        job.await_step(3)
-        hurt(job.worker("trainer/1"))
-        job.world_of(2)
-        go_on.touch()
-        outcome = job.finish()
-        assert outcome.ok, outcome.message
-    words = [sys.executable, script, "--result", tmp_path / "alone.json", "--go-on", go_on]
-    subprocess.run([str(word) for word in words], check=True, timeout=DEADLINE_S)
-    assert (tmp_path / "job.json").read_text() == (tmp_path / "alone.json").read_text()
+    alone, found = alone_and_disturbed(HELPERS / "contrastive_training.py", tmp_path, ranks=3)
+    assert found == alone

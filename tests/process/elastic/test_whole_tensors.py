@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DEADLINE_S, PATIENT, hurt, launched
+from disturbed import alone_and_disturbed
 from norm_bodies import KINDS, optimize_all
 from ranks import ranks
 from tree import HELPERS
-
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "whole_training.py"
 
@@ -48,24 +42,5 @@ def test_the_weights_are_those_of_one_rank(
 
 
 def test_a_job_that_loses_a_worker_ends_as_one_process_does(tmp_path: Path) -> None:
-    words = [SCRIPT, "--result", tmp_path / "alone.json"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *map(str, words)], env=env, check=True, timeout=DEADLINE_S)
-    go_on = tmp_path / "go"
-    flags = ["--result", str(tmp_path / "job.json"), "--until", str(go_on)]
-    config = LaunchConfig(
-        command=python_command(SCRIPT, flags),
-        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1", "n2")),
-        wanted={"trainer": 3},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
-    )
-    with launched(config) as job:
-        job.await_step(4)
-        hurt(job.worker("trainer/1"))
-        job.generation(2)
-        go_on.touch()
-        outcome = job.finish()
-        assert outcome.ok, outcome.message
-    alone, found = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("alone", "job"))
+    alone, found = alone_and_disturbed(SCRIPT, tmp_path, ranks=3)
     assert found == alone

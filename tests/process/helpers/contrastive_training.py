@@ -1,4 +1,4 @@
-"""A contrastive training in two passes, with noise of the run's; waits in step 3 for a file."""
+"""A contrastive training in two passes, with noise of the run's; it waits for ``--until``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.ckpt.state.hashing import state_hash
 MICROBATCHES = 5
 
 
-def main(result: Path, go_on: Path) -> None:
+def main(result: Path, until: Path | None) -> None:
     """Train and write the hash of the state."""
     torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ def main(result: Path, go_on: Path) -> None:
         run.track(model=model, optimizer=optimizer)
         noise = run.generator("noise")
         for step in run.steps(8):
-            while step == 3 and not go_on.exists():
+            while step == 4 and until is not None and not until.exists():
                 run.check()
                 time.sleep(0.02)
             with torch.no_grad():
@@ -56,6 +56,6 @@ def noisy(x: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--result", type=Path, required=True)
-    parser.add_argument("--go-on", type=Path, required=True)
+    parser.add_argument("--until", type=Path)
     args = parser.parse_args()
-    main(args.result, args.go_on)
+    main(args.result, args.until)
