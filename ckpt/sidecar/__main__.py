@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.ckpt.descriptors import allow_many
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
 from holdfast.ckpt.transport import RunKey
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except (CkptError, msgspec.DecodeError, OSError) as error:
         sys.stderr.write(f"sidecar: {error}\n")
         return 2
+    allow_many()
     gc.collect()
     gc.freeze()  # objects that exist now stay: the collector need not visit them again
     orphaned = threading.Event()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from time import monotonic
 
 import msgspec
 
+from holdfast.ckpt.descriptors import readable
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.memory.arena import arena_path, hold, sweep
 from holdfast.ckpt.private import PRIVATE
@@ -146,7 +146,7 @@ def _await_address(process: subprocess.Popen[bytes], log: Path | None, *, give_u
     deadline_s, text = monotonic() + START_TIMEOUT_S, b""
     while not text.endswith(b"\n"):
         left_s = deadline_s - monotonic()
-        found = select.select(heard, [], [], max(left_s, 0))[0]
+        found = readable(heard, left_s)
         if give_up_fd in found:
             raise PeerError("the start of the sidecar was cancelled")
         if not found:

@@ -10,6 +10,7 @@ import sys
 
 import msgspec
 
+from holdfast.ckpt.descriptors import allow_many
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.agent.loop import Agent
@@ -30,6 +31,7 @@ def main() -> int:
     logging.basicConfig(format=f"holdfast agent {config.node}: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     collect_rarely()
+    allow_many()
     try:
         agent = Agent(config)
     except CoordinatorError as error:

@@ -79,7 +79,7 @@ class Conductor:
         self._stood = 0
         self._inventory: Inventory | None = None
         self._inventory_asked = False
-        self._progress, self._base = -1, 0
+        self.progress, self._base = -1, 0
         self._progress_asked_s = 0.0
         self._sidecar_failures = 0
         self._leave_by_s: float | None = None
@@ -169,7 +169,7 @@ class Conductor:
         waiting = now_s - self._started_s < _NODES_WAIT_S
         decision, reason = seating.seat(
             self.view,
-            progress=self._progress,
+            progress=self.progress,
             max_attempts=self._config.max_attempts,
             expect_nodes=self._config.nodes if waiting else 0,
         )
@@ -275,8 +275,8 @@ class Conductor:
             return
         if not stalled(self.view):
             return
-        self._stalls = 1 if self._progress > self._stalled_at else self._stalls + 1
-        self._stalled_at = self._progress
+        self._stalls = 1 if self.progress > self._stalled_at else self._stalls + 1
+        self._stalled_at = self.progress
         why = f"all ranks of generation {number} wait for each other"
         where = f": {found}" if (found := where_ranks_wait(self.view)) else ""
         if self._stalls >= self._config.max_attempts:
@@ -397,7 +397,7 @@ class Conductor:
 
     def step_protected(self, step: int) -> None:
         """See `SidecarEvents`."""
-        self._progress = max(self._progress, self._base + step)
+        self.progress = max(self.progress, self._base + step)
 
     # -- the node's record ---------------------------------------------------------------------
 

@@ -264,6 +264,7 @@ class Agent:
                 stragglers=self._conductor.stragglers,
                 data_troubles=self._crew.data_troubles,
                 unreachable=tuple(sorted(self._reach.probing.unreachable)),
+                progress=self._conductor.progress,
             )
         )
 

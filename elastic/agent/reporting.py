@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,8 @@ from holdfast.elastic.events import Event
 from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.elastic.membership.records import Roster
 from holdfast.elastic.membership.view import JobView
+
+_log = logging.getLogger(__name__)
 
 PROCESSES_PATTERN = "processes-*.json"
 
@@ -20,7 +23,8 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     ``failure`` describes an error of a worker after it had completed its part of the job.
     ``stragglers`` describes slow workers by seat, on the one node that reports for all;
     ``data_troubles`` describes failures of its workers' data loading processes, and ``unreachable``
-    names the nodes that it does not reach.
+    names the nodes that it does not reach. ``progress`` grows with every step that is newly
+    protected.
     """
 
     agent: int
@@ -31,6 +35,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: dict[str, str] = {}
     data_troubles: dict[str, str] = {}
     unreachable: tuple[str, ...] = ()
+    progress: int = -1
 
 
 class Reporter:
@@ -40,6 +45,7 @@ class Reporter:
         self._run_dir, self._node = run_dir, node
         self._events = EventWriter(events_file(run_dir, node), node=node)
         self._processes: NodeProcesses | None = None
+        self._refused = False
 
     def emit(self, event: Event) -> None:
         """Write an event of the agent's own."""
@@ -50,15 +56,21 @@ class Reporter:
         self._events.write(msgspec.structs.replace(event, seat=seat), source="worker")
 
     def list_processes(self, processes: NodeProcesses) -> None:
-        """Replace the node's list if it has changed."""
+        """Replace the node's list if it has changed; on a full disk the old one stays for now."""
         if processes == self._processes:
             return
-        self._processes = processes
         path = processes_file(self._run_dir, self._node)
         fresh = path.with_suffix(".new")
-        fresh.touch(mode=0o600)
-        fresh.write_bytes(msgspec.json.encode(processes))
-        fresh.replace(path)
+        try:
+            fresh.touch(mode=0o600)
+            fresh.write_bytes(msgspec.json.encode(processes))
+            fresh.replace(path)
+        except OSError as error:
+            if not self._refused:
+                _log.warning("%s: the list of processes stays old: %s", path, error.strerror)
+            self._refused = True
+            return
+        self._processes, self._refused = processes, False
 
     def close(self) -> None:
         """Close the event file."""

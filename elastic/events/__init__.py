@@ -35,6 +35,7 @@ from holdfast.ckpt.events import (
 )
 from holdfast.elastic.events.job import (
     Detected,
+    EventsLost,
     FaultInjected,
     FaultOver,
     FencingBegun,
@@ -128,6 +129,7 @@ __all__ = [
     "EpisodesPlayed",
     "Event",
     "EventFormatError",
+    "EventsLost",
     "FaultInjected",
     "FaultOver",
     "FencingBegun",

@@ -30,6 +30,13 @@ class JobEnded(Event, frozen=True, kw_only=True, tag="job_ended"):
     """Reason of the end, in words."""
 
 
+class EventsLost(Event, frozen=True, kw_only=True, tag="events_lost"):
+    """Events before this one could not be written, as on a full disk."""
+
+    count: int
+    """Number of them."""
+
+
 class NodeExited(Event, frozen=True, kw_only=True, tag="node_exited"):
     """A node's agent ended while the job goes on."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -11,7 +12,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.ckpt.events import Event
+from holdfast.elastic.events.job import EventsLost
 from holdfast.elastic.events.wire import EventFormatError, decode, encode
+
+_log = logging.getLogger(__name__)
 
 EVENTS_PATTERN = "events-*.jsonl"
 
@@ -22,11 +26,15 @@ def events_file(run_dir: Path, writer: str) -> Path:
 
 
 class EventWriter:
-    """Appends events to one file; each is a single write of a whole line."""
+    """Appends events to one file; each is a single write of a whole line.
+
+    An event that cannot be written, as on a full disk, is lost; `EventsLost` says how many were.
+    """
 
     def __init__(self, path: Path, *, node: str) -> None:
         self._node = node
-        self._lock = threading.Lock()
+        self._path, self._lock = path, threading.Lock()
+        self._lost = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, event: Event, *, source: str) -> None:
@@ -36,8 +44,29 @@ class EventWriter:
         )
         line = encode(whole) + b"\n"
         with self._lock:
-            if self._fd >= 0:
-                os.write(self._fd, line)
+            if self._fd < 0:
+                return
+            if not self._append(line):
+                self._lost += 1
+            elif self._lost:
+                lost = EventsLost(
+                    count=self._lost, node=self._node, source=source, time_s=time.time()
+                )
+                if self._append(encode(lost) + b"\n"):
+                    self._lost = 0
+
+    def _append(self, line: bytes) -> bool:
+        """Append a line, whole or not at all; a full disk must not end a job."""
+        size_bytes = 0
+        try:
+            size_bytes = os.fstat(self._fd).st_size
+            if os.write(self._fd, line) == len(line):
+                return True
+            os.ftruncate(self._fd, size_bytes)
+        except OSError as error:
+            if not self._lost:
+                _log.warning("%s: events are lost: %s", self._path, error.strerror)
+        return False
 
     def close(self) -> None:
         """Close the file; later events are dropped."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import shutil
 import signal
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.ckpt.descriptors import allow_many, readable
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
 from holdfast.ckpt.private import PRIVATE
@@ -29,6 +29,7 @@ from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, r
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import Detected, Event, JobEnded, JobStarted, NodeExited
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventWriter, events_file
@@ -77,8 +78,9 @@ class LaunchConfig:
     key, events and logs; None: a temporary one, removed at the end (or by the next job if the
     launcher is killed). ``coordinator`` is `EMBEDDED` or the address of an etcd; ``port`` is the
     embedded one's port on the loopback address, 0 for any free one. A node whose agent died is
-    restarted up to ``node_restarts`` times, with its snapshots in memory; a node whose memory is
-    gone as well is lost, and restarted empty only if the job cannot continue without it.
+    restarted, with its snapshots in memory, up to ``node_restarts`` times in a row without a newly
+    protected step; a node whose memory is gone as well is lost, and restarted empty only if the job
+    cannot continue without it.
     ``elsewhere`` is the number of further nodes that other launchers are expected to bring
     (`holdfast.elastic.launch.joint`); ``host`` is this machine's address for them. With ``apart``
     the nodes share no memory, as if each were a host of its own: for tests and benchmarks of
@@ -139,7 +141,8 @@ class Launcher:
         self.run_dir = config.run_dir or run_dirs.make()
         self._agents: dict[str, Child] = {}
         self._memory: dict[str, int] = {}
-        self._restarts: dict[str, int] = {}
+        self._restarts: dict[str, Restarts] = {}
+        self._due: set[str] = set()
         self._stopped_s: dict[str, float] = {}
         self._lost: dict[str, str] = {}
         self._returning: set[str] = set()
@@ -157,6 +160,7 @@ class Launcher:
         Raises ``ConfigError`` if the run directory or the coordinator's address is bad,
         ``CoordinatorError`` if the port is taken or etcd does not answer.
         """
+        allow_many()
         sweep()
         run_dirs.sweep()
         self.key = RunKey.new()
@@ -330,7 +334,7 @@ class Launcher:
         """Return as soon as an agent exits."""
         pidfds = [os.pidfd_open(agent.pid) for agent in self._agents.values() if agent.alive]
         try:
-            select.select(pidfds, [], [], timeout_s)
+            readable(pidfds, timeout_s)
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
@@ -355,6 +359,10 @@ class Launcher:
             if status and status.change == ChildChange.EXITED:
                 self._stopped_s.pop(node.name, None)
                 self._lose_node(node, agent)
+            elif node.name in self._due:
+                if time.monotonic() >= self._restarts[node.name].due_s:
+                    self._due.discard(node.name)
+                    self._start_agent(node)
             elif returns and status is None and not self._is_going(node.name, agent):
                 self._returning.discard(node.name)
                 if not agent.alive:
@@ -382,12 +390,17 @@ class Launcher:
         self.emit(NodeExited(victim=node.name, status=ending, memory_kept=kept))
         if not any(other.alive for other in self._agents.values()):
             self.emit(Detected(what="node_lost", victim=node.name))
-        restarts = self._restarts.get(node.name, 0)
+        restarts = again(
+            self._restarts.get(node.name, Restarts()),
+            progress=found.progress if found else -1,
+            most=self.config.node_restarts,
+            now_s=time.monotonic(),
+        )
         useless = found is not None and bool(found.failure)  # it has failed repeatedly
         wanted = not useless and not left and (kept or self._hopeless() is not None)
-        if wanted and restarts < self.config.node_restarts:
-            self._restarts[node.name] = restarts + 1
-            self._start_agent(node)
+        if wanted and restarts is not None:
+            self._restarts[node.name] = restarts
+            self._due.add(node.name)
             return
         self._remove_memory(node.name)
         if reason := self._hopeless():
@@ -403,7 +416,7 @@ class Launcher:
 
     def _hopeless(self) -> str | None:
         """Return why the job cannot continue with the remaining nodes, None if it can."""
-        alive = {name for name, agent in self._agents.items() if agent.alive}
+        alive = {name for name, agent in self._agents.items() if agent.alive} | self._due
         left = [node for node in self.config.nodes if node.name in alive]
         lost = ", ".join(
             f"{name} ({ending})" for name, ending in self._lost.items() if name not in alive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import IO
+
+from holdfast.ckpt.descriptors import readable
 
 # Runs between fork and the real program, in a fresh interpreter instead of a preexec_fn, because
 # Python code between fork and exec is unsafe in a process with threads. PR_SET_PDEATHSIG is 1; if
@@ -181,7 +182,7 @@ class Child:
             except ProcessLookupError:  # foretold and buried in this moment
                 continue
             try:
-                if select.select([pidfd], [], [], max(0.0, min(left_s, _END_LOOK_S)))[0]:
+                if readable([pidfd], min(left_s, _END_LOOK_S)):
                     return True
             finally:
                 os.close(pidfd)
@@ -200,7 +201,7 @@ class Child:
             except ProcessLookupError:  # foretold and buried in this moment
                 return self.wait(timeout_s)
             try:
-                ready, _, _ = select.select([pidfd], [], [], timeout_s)
+                ready = readable([pidfd], timeout_s)
             finally:
                 os.close(pidfd)
             if not ready:
@@ -226,8 +227,7 @@ def end_processes(pids: Sequence[int], *, mark: str, timeout_s: float = 2.0) -> 
             if not _carries(pid, pidfd=pidfd, mark=mark):
                 continue
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            gone, _, _ = select.select([pidfd], [], [], max(0.0, deadline_s - time.monotonic()))
-            if not gone:
+            if not readable([pidfd], deadline_s - time.monotonic()):
                 left.append(pid)
         except ProcessLookupError:
             continue
@@ -249,6 +249,6 @@ def _carries(pid: int, *, pidfd: int, mark: str) -> bool:
             return False
         if command:
             return mark.encode() in command + b"\0" + environment
-        if select.select([pidfd], [], [], _EXEC_LOOK_S)[0]:
+        if readable([pidfd], _EXEC_LOOK_S):
             return False  # a zombie: it has ended already
     return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import shlex
 import signal
 import socket
@@ -19,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.errors import HoldfastError, UnsafePathError
 from holdfast.ckpt.memory.arena import arena_path, sweep
 from holdfast.ckpt.private import plain_name
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
@@ -115,8 +115,11 @@ def run(args: argparse.Namespace) -> int:
         return _make_key(shared_key_file(args.key_file))
     name = args.run or _default_run(os.environ)
     node = args.node or os.environ.get(NODE_ENV) or socket.gethostname()
-    plain_name(name, "--run")
-    plain_name(node, "--node")
+    try:
+        plain_name(name, "--run")
+        plain_name(node, "--node")
+    except UnsafePathError as error:
+        raise ConfigError(str(error)) from error
     path = sidecar_file(args.file, run=name, node=node)
     if args.action == "stop":
         return _stop(path)
@@ -231,7 +234,7 @@ def _await_end(sidecar: SidecarProcess, ended: threading.Event) -> bool:
     pidfd = os.pidfd_open(sidecar.pid)
     try:
         while not ended.is_set():
-            if select.select([pidfd], [], [], _POLL_S)[0]:
+            if readable([pidfd], _POLL_S):
                 sidecar.process.wait()
                 return False
         return True
@@ -293,7 +296,7 @@ def _stop(path: Path) -> int:
     pidfd = os.pidfd_open(found.pid)
     try:
         os.kill(found.pid, signal.SIGTERM)
-        gone, _, _ = select.select([pidfd], [], [], _STOP_S)
+        gone = readable([pidfd], _STOP_S)
     finally:
         os.close(pidfd)
     if not gone:

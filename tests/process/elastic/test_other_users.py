@@ -1,4 +1,4 @@
-"""What another user of the machine sees of a running job: that it runs, and nothing else."""
+"""Another user of the machine sees of a running job that it runs, and nothing else."""
 
 from __future__ import annotations
 

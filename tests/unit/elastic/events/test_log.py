@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from holdfast.elastic.events import (
     EventFormatError,
+    EventsLost,
     MetricsLogged,
     NodeLeaving,
     StepDone,
@@ -50,3 +53,29 @@ def test_a_line_that_is_no_event_is_named_with_its_file(tmp_path: Path) -> None:
     events_file(tmp_path, "n0").write_text("nonsense\n")
     with pytest.raises(EventFormatError, match=r"events-n0\.jsonl: not an event"):
         EventReader(tmp_path).new()
+
+
+def test_what_a_full_disk_refuses_is_counted_and_never_raised(
+    tmp_path: Path,
+) -> None:
+    path = events_file(tmp_path, "n0")
+    writer = EventWriter(path, node="n0")
+    writer.write(UserEvent(name="first"), source="agent")
+    whole = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for room in (0, 10):  # nothing fits; half a line does
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + room, hard))
+            writer.write(UserEvent(name="refused"), source="agent")
+            assert path.read_bytes() == whole
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    writer.write(UserEvent(name="again"), source="agent")
+    writer.write(UserEvent(name="last"), source="agent")
+    writer.close()
+    first, again, lost, last = EventReader(tmp_path).new()
+    assert isinstance(lost, EventsLost)
+    assert lost.count == 2
+    assert [each.kind for each in (first, again, last)] == ["first", "again", "last"]

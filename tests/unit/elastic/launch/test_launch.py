@@ -45,6 +45,7 @@ def test_a_machine_that_is_lost_and_back_while_it_is_looked_at_is_started_again(
         wanted={"trainer": 1},
     )
     launcher._returning, launcher._taken, launcher._stopped_s = set[str](), set[str](), {}
+    launcher._due = set[str]()
     started: list[str] = []
     monkeypatch.setattr(launcher, "_lose_node", lambda node, agent: None, raising=False)
     monkeypatch.setattr(
@@ -66,6 +67,7 @@ def test_a_machine_that_comes_back_while_its_agent_is_still_dying_is_started_aga
     node = NodeSpec(name="n0", domain="d0", slots={"trainer": 1})
     launcher.config = LaunchConfig(command=("true",), nodes=(node,), wanted={"trainer": 1})
     launcher._returning, launcher._taken, launcher._stopped_s = {"n0"}, {"n0"}, {}
+    launcher._due = set[str]()
     started: list[str] = []
     monkeypatch.setattr(
         launcher, "_lose_node", lambda node, agent: launcher._taken.clear(), raising=False
