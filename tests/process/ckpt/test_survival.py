@@ -136,3 +136,19 @@ def test_an_agent_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None
             os.kill(found.agent, signal.SIGKILL)
         outcome = running.finish()
         assert "every node is lost: n0 (killed by SIGKILL)" in outcome.message
+
+
+def test_an_agent_may_die_any_number_of_times_while_the_job_gets_on(tmp_path: Path) -> None:
+    with job(tmp_path, script=REMEMBERING, node_restarts=1) as running:
+        reached = -1
+        for start in (1, 2, 3):
+            running.generation(start)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while not (found := running.launcher.processes().get("n0")) or (
+                found.progress <= reached
+            ):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            reached = found.progress
+            os.kill(found.agent, signal.SIGKILL)
+        running.generation(4)
