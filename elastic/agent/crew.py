@@ -65,7 +65,6 @@ class Crew:
         self._timing = config.timing
         self._roster = Roster()
         self.table = WorkerTable()
-        self.failures: list[str] = []
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
         self._over = False
@@ -74,6 +73,15 @@ class Crew:
     def suspicious(self) -> bool:
         """Whether a worker is stopped or its stacks are being read; it will be ended soon."""
         return any(worker.stopped_s is not None or worker.probe for worker in self.table.living())
+
+    @property
+    def failures(self) -> list[str]:
+        """The workers that completed their part and then ended with an error, as clauses."""
+        return [
+            f"{worker.seat} completed its part of the job and then ended with {worker.ending}"
+            for worker in self.table
+            if worker.broke
+        ]
 
     @property
     def data_troubles(self) -> dict[str, str]:
@@ -342,10 +350,6 @@ class Crew:
             worker.state = WorkerState.DEAD
             if worker.verdict is None and not self._over:
                 self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
-        elif code != 0:
-            self.failures.append(
-                f"{worker.seat} completed its part of the job and then ended with {worker.ending}"
-            )
         self._reporter.emit(
             WorkerExited(seat=worker.seat, pid=worker.child.pid, status=worker.ending)
         )
@@ -463,6 +467,15 @@ class Crew:
             self._roster = roster
             for worker in self.table.living():
                 self._send(worker, messages.RosterChanged(roster=roster))
+            self._miss_broken()
+
+    def _miss_broken(self) -> None:
+        """Count the workers that broke between two stages as DEAD: the next stage wants them."""
+        for worker in self.table:
+            stage = worker.spec.stage if worker.spec else 0
+            if worker.broke and self._roster.in_stages_after(stage):
+                worker.state = WorkerState.DEAD
+                self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
 
     def _send(self, worker: SeatProcess, message: messages.FromAgent) -> None:
         worker.send(message)

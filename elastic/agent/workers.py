@@ -146,6 +146,11 @@ class SeatProcess:
         """Whether bytes wait for the worker to read."""
         return bool(self._outbox)
 
+    @property
+    def broke(self) -> bool:
+        """Whether it had completed its part, and then its process ended with an error."""
+        return self.state is WorkerState.DONE and bool(self.child.code)
+
     def recovers_from(self, generation: int) -> bool:
         """Return whether it survived ``generation`` and does not train again yet.
 
@@ -209,6 +214,7 @@ class SeatProcess:
             data=round(self.pace.data, 3) if self.pace else 0.0,
             busy=round(self.pace.busy, 3) if self.pace else 0.0,
             lingers=self.lingers and self.alive and self.state is WorkerState.DONE,
+            broke=self.broke,
         )
 
     def send(self, message: messages.FromAgent) -> None:

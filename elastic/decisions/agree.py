@@ -351,6 +351,8 @@ def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
         for home, member in zip(homes, members, strict=True)
     ]
     done = [worker for worker in workers if worker and worker.state is WorkerState.DONE]
+    if newest_stage(view) > view.generation.snapshots.stage:
+        done = [worker for worker in done if not worker.broke]  # these will be replaced
     if not done:
         return None
     if (gone := _parted_scripts(view, done)) is not None:

@@ -193,7 +193,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     (``"killed by SIGKILL"``). A record stays until its seat has a newer attempt. ``speed`` is in
     microbatches per second of computing, 0 while not measured; ``waits``, ``data`` and ``busy`` are
     as in `stragglers.RankPace`. ``lingers``: it is DONE, and its script may yet come to another
-    stage.
+    stage. ``broke``: it was DONE, and then its process ended with an error.
     """
 
     seat: str
@@ -211,6 +211,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data: float = 0.0
     busy: float = 0.0
     lingers: bool = False
+    broke: bool = False
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
