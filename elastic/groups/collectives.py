@@ -16,9 +16,10 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias
 
@@ -50,6 +51,8 @@ PEER_LOSS_GRACE_S = 3.0
 
 _EXIT_WAIT_S = 1.0
 
+_BETWEEN_TWO = frozenset({"send", "recv", "recv_anysource"})
+
 _P = ParamSpec("_P")
 
 _left_behind: list[threading.Thread] = []
@@ -77,11 +80,23 @@ def leave_behind(thread: threading.Thread) -> None:
     _left_behind[:] = [each for each in _left_behind if each.is_alive()] + [thread]
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One of the collectives of all ranks: its group, and its number there, from 1.
+
+    Ranks that do the same have the same numbers.
+    """
+
+    group: str
+    number: int
+
+
 class WaitGuard:
     """Guard of a generation's waits: interrupts them at the fence, and reports and times them.
 
     ``look``, if set, is called with the group and the name of every collective before it starts. It
     may raise, or return True for a collective of the user's that is to meet only such ones.
+    ``joined`` counts the collectives of all ranks that this rank has started, by group.
     """
 
     def __init__(
@@ -96,8 +111,10 @@ class WaitGuard:
         self._grace_s = grace_s
         self.look: Callable[[InterruptibleGroup, str], bool] | None = None
         self._waited_s = self._all_waited_s = 0.0
-        self.absent: Callable[[], None] = lambda: None
-        """Called during a long wait for all ranks; raises if one of them will not come."""
+        self.joined: Counter[str] = Counter()
+        self.absent: Callable[[Joined], None] = lambda joined: None
+        """Called in a long wait in a collective of all ranks; raises if one will not come to it.
+        """
 
     def own_s(self) -> float:
         """Read a clock, in seconds, that stops while this rank waits for others."""
@@ -141,8 +158,15 @@ class WaitGuard:
                 time.sleep(0.001)
         return True
 
-    def call(self, blocking: Callable[[], Any], *, name: str) -> Any:
+    def join(self, group: str) -> Joined:
+        """Count one more collective of all ranks that this rank starts."""
+        self.joined[group] += 1
+        return Joined(group, self.joined[group])
+
+    def call(self, blocking: Callable[[], Any], *, name: str, joined: Joined | None = None) -> Any:
         """Run an uninterruptible call in a thread; leave the thread behind if fenced.
+
+        ``joined`` is the collective for which all ranks make it.
 
         Every error of the call ends the wait. One that is not an ``Exception``, such as
         ``SystemExit``, becomes a ``RuntimeError`` that names it, because it concerns that thread
@@ -166,11 +190,13 @@ class WaitGuard:
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
+        look = _Looks(self, joined)
         with self.wait():
             while not done.wait(POLL_S):
                 if self._fenced():
                     leave_behind(thread)
                 self.check()
+                look()
         if errors:
             self.reraise(errors[0])
         return box[0]
@@ -181,20 +207,20 @@ class WaitGuard:
             raise GenerationOverError(f"generation {self.generation} is over: {error}") from error
         raise error
 
-    def await_work(self, work: Work, *, timeout_s: float = 0.0, of_all: bool = False) -> None:
-        """Wait for a gloo operation, of all ranks if ``of_all``.
+    def await_work(
+        self, work: Work, *, timeout_s: float = 0.0, joined: Joined | None = None
+    ) -> None:
+        """Wait for a gloo operation; ``joined`` if it is a collective of all ranks.
 
         Its error becomes ``GenerationOverError`` if a fence explains it.
         """
-        began_s = time.monotonic()
-        deadline, look_s = began_s + timeout_s if timeout_s else None, began_s + LOOK_AFTER_S
+        deadline = time.monotonic() + timeout_s if timeout_s else None
+        look = _Looks(self, joined)
         poll = timedelta(seconds=POLL_S)
         try:
             while not work.is_completed():
                 self.check()
-                if of_all and time.monotonic() > look_s:
-                    look_s = time.monotonic() + LOOK_AFTER_S
-                    self.absent()
+                look()
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"collective not complete after {timeout_s:g} s")
                 try:
@@ -207,8 +233,26 @@ class WaitGuard:
             self.reraise(error)
 
 
+class _Looks:
+    """The looks, during one wait, for a rank that will not come to it."""
+
+    def __init__(self, guard: WaitGuard, joined: Joined | None) -> None:
+        self._guard, self._joined = guard, joined
+        self._next_s = time.monotonic() + LOOK_AFTER_S
+
+    def __call__(self) -> None:
+        if self._joined is not None and time.monotonic() > self._next_s:
+            self._guard.absent(self._joined)
+            self._next_s = time.monotonic() + LOOK_AFTER_S
+
+
 class InterruptibleWork(Work):
-    """A gloo operation whose wait ends when the generation is over."""
+    """A gloo operation whose wait ends when the generation is over.
+
+    ``joined`` is set for a collective of all ranks.
+    """
+
+    joined: Joined | None = None
 
     def __init__(
         self,
@@ -234,7 +278,7 @@ class InterruptibleWork(Work):
                 guard.await_work(
                     self._inner,
                     timeout_s=timeout.total_seconds(),
-                    of_all=self._group.size() == dist.get_world_size(),
+                    joined=self.joined,
                 )
         if self._after is not None:
             after, self._after = self._after, None
@@ -340,9 +384,14 @@ def _by_device(
         @functools.wraps(on_cpu)
         def start(self: InterruptibleGroup, /, *args: _P.args, **kwargs: _P.kwargs) -> Work:
             users = self.guard.look is not None and self.guard.look(self, name)
+            joined = None if name in _BETWEEN_TWO else self._join(users=users)
             if self._device is not None and on_device((*args, *kwargs.values())):
                 return self._device.start(name, *args, **kwargs)
-            return on_cpu(self, self._users_gloo() if users else self._gloo, *args, **kwargs)
+            gloo = self._users_gloo(joined) if users else self._gloo
+            work = on_cpu(self, gloo, *args, **kwargs)
+            if isinstance(work, InterruptibleWork):
+                work.joined = joined
+            return work
 
         return start
 
@@ -382,7 +431,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
         guard: WaitGuard,
         device: DeviceGroup | None = None,
         ranks: Sequence[int] = (),
-        users: Callable[[], Any] | None = None,
+        users: Callable[[Joined | None], Any] | None = None,
     ) -> None:
         super().__init__(rank, size)
         self._gloo, self.guard, self._device = gloo, guard, device
@@ -391,10 +440,16 @@ class InterruptibleGroup(torch_private.PythonGroup):
         self._users: Any = None
         self._flight: deque[tuple[Work, Any]] = deque()
 
-    def _users_gloo(self) -> Any:
+    def _users_gloo(self, joined: Joined | None) -> Any:
         if self._users is None:
-            self._users = self._make_users() if self._make_users is not None else self._gloo
+            self._users = self._make_users(joined) if self._make_users is not None else self._gloo
         return self._users
+
+    def _join(self, *, users: bool) -> Joined | None:
+        """Count a collective if all ranks take part in it."""
+        if not dist.is_initialized() or self.size() != dist.get_world_size():
+            return None
+        return self.guard.join(f"{self.group_name}/{'users' if users else 'own'}")
 
     def _work(
         self,
@@ -493,10 +548,10 @@ class InterruptibleGroup(torch_private.PythonGroup):
         flat = torch.stack([part.reshape(-1) for part in inputs[0]])
         return self.reduce_scatter_single(outputs[0], flat, *opts)
 
-    def barrier(self, *args: Any, **kwargs: Any) -> Work:
+    @_by_device("barrier")
+    def barrier(self, gloo: Any, *_: Any, **__: Any) -> Work:
         """Wait for all ranks, but not for their devices."""
-        users = self.guard.look is not None and self.guard.look(self, "barrier")
-        gloo, token = self._users_gloo() if users else self._gloo, torch.zeros(1)
+        token = torch.zeros(1)
         return self._work(gloo.allreduce([token], AllreduceOptions()), token)
 
 
@@ -525,11 +580,11 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
         )
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
 
-    def make(store: Store) -> Any:
+    def make(store: Store, joined: Joined | None = None) -> Any:
         form = functools.partial(
             torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
         )
-        return guard.call(form, name="form-group")
+        return guard.call(form, name="form-group", joined=joined)
 
     gloo = make(store)
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None

@@ -119,6 +119,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     ``timeouts``: time limits of collectives and of an orderly stop.
     ``worker_info``: called at the start of each generation; the job's roster shows its result.
 
+    Relative directories are those below the present one, even if the script changes it later.
     Raises ``ConfigError`` immediately if a setting is wrong.
     """
     settings = Settings(
@@ -137,6 +138,8 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
             f"worker_info={worker_info!r}: give a function without arguments that returns a dict"
         )
 
+    home = Path.cwd()
+
     def decorate(function: Callable[Concatenate[Run, _P], _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
         def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -148,6 +151,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
                     worker_info=worker_info or dict,
                     stages=_stages,
                     name=function.__qualname__,
+                    home=home,
                 )
                 heard = WORKER_ENV in os.environ
                 return loop.run(lambda run: function(run, *args, **kwargs))
@@ -171,10 +175,14 @@ class Loop:
         worker_info: Callable[[], dict[str, Json]],
         stages: Stages | None = None,
         name: str = "",
+        home: Path = Path(),
     ) -> None:
-        """``name`` is the stage's: that of the decorated function."""
+        """``name`` is the stage's: that of the decorated function.
+
+        ``home`` is the directory below which relative ones are.
+        """
         self._channel, self._settings = channel, settings
-        self._stages, self._name = stages or Stages(), name
+        self._stages, self._name, self._home = stages or Stages(), name, home
         self._worker_info = worker_info
         self._pulse, self._maps = Pulse(channel), SlotMaps(host=channel.memory_of)
         guard = settings.loss_guard
@@ -190,7 +198,7 @@ class Loop:
         _import_all()
         try:
             overridden = self._settings.overridden(channel.settings)
-            self._settings = _on_this_machine(overridden)
+            self._settings = _on_this_machine(overridden, home=self._home)
             self._stages.begin(self._name, self._settings, channel)
             with tuning.tuned():
                 result = self._generations(body)
@@ -326,7 +334,7 @@ def _kind_of_run() -> type[Run]:
     return TracedRun
 
 
-def _on_this_machine(settings: Settings) -> Settings:
+def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
     """Resolve ``device="auto"`` and relative directories; allow rehearsals only on the CPU.
 
     The sidecar writes to these directories, and its working directory may be another.
@@ -335,9 +343,9 @@ def _on_this_machine(settings: Settings) -> Settings:
     mesh = dataclasses.replace(settings.mesh, device=device)
     snapshots, checkpoint = settings.snapshots, settings.checkpoint
     if snapshots.disk is not None:
-        snapshots = dataclasses.replace(snapshots, disk=str(Path(snapshots.disk).absolute()))
+        snapshots = dataclasses.replace(snapshots, disk=_below(home, snapshots.disk))
     if checkpoint is not None and not scheme_of(checkpoint.root):
-        checkpoint = dataclasses.replace(checkpoint, root=str(Path(checkpoint.root).absolute()))
+        checkpoint = dataclasses.replace(checkpoint, root=_below(home, checkpoint.root))
     return dataclasses.replace(
         settings,
         mesh=mesh,
@@ -345,6 +353,10 @@ def _on_this_machine(settings: Settings) -> Settings:
         checkpoint=checkpoint,
         rehearse=settings.rehearse and device == "cpu",
     )
+
+
+def _below(home: Path, directory: str) -> str:
+    return str(home.joinpath(directory).absolute())
 
 
 def _import_all() -> None:

@@ -3,7 +3,7 @@
 `Run.stop` is agreed at the end of every step, in one small reduction. A `break` or `return` needs
 none: a rank whose function is over says so in the generation's store, and makes no collective
 before all others have said the same. A rank that goes on waits for it in a collective; after a
-moment it looks into the store.
+moment it looks into the store, where the other says how many collectives it has joined.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 import torch
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.groups.collectives import leave_behind
+from holdfast.elastic.groups.collectives import Joined, leave_behind
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.loop.user_code import user_line
 
 _POLL_S = 0.02
 _FIRST, _REFUSED = "first", "refused"
@@ -25,11 +26,15 @@ _REMEDY = "call run.stop(), on any rank; then all ranks leave after that step"
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """The way in which a rank left: after how many steps, and the line of a `break` or `return`."""
+    """The way in which a rank left: after how many steps, and the line of a `break` or `return`.
+
+    ``joined`` are the collectives of all ranks that it started, by group.
+    """
 
     rank: int
     step: int
     line: str = ""
+    joined: dict[str, int] = {}
 
     def __str__(self) -> str:
         at = f" ({self.line})" if self.line else ""
@@ -43,6 +48,7 @@ class Leaving:
         self._world, self._store = world, world.board
         self._asked = False
         self._line = ""
+        self._over: int | None = None
         self._looking: threading.Thread | None = None
         self._news = ""
         if self._store is not None and world.size > 1:
@@ -68,6 +74,10 @@ class Leaving:
         """Note the line at which the loop was left before its end."""
         self._line = line
 
+    def over(self, step: int | None) -> None:
+        """Note that the loop is over after ``step`` steps; None: a loop begins."""
+        self._over = step
+
     def meet(self, step: int) -> None:
         """Wait until the function is over on all ranks.
 
@@ -76,12 +86,13 @@ class Leaving:
         world, store = self._world, self._store
         if store is None or world.size == 1:
             return
-        mine = Exit(rank=world.rank, step=step, line=self._line)
+        joined = dict(world.guard.joined)
+        mine = Exit(rank=world.rank, step=step, line=self._line, joined=joined)
         store.compare_set(_FIRST, "", msgspec.json.encode(mine).decode())
         same, everyone = f"after/{step}", "everyone"
         store.add(same, 1)
         store.add(everyone, 1)
-        world.guard.absent = lambda: None
+        world.guard.absent = lambda joined: None
         with world.guard.wait():
             while store.add(same, 0) < world.size:
                 world.guard.check()
@@ -98,26 +109,36 @@ class Leaving:
         said = f"{first}, {mine}" if first.step != mine.step else f"{first}, others did not"
         raise ConfigError(f"{said}: {_REMEDY}")
 
-    def _look(self) -> None:
+    def _look(self, joined: Joined) -> None:
         """Look for a rank whose function is over, on a thread; raise what an earlier look found.
 
-        Called while this rank waits in a collective of all ranks.
+        Called while this rank waits in the collective ``joined`` of all ranks.
         """
         if self._news:
             raise ConfigError(self._news)
         if self._looking is None or not self._looking.is_alive():
-            self._looking = threading.Thread(target=self._read, name="who-left", daemon=True)
+            args = (joined, user_line())
+            self._looking = threading.Thread(
+                target=self._read, args=args, name="who-left", daemon=True
+            )
             leave_behind(self._looking)
             self._looking.start()
 
-    def _read(self) -> None:
-        store = self._store
+    def _read(self, joined: Joined, line: str) -> None:
+        store, rank = self._store, self._world.rank
         assert store is not None
         try:
             if not store.check([_FIRST]):
                 return
             first = msgspec.json.decode(store.get(_FIRST), type=Exit)
-            news = f"{first}, rank {self._world.rank} did not: {_REMEDY}"
+            if first.joined.get(joined.group, 0) >= joined.number:
+                return  # it came to this one, and another is late
+            news = f"{first}, rank {rank} did not: {_REMEDY}"
+            if self._over == first.step:
+                news = (
+                    f"the function is over on rank {first.rank}, and rank {rank} waits for it in a "
+                    f"collective at {line}: call it on all ranks alike, or on none"
+                )
             store.set(_REFUSED, news)
         except RuntimeError:  # the store's host is gone, and soon the generation
             return

@@ -260,9 +260,11 @@ class Run:
 
         A protected step is not repeated after a failure, so a logger gets it once. ``step`` is the
         number that `steps` yields, ``metrics`` the values logged in it; steps without any are left
-        out. ``after`` is the last step that the logger has already. The calls come between steps,
-        and the last ones when the loop ends. Call it before the loop. If rank 0 is killed between a
-        call and the end of that step, another rank may repeat the call.
+        out. ``after`` is the last step that the logger has already. The calls come between steps;
+        the last ones when the loop ends, or the function if the loop is left by `break`. Call it
+        before the loop. ``write`` must not buffer: a kill would lose what is not written. If rank 0
+        is killed between a call and the end of that step, another rank repeats the call, unless
+        ``after`` names it.
         """
         if self._place.in_step:
             raise ConfigError("run.on_protected: call it before the loop over run.steps(...)")

@@ -27,6 +27,7 @@ class Steps:
         self.leaving = Leaving(parts.world)
         self.logbook = Logbook(parts.keeper.cursor, position, leads=parts.world.rank == 0)
         self._report = StepReport(parts)
+        self._is_cut = False
 
     def until(self, count: int) -> Iterator[int]:
         """Yield the number of each step; see `Run.steps`."""
@@ -38,6 +39,7 @@ class Steps:
             with self._in_body():
                 yield place.completed
             self._end_step(last=self._agree() or place.completed + 1 >= count)
+        self._is_cut = place.completed < count
         self._hand_over_rest()
 
     def through(self, count: int, loader: Loader) -> Iterator[int]:
@@ -53,6 +55,7 @@ class Steps:
             self._parts.work.advance()
             over = loader.reaches(count)
             self._end_step(last=self._agree() or over)
+        self._is_cut = not over
         self._hand_over_rest()
 
     @contextmanager
@@ -63,20 +66,39 @@ class Steps:
         except GeneratorExit:
             self._place.has_left = True
             self.leaving.left(user_line())
+            self._parts.pulse.set(WorkerPhase.IDLE)  # what follows is no step
             raise
 
     def _begin(self, count: int) -> None:
-        if self._place.has_left:
-            raise ConfigError(
-                "a second loop over run.steps follows one that was left by `break`: after a "
-                "failure the first would go on; give it the number of its steps"
-            )
+        self._refuse_second()
+        self.leaving.over(None)
         parts, completed = self._parts, self._place.completed
         parts.watch.begin()
         stopped = self._agree()
         parts.keeper.begin(completed if stopped else count)
         if parts.losses is not None:
             parts.losses.begin(parts.world, completed=completed)
+
+    def _refuse_second(self) -> None:
+        """Refuse a loop after one that did not come to its end."""
+        place, line = self._place, user_line()
+        if place.has_left:
+            raise ConfigError(
+                f"a second loop over run.steps at {line} follows one that was left by `break`: "
+                "after a failure the first would go on; give it the number of its steps"
+            )
+        if place.in_step:
+            raise ConfigError(
+                f"a second loop over run.steps at {line} begins before step {place.completed} of "
+                "the first is over: end the first loop; if it was left by `break` and its iterator "
+                "is kept, as by a progress bar, give it the number of its steps"
+            )
+        if self._is_cut:
+            raise ConfigError(
+                f"a second loop over run.steps at {line} follows one that run.stop ended after "
+                f"{place.completed} steps: the run is complete then; make the second loop a "
+                "decorated function of its own, or call run.stop in the last loop only"
+            )
 
     def _agree(self) -> bool:
         """Agree with all ranks, at the end of a step, on whether it is the last."""
@@ -126,14 +148,21 @@ class Steps:
 
     def _hand_over_rest(self) -> None:
         parts = self._parts
+        self.leaving.over(self._place.completed)
         with parts.pulse.phase(WorkerPhase.WAIT):
             self.logbook.finish(lambda: parts.keeper.protection().step, check=parts.check)
+            if parts.keeper.cursor.collects:  # then no other rank hands them over again
+                _, told = self.leaving.agree(*self.logbook.told())
+                self.logbook.agreed(*told)
 
     def finish(self) -> None:
         """Make the last step durable if requested, and wait for all ranks."""
         parts, place = self._parts, self._place
-        parts.pulse.set(WorkerPhase.WAIT, step=place.completed)
+        parts.check()
+        place.has_left |= place.in_step  # its iterator may be kept, as by a progress bar
+        parts.pulse.set(WorkerPhase.IDLE, step=place.completed)
         self.leaving.meet(place.completed)
+        parts.pulse.set(WorkerPhase.WAIT)
         if place.in_step:  # the loop was left by `break` or `return`
             parts.keeper.cursor.stopped = True
             self._end_left()
@@ -143,11 +172,11 @@ class Steps:
     def _end_left(self) -> None:
         if self._place.is_stepped:
             self._end_step(last=True)
-            self._hand_over_rest()
         else:
             self._parts.world.settle()
             self._place.end_step()
             self._parts.keeper.keep_unfinished()
+        self._hand_over_rest()
 
 
 class StepReport:
