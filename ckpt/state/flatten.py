@@ -98,7 +98,7 @@ class FlatState:
     ``volatile`` names the tensors that may change before the next optimizer step: buffers, loose
     tensors, and the state of Stateful objects. All others are parameters and optimizer state.
     ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored as a
-    whole. ``buffers`` are those of modules.
+    whole.
 
     ``per_rank`` are the `PerRank` entries by path; ``rank_values`` have the trees of this rank, and
     of the ranks that it carries, by their own names. ``own`` names the tensors of these, which no
@@ -107,7 +107,6 @@ class FlatState:
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
     volatile: set[str] = field(default_factory=set)
-    buffers: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
     values: dict[str, Json] = field(default_factory=dict)
     rank_values: dict[str, Json] = field(default_factory=dict)
@@ -289,7 +288,7 @@ class _Flattener:
         transient = torch_private.transient_buffers_of(module)
         for key, buffer in buffers.items():
             if buffer is not None and key not in transient:
-                self.flat.buffers.add(self.tensor(join(name, key), buffer, volatile=True))
+                self.tensor(join(name, key), buffer, volatile=True)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             path = join(name, "_extra_state")
             self._tree(path, module.get_extra_state, module.set_extra_state)

@@ -70,9 +70,9 @@ class ReplicaCheck:
 
     ``cell`` is the number of ranks that compute one microbatch together. Without ``exact`` they may
     round differently, so their floating-point tensors are compared only with those of ranks in the
-    same place of other cells, and buffers of modules are not compared. ``restored``: the state came
-    from one source, so that a sample is enough from the start. ``of_leader`` are entries whose
-    plain values count at rank 0 alone, which writes them.
+    same place of other cells. ``restored``: the state came from one source, so that a sample is
+    enough from the start. ``of_leader`` are entries whose plain values count at rank 0 alone, which
+    writes them. Buffers of modules are equal as well, since every pass makes them so.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ReplicaCheck:
         found = {}
         for unit in self._units:
             blocks = range((turn - unit.first) % parts, -(-unit.nbytes // _BLOCK_BYTES), parts)
-            if blocks and (self._exact or unit.fqn not in flat.buffers):
+            if blocks:
                 view = view_of(flat.tensors[unit.fqn], unit.region)
                 found[unit.key] = _digest(view, blocks)
         return found
