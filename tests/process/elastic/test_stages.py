@@ -39,11 +39,24 @@ def _log(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def _await(out: Path, stage: int, step: int) -> None:
+def _await(out: Path, stage: int, step: int, *, ranks: int = 1) -> list[int]:
+    """Wait until so many ranks have come to a step; return their processes."""
     until_s = time.monotonic() + DEADLINE_S
-    while not any((e["stage"], e["step"]) == (stage, step) for e in _log(out)):
+    while True:
+        there = [e["pid"] for e in _log(out) if (e["stage"], e["step"]) == (stage, step)]
+        if len(set(there)) >= ranks:
+            return there
         assert time.monotonic() < until_s, _log(out)
         time.sleep(0.02)
+
+
+def _open(out: Path, stage: int, step: int) -> None:
+    (out / f"go-{stage}:{step}").touch()
+
+
+def _begun(out: Path) -> int:
+    """Return how often a rank has begun the first stage."""
+    return sum((e["stage"], e["step"]) == (1, 0) for e in _log(out))
 
 
 def _finish(running: Job, out: Path) -> None:
@@ -55,23 +68,68 @@ def _finish(running: Job, out: Path) -> None:
 def test_two_stages_follow_each_other_on_two_ranks(tmp_path: Path) -> None:
     with job(tmp_path, "--out", str(tmp_path), script=SCRIPT) as running:
         _finish(running, tmp_path)
-    assert [e for e in running.events("exited") if e["status"] != "exit status 0"] == []
+    assert [e for e in running.events("worker_exited") if e["status"] != "exit status 0"] == []
 
 
-@pytest.mark.parametrize(("stage", "step"), [(1, 3), (1, 5), (2, 0), (2, 2)])
-def test_a_killed_rank_changes_nothing_in_either_stage(
-    tmp_path: Path, stage: int, step: int
-) -> None:
+def _kill_at(running: Job, out: Path, stage: int, step: int, seat: str) -> None:
+    """Kill a worker when both have come to a gate, and open it once the other has noticed."""
+    _await(out, stage, step, ranks=2)
+    before = len(running.events("proposed"))
+    hurt(running.worker(seat))
+    if stage:
+        running.await_event(lambda e: e["kind"] == "proposed" and e["generation"] > before)
+    else:
+        running.await_event(lambda e: e["kind"] == "worker_exited" and e["seat"] == seat)
+    _open(out, stage, step)
+
+
+def test_a_worker_may_die_in_a_stage_between_two_and_in_the_next(tmp_path: Path) -> None:
+    gates = ["--gate", "1:2", "0:0", "2:2", "--join", "1:3", "2:0"]
+    with job(tmp_path, "--out", str(tmp_path), *gates, script=SCRIPT) as running:
+        _kill_at(running, tmp_path, 1, 2, "trainer/1")
+        _kill_at(running, tmp_path, 0, 0, "trainer/1")
+        _kill_at(running, tmp_path, 2, 2, "trainer/0")
+        _finish(running, tmp_path)
+    assert _begun(tmp_path) == 2, "a finished stage is not run again"
+    died = [event["victim"] for event in running.events("detected") if event["what"] == "exit"]
+    assert died == ["trainer/1", "trainer/1", "trainer/0"]
+
+
+@pytest.mark.parametrize("step", [pytest.param(5, id="last"), pytest.param(0, id="first")])
+@pytest.mark.exhaustive
+def test_the_leader_may_die_at_the_ends_of_a_stage(tmp_path: Path, step: int) -> None:
+    stage = 1 if step else 2
     with job(
         tmp_path, "--out", str(tmp_path), "--gate", f"{stage}:{step}", script=SCRIPT
     ) as running:
-        _await(tmp_path, stage, step)
-        hurt(running.worker("trainer/1"))
-        running.await_event(lambda e: e["kind"] == "proposed" and e["generation"] == stage + 1)
-        (tmp_path / "go").touch()
+        _kill_at(running, tmp_path, stage, step, "trainer/0")
         _finish(running, tmp_path)
-    firsts = [e for e in _log(tmp_path) if (e["stage"], e["step"]) == (1, 0)]
-    assert len(firsts) == 2, "a finished stage is not run again"
+    assert _begun(tmp_path) == 2
+
+
+def test_the_second_stage_outlives_a_node_and_the_whole_job(tmp_path: Path) -> None:
+    root = ["--root", str(tmp_path / "root")]
+    first, again = tmp_path / "first", tmp_path / "again"
+    for out in (first, again):
+        out.mkdir()
+    gates = ["--gate", "2:1", "2:2"]
+    with job(
+        first, "--out", str(first), *root, *gates, nodes=2, per_node=1, script=SCRIPT
+    ) as running:
+        _await(first, 2, 1, ranks=2)
+        assert running.launcher.lose_machine("n0")
+        _open(first, 2, 1)
+        _await(first, 2, 2)
+        stage = running.await_event(lambda e: e["kind"] == "proposed" and e["generation"] == 2)
+        running.await_event(
+            lambda e: e["kind"] == "checkpoint_done" and e["time_s"] > stage["time_s"]
+        )
+        running.launcher.kill()
+    assert _begun(first) == 2, "what is left of the job has the first stage's result"
+    with job(again, "--out", str(again), *root, script=SCRIPT) as running:
+        _finish(running, again)
+    steps = {(e["stage"], e["step"]) for e in _log(again)} - {(0, 0)}
+    assert steps < {(2, 1), (2, 2), (2, 3)}, "neither stage began anew"
 
 
 def test_a_stage_that_everyone_left_is_run_again_from_its_checkpoint(tmp_path: Path) -> None:
@@ -82,10 +140,9 @@ def test_a_stage_that_everyone_left_is_run_again_from_its_checkpoint(tmp_path: P
         _await(tmp_path, 2, 2)
         for seat in ("trainer/0", "trainer/1"):
             hurt(running.worker(seat))
-        (tmp_path / "go").touch()
+        _open(tmp_path, 2, 2)
         _finish(running, tmp_path)
-    firsts = [e for e in _log(tmp_path) if (e["stage"], e["step"]) == (1, 0)]
-    assert len(firsts) == 2, "its last checkpoint was restored"
+    assert _begun(tmp_path) == 2, "its last checkpoint was restored"
 
 
 def test_a_job_that_is_begun_again_skips_what_is_finished(tmp_path: Path) -> None:
@@ -93,7 +150,7 @@ def test_a_job_that_is_begun_again_skips_what_is_finished(tmp_path: Path) -> Non
         out.mkdir()
         with job(out, "--out", str(out), "--root", str(tmp_path / "root"), script=SCRIPT) as going:
             _finish(going, out)
-    assert _log(tmp_path / "again") == []
+    assert {e["stage"] for e in _log(tmp_path / "again")} == {0}, "it only passes on"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +189,8 @@ def test_stages_beside_a_sidecar_end_the_same_when_torchrun_restarts_everything(
         with subprocess.Popen([*torchrun, "--gate", "2:2"], env=env) as agent:
             _await(tmp_path, 2, 2)
             hurt(_log(tmp_path)[-1]["pid"])
-            (tmp_path / "go").touch()
-            assert agent.wait(DEADLINE_S) == 0
+            _open(tmp_path, 2, 2)
+            assert agent.wait(2 * DEADLINE_S) == 0
     finally:
         subprocess.run([*sidecar, "stop", "--file", str(file)], check=True, timeout=DEADLINE_S)
     assert _hashes(tmp_path) == {_alone()}

@@ -18,27 +18,35 @@ import holdfast
 parser = argparse.ArgumentParser()
 parser.add_argument("--progress")
 parser.add_argument("--out", type=Path)
-parser.add_argument("--gate", default="", help="STAGE:STEP that waits for the file `go`")
+parser.add_argument("--gate", nargs="*", default=[], help="STAGE:STEP that wait for a file")
+parser.add_argument("--join", nargs="*", default=[], help="STAGE:STEP that wait for a joiner")
 parser.add_argument("--root", default="")
 parser.add_argument("--same", action="store_true", help="one checkpoint directory for both")
 parser.add_argument("--result", default="state", choices=["state", "module", "lead", "none"])
 parser.add_argument("--only-lead", action="store_true")
+parser.add_argument("--between", default="", choices=["", "structure", "tensor"])
 args = parser.parse_args()
 torch.set_num_threads(1)
 STEPS = 6
+BETWEEN = 0  # the stage of what the script does between the two
 data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 
 
-def _root(stage: int) -> str | None:
-    return f"{args.root}/{0 if args.same else stage}" if args.root else None
+def _root(stage: int) -> holdfast.Checkpoints | None:
+    place = f"{args.root}/{0 if args.same else stage}"
+    return holdfast.Checkpoints(place, every=1) if args.root else None
 
 
-def _tell(run: holdfast.Run, stage: int, step: int) -> None:
-    """Append the step to the log; wait at the gate for the test."""
+def _tell(stage: int, step: int, run: holdfast.Run | None = None) -> None:
+    """Append the step to the log; wait at its gate for the test."""
     with (args.out / "log.jsonl").open("a") as log:
-        said = {"stage": stage, "step": step, "rank": run.rank, "pid": os.getpid()}
-        log.write(json.dumps(said) + "\n")
-    while args.gate == f"{stage}:{step}" and not (args.out / "go").exists():
+        log.write(json.dumps({"stage": stage, "step": step, "pid": os.getpid()}) + "\n")
+    gate = f"{stage}:{step}"
+    while gate in args.gate and not (args.out / f"go-{gate}").exists():
+        if run is not None:
+            run.check()
+        time.sleep(0.02)
+    while gate in args.join and run is not None and not run._channel.halts(run.generation):
         run.check()
         time.sleep(0.02)
 
@@ -58,7 +66,7 @@ def pretrain(run: holdfast.Run) -> Any:
         for x in run.microbatches(data):
             run.backward((head(body(x)).squeeze(1) - x.sum(1)).square().mean())
         run.step(optimizer)
-        _tell(run, 1, step)
+        _tell(1, step, run)
     if args.result == "module":
         return body
     if args.result == "none" or (args.result == "lead" and not run.is_leader):
@@ -71,18 +79,23 @@ def pretrain(run: holdfast.Run) -> Any:
 def finetune(run: holdfast.Run, start: dict[str, torch.Tensor]) -> str:
     """Train the body on, with another optimizer and another head."""
     body, head = _body(), nn.Linear(16, 3)
-    body.load_state_dict(start)
+    body.load_state_dict(start, strict=False)
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=1e-2, momentum=0.9)
     run.track(body=body, head2=head, optimizer=optimizer)
     for step in run.steps(STEPS - 2):
         for x in run.microbatches(data):
             run.backward(functional.cross_entropy(head(body(x)), (x[:, 0] > 0).long()))
         run.step(optimizer)
-        _tell(run, 2, step)
+        _tell(2, step, run)
     return holdfast.state_hash({"body": body, "head": head, "optimizer": optimizer})
 
 
 started = pretrain()
+_tell(BETWEEN, 0)
+if args.between == "structure":
+    del started["0.bias"]  # a script may change what it got
+elif args.between == "tensor":
+    started["0.bias"].zero_()
 if not args.only_lead or os.environ["HOLDFAST_WORKER"].find('"trainer/0"') >= 0:
     digest = finetune(started)
     (args.out / f"end-{os.getpid()}.json").write_text(json.dumps({"hash": digest}))

@@ -237,3 +237,22 @@ def test_a_script_that_crashes_is_tried_again(make) -> None:  # type: ignore[no-
     node.seat(1, 1)
     node.end("trainer/0", code=1)
     assert not node.crew.job_failure
+
+
+def test_a_worker_that_broke_fails_the_job_unless_another_stage_misses_it(make) -> None:  # type: ignore[no-untyped-def]
+    node = make(yield_s=MOMENT_S)
+    node.seat(1, 1)
+    node.train(4, stepped=4)
+    for worker in node.crew.table:
+        worker.state, worker.lingers = WorkerState.DONE, True
+    node.end("trainer/1")
+    broke = node.crew.table.get("trainer/1")
+    assert node.crew.failures == [
+        "trainer/1 completed its part of the job and then ended with killed by SIGKILL"
+    ]
+    assert (broke.state, broke.record().broke) == (WorkerState.DONE, True)
+    other = node.crew.table.get("trainer/0")
+    other.state, other.spec = WorkerState.READY, JobSpec(stage=1)
+    node.tell()
+    assert (broke.state, node.crew.failures) == (WorkerState.DEAD, [])
+    assert node.seat(1, 2) == [1, 2]

@@ -81,3 +81,14 @@ def test_a_worker_that_is_still_at_the_finished_stage_waits_outside() -> None:
     decision, _ = _decide(view)
     assert isinstance(decision, Propose)
     assert [member.seat for member in decision.record.members] == ["trainer/0", "trainer/1"]
+
+
+def test_a_worker_that_broke_between_two_stages_is_neither_waited_for_nor_the_end() -> None:
+    onward = _trainer(0, READY, ready_after=4, spec=SECOND)
+    view = _at_the_end(onward, _trainer(1, DONE, broke=True), fenced=4)
+    decision, _ = _decide(view)
+    assert isinstance(decision, Propose)
+    assert [member.seat for member in decision.record.members] == ["trainer/0"]
+    over, _ = _decide(_at_the_end(_trainer(0, DONE), _trainer(1, DONE, broke=True)))
+    assert isinstance(over, Finish), "no other stage began"
+    assert over.outcome.ok
