@@ -227,6 +227,12 @@ def gloo_group(
     return ProcessGroupGloo(store, rank, size, options)
 
 
+def other_client(store: Store) -> Store:
+    """Return a store of the same keys with a connection of its own."""
+    clone: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
+    return clone
+
+
 def set_timeout(options: Any, timeout: timedelta) -> None:
     """Set how long a collective may take in the options of a backend."""
     options._timeout = timeout  # `Backend.Options` has no public name for it

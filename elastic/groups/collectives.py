@@ -580,13 +580,17 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
         )
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
 
-    def make(store: Store, joined: Joined | None = None) -> Any:
-        form = functools.partial(
-            torch_private.gloo_group, store, rank, size, host=_host, timeout=timeout
-        )
-        return guard.call(form, name="form-group", joined=joined)
+    def form(where: Callable[[], Store], joined: Joined | None = None) -> Any:
+        def connected() -> Any:
+            return torch_private.gloo_group(where(), rank, size, host=_host, timeout=timeout)
 
-    gloo = make(store)
+        return guard.call(connected, name="form-group", joined=joined)
+
+    def users(joined: Joined | None) -> Any:
+        # By a connection of its own: the other one is needed while ranks are awaited here.
+        return form(lambda: PrefixStore("users", torch_private.other_client(store)), joined)
+
+    gloo = form(lambda: store)
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
     group = InterruptibleGroup(
         gloo,
@@ -595,7 +599,7 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
         guard=guard,
         device=device,
         ranks=wanted.global_ranks_in_group,
-        users=functools.partial(make, PrefixStore("users", store)),
+        users=users,
     )
     _groups.append(group)
     return group

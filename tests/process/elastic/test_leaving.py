@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job
+from jobs import DEADLINE_S, hurt, job
+from leaving_bodies import leave_at_once_and_late
+from ranks import ranks
 from tree import HELPERS
 
 SCRIPT = HELPERS / "leaving_training.py"
+
+
+def _await(file: Path) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not file.exists():
+        assert time.monotonic() < until_s, file
+        time.sleep(0.02)
 
 
 def _alone(out: Path, mode: str, *flags: object) -> dict[str, Any]:
@@ -44,6 +54,8 @@ def test_all_ranks_leave_after_the_same_step(tmp_path: Path, mode: str) -> None:
 def test_a_step_that_is_left_before_its_update_does_not_count(tmp_path: Path) -> None:
     alone = _alone(tmp_path, "all-break-top")
     assert alone["completed"] == 5
+    logged = (tmp_path / "logged.jsonl").read_text()
+    assert [json.loads(line)[0] for line in logged.splitlines()] == [0, 1, 2, 3, 4]
     root = tmp_path / "root"
     with job(
         tmp_path, "all-break-top", "--out", str(tmp_path), "--checkpoint", str(root), script=SCRIPT
@@ -51,6 +63,7 @@ def test_a_step_that_is_left_before_its_update_does_not_count(tmp_path: Path) ->
         outcome = running.finish()
     assert outcome.ok, outcome.message
     assert json.loads((tmp_path / "rank-1.json").read_text()) == alone
+    assert (tmp_path / "logged.jsonl").read_text() == 2 * logged
     assert [path.name[-2:] for path in root.iterdir()] == ["05"], "saved as a last step is"
     assert _alone(tmp_path, "all-break-top", "--checkpoint", root) == alone
 
@@ -90,3 +103,54 @@ def test_an_error_on_one_rank_is_named(tmp_path: Path) -> None:
         outcome = running.finish()
     assert not outcome.ok
     assert "ValueError: no such column" in outcome.message
+
+
+def test_a_rank_whose_function_is_over_is_missed_only_in_collectives_that_it_did_not_join(
+    tmp_path: Path,
+) -> None:
+    """In the first world one comes late, in the second one does not come."""
+    with ranks(3, leave_at_once_and_late, tmp_path, with_world=False) as going:
+        found = going.results()
+    waits = "the function is over on rank 0, and rank"
+    (said,) = {
+        each["second"].partition(" waits for it in a collective at ")[0][:-2] for each in found
+    }
+    assert said == waits
+    assert all("call it on all ranks alike, or on none" in each["second"] for each in found)
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_waits_for_one_whose_function_is_over_is_named_with_its_line(
+    tmp_path: Path,
+) -> None:
+    with job(
+        tmp_path,
+        "lead-recv",
+        "--out",
+        str(tmp_path),
+        script=SCRIPT,
+        timing={"min_hang_s": 1.0},
+        max_attempts=2,
+    ) as running:
+        outcome = running.finish()
+    assert not outcome.ok
+    assert "trainer/0 in the end of the function" in outcome.message
+    assert f"trainer/1 in dist.recv at {SCRIPT.name}:" in outcome.message
+
+
+def test_a_replacement_that_came_too_late_is_no_failure_of_the_job(tmp_path: Path) -> None:
+    with job(
+        tmp_path, "late", "--out", str(tmp_path), script=SCRIPT, timing={"stop_timeout_s": 60.0}
+    ) as running:
+        for rank in range(2):
+            _await(tmp_path / f"at-{rank}")
+        hurt(running.worker("trainer/1"))
+        _await(tmp_path / "started")
+        (tmp_path / "go").touch()
+        running.await_event(lambda e: e["kind"] == "worker_exited" and e["seat"] == "trainer/0")
+        (tmp_path / "over").touch()
+        outcome = running.finish()
+    assert outcome.ok, outcome.message
+    ends = {event["seat"]: event["status"] for event in running.events("worker_exited")}
+    assert ends == {"trainer/0": "exit status 0", "trainer/1": "it ended with the job"}
+    assert len([e for e in running.events("detected") if e["what"] == "exit"]) == 1, "the kill"

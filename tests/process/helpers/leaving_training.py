@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import holdfast
 
@@ -18,6 +21,19 @@ parser.add_argument("--checkpoint")
 args = parser.parse_args()
 torch.set_num_threads(1)
 STEPS, AT = 10, 5
+
+
+def _await(name: str, run: holdfast.Run | None = None) -> None:
+    """Wait for a file of the test's."""
+    while not (args.out / name).exists():
+        if run is not None:
+            run.check()
+        time.sleep(0.02)
+
+
+def _log(step: int, metrics: dict[str, float]) -> None:
+    with (args.out / "logged.jsonl").open("a") as log:
+        log.write(json.dumps([step, metrics["loss"]]) + "\n")
 
 
 def _is_leaver(run: holdfast.Run, step: int) -> bool:
@@ -35,6 +51,8 @@ def train(run: holdfast.Run) -> str:
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
     if args.mode == "lead-skip" and run.is_leader:
         return "early"
+    if args.mode == "all-break-top":
+        run.on_protected(_log)
     for step in run.steps(STEPS):
         if args.mode in ("all-break-top", "lead-break-top") and _is_leaver(run, step):
             break
@@ -46,6 +64,9 @@ def train(run: holdfast.Run) -> str:
             run.log(loss=loss)
         run.step(optimizer)
         assert run.metrics["loss"] > 0
+        if args.mode == "late" and step == AT:
+            (args.out / f"at-{run.rank}").touch()
+            _await("go", run)
         if not _is_leaver(run, step):
             continue
         if "stop" in args.mode:
@@ -60,10 +81,15 @@ def train(run: holdfast.Run) -> str:
         for x in run.microbatches(data):
             run.backward(model(x).square().mean())
         run.step(optimizer)
+    if args.mode == "lead-recv" and not run.is_leader:
+        dist.recv(torch.zeros(1), src=0)
     weights = [value.hex() for value in model.weight.flatten().tolist()]
     said = {"completed": run.completed, "weights": weights, "loss": run.metrics.get("loss")}
     (args.out / f"rank-{run.rank}.json").write_text(json.dumps(said))
     return "complete"
 
 
+if args.mode == "late" and json.loads(os.environ["HOLDFAST_WORKER"])["attempt"] > 1:
+    (args.out / "started").touch()
+    _await("over")
 train()
