@@ -1,0 +1,72 @@
+"""A training whose metrics go to a file by `run.on_protected`, with gates at which a test kills.
+
+At a gate the leader waits for the test, once all earlier steps are protected and handed over. With
+``--dies STEP`` the process that writes that step kills itself right after; from then on the log is
+read at the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+import holdfast
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--progress")
+parser.add_argument("--out", type=Path)
+parser.add_argument("--gates", nargs="*", type=int, default=[])
+parser.add_argument("--dies", type=int, default=-1)
+args = parser.parse_args()
+torch.set_num_threads(1)
+STEPS = 12
+log, died = args.out / "log.jsonl", args.out / "died"
+
+
+def write(step: int, metrics: dict[str, float]) -> None:
+    """Append a step to the log."""
+    with log.open("a") as file:
+        file.write(json.dumps([step, metrics["loss"].hex()]) + "\n")
+    if step == args.dies and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait(run: holdfast.Run, step: int) -> None:
+    """Wait at the gate before ``step`` ends."""
+    if run.is_leader:
+        (args.out / f"at-{step}").write_text(str(os.getpid()))
+    while not (args.out / f"go-{step}").exists():
+        run.check()
+        time.sleep(0.02)
+
+
+@holdfast.resilient(batch=holdfast.Batch(microbatches=3, size=2), exact="float32")
+def train(run: holdfast.Run) -> None:
+    """Train, and log the loss of every step."""
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer)
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    has = len(log.read_text().splitlines()) if died.exists() else 0
+    run.on_protected(write, after=has - 1)
+    for step in run.steps(STEPS):
+        for x in run.microbatches(data):
+            loss = model(x).square().mean()
+            run.backward(loss)
+            run.log(loss=loss)
+        run.step(optimizer)
+        while args.gates and step + 1 in args.gates and run.protection.step < step:
+            run.check()
+            time.sleep(0.02)
+        if step in args.gates:
+            _wait(run, step)
+
+
+train()
