@@ -138,7 +138,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
             f"worker_info={worker_info!r}: give a function without arguments that returns a dict"
         )
 
-    home = Path.cwd()
+    home = _present_directory()
 
     def decorate(function: Callable[Concatenate[Run, _P], _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
@@ -353,6 +353,13 @@ def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
         checkpoint=checkpoint,
         rehearse=settings.rehearse and device == "cpu",
     )
+
+
+def _present_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was removed; directories that are not relative need none
+        return Path()
 
 
 def _below(home: Path, directory: str) -> str:
