@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 # The count of in-place writes that autograd keeps of a tensor; inference tensors have none.
 version_of: Final[Callable[[torch.Tensor], int]] = attrgetter("_version")
 
+# The hooks of a tensor by number, in the order in which they run, or None: those on its gradient,
+# and those of ``register_post_accumulate_grad_hook``.
+tensor_hooks_of: Final[Callable[[torch.Tensor], Any]] = attrgetter("_backward_hooks")
+accumulated_hooks_of: Final[Callable[[torch.Tensor], Any]] = attrgetter(
+    "_post_accumulate_grad_hooks"
+)
+
 # The tensor in this process's memory; ``to_local()`` gives another object of the same memory.
 local_part_of: Final[Callable[[DTensor], torch.Tensor]] = attrgetter("_local_tensor")
 

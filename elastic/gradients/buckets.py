@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.summing import Reducer
-from holdfast.elastic.groups.shards import local_of
+from holdfast.elastic.groups.shards import gradient_dtype, local_of, zero_gradient
 
 BUCKET_BYTES = 25 << 20
 """Largest size of one collective sum, unless one gradient is larger; the same as DDP's."""
@@ -86,6 +86,10 @@ class Buckets:
             handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
 
+    def has(self, parameter: nn.Parameter) -> bool:
+        """Return whether the pass sums the gradient of a parameter."""
+        return id(parameter) in self._bucket_of
+
     def begin_microbatch(self, *, last: bool) -> None:
         """Note whether the next backward completes the gradients."""
         self._is_last = last
@@ -145,7 +149,7 @@ def _gradient(parameter: nn.Parameter, *, keep: bool = False) -> torch.Tensor:
     """
     gradient = parameter.grad
     if gradient is None:
-        gradient = torch.zeros_like(parameter, requires_grad=False)
+        gradient = zero_gradient(parameter)
         if keep:
             parameter.grad = gradient
     if gradient.is_sparse:
@@ -166,7 +170,8 @@ def _cut(
         own_bytes = local_of(parameter).nbytes
         fits = size_bytes + own_bytes <= BUCKET_BYTES
         alike = not bucket or (
-            (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+            bucket[0].device == parameter.device
+            and gradient_dtype(bucket[0]) == gradient_dtype(parameter)
             and reducer_of(bucket[0]) is reducer_of(parameter)
         )
         if bucket and not (fits and alike):

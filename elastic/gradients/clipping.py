@@ -14,13 +14,14 @@ from holdfast.elastic.groups.shards import local_of
 
 
 def clip_grad_norm_(
-    parameters: Iterable[nn.Parameter], max_norm: float, *, world: GenerationWorld
+    parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, *, world: GenerationWorld
 ) -> float:
     """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
 
     Every element counts once, on one of the ranks that hold it. Collective.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    gradients = [p.grad for p in given if p.grad is not None]
     parts = [
         gradient.values() if gradient.is_sparse else local_of(gradient) for gradient in gradients
     ]

@@ -127,6 +127,11 @@ def _runs(
         yield from zip(torch.split(flat, _CACHED), torch.split(out, _CACHED), strict=True)
 
 
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Return real numbers as they are, complex ones as two."""
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
 def exact_norm(
     parts: Iterable[torch.Tensor],
     *,
@@ -139,7 +144,7 @@ def exact_norm(
     ``terms`` is the number of elements of all ranks together; ``reduce_max`` and ``reduce_sum``
     reduce a float64 tensor over the ranks, in place.
     """
-    squares = [part.detach().double().square().flatten() for part in parts]
+    squares = [_real(part.detach()).double().square().flatten() for part in parts]
     largest = torch.zeros(1, dtype=torch.float64)
     for square in squares:
         if square.numel():

@@ -22,13 +22,16 @@ from holdfast.elastic.gradients.buckets import Buckets
 from holdfast.elastic.gradients.rounding import NO_GRADIENT, Rounding, Totals
 from holdfast.elastic.gradients.sparse import SparseGradients
 from holdfast.elastic.gradients.summing import Reducer, Replicas, sum_shards, sum_whole
+from holdfast.elastic.gradients.users_hooks import UsersHooks
 from holdfast.elastic.gradients.wrapped import Parameters, Wrapped
 from holdfast.elastic.groups.shards import (
     experts_of,
+    gradient_dtype,
     is_reduced_by_fsdp,
     local_of,
     settle,
     with_local,
+    zero_gradient,
 )
 
 _ABSENT, _WHOLE, _BESIDE, _SPARSE = 0, 1, 2, 3
@@ -62,7 +65,7 @@ class Gradients:
     ) -> None:
         self._reducer, self._microbatches = reducer, microbatches
         self._replicas = replicas or Replicas(dense=reducer, experts=reducer)
-        self.wished = 0
+        self.wished, self.alike = 0, True
         self._wrapped = Wrapped(modules)
         self._sparse = SparseGradients(
             modules, self._replicas.dense, microbatches=microbatches, exact=exact
@@ -73,6 +76,7 @@ class Gradients:
         # match
         early = self._replicas.experts is reducer and not self._wrapped.is_sharded
         self._buckets = Buckets(self._reducer_of, early=early)
+        self._users = UsersHooks()
         self._expected: dict[int, set[str]] = {}
         self._phase = 0
         self._rounding: Rounding | None = None
@@ -92,6 +96,7 @@ class Gradients:
             self._rounding.begin_pass()
         expected, parameters = self._expected.get(phase, ()), self._wrapped.parameters()
         self._sparse.begin_pass(parameters)
+        self._users.begin_pass(parameters)
         self._buckets.begin_pass(
             [p for name, p in parameters if name in expected and p.requires_grad]
         )
@@ -112,6 +117,7 @@ class Gradients:
     def backward(self, loss: torch.Tensor, *, microbatch: int = 0) -> None:
         """Add a microbatch's gradient. Other backwards in the microbatch are the user's own."""
         self._act(True)
+        self._users.begin_backward()
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
@@ -120,20 +126,23 @@ class Gradients:
         self._sparse.take(microbatch)
 
     def _act(self, active: bool) -> None:
-        if self._rounding is not None:
-            self._rounding.active = active
+        if self._rounding is None:
+            return
+        if active:
+            self._rounding.begin_backward()
+        else:
+            self._rounding.active = False
 
-    def end_pass(self, *, backwards: int, agree: int, wish: int = 0) -> None:
-        """Make the mean gradients.
+    def end_pass(self, *, backwards: int, names: int = 0, wish: int = 0) -> None:
+        """Make the mean gradients, of ``backwards`` at this rank: none at any, or some at all.
 
-        ``agree`` is a signature of the pass that must be equal on all ranks. Afterwards ``wished``
-        is the largest ``wish`` of any rank. Raises ``NotFiniteError`` on all ranks together.
+        Afterwards ``alike`` says whether all ranks gave the same ``names``, a signature of 32 bits,
+        and ``wished`` is the largest ``wish`` of any. Raises ``NotFiniteError`` on all ranks
+        together.
         """
         self._act(False)
         self._wrapped.reshard()
-        parameters = [
-            (n, p) for n, p in self._wrapped.parameters() if p.requires_grad or p.grad is not None
-        ]
+        parameters = self._wrapped.parameters()  # a frozen one too: it may have been trained before
         self._sparse.refuse_left(parameters)
         for _, parameter in parameters:
             if not is_reduced_by_fsdp(parameter):
@@ -141,7 +150,7 @@ class Gradients:
         rounding = self._rounding
         if rounding is not None and backwards:
             rounding.check_hooks(backwards)
-        peaks, places = self._agree(parameters, agree=agree, wish=wish)
+        peaks, places = self._agree(parameters, trains=backwards > 0, names=names, wish=wish)
         if backwards == 0:
             self._buckets.drop()
             return
@@ -162,7 +171,7 @@ class Gradients:
             self._rounding.end_step()
 
     def _agree(
-        self, parameters: Parameters, *, agree: int, wish: int
+        self, parameters: Parameters, *, trains: bool, names: int, wish: int
     ) -> tuple[dict[str, float], dict[str, int]]:
         """Return every parameter's peak and the place of its gradient, over all ranks."""
         if self._mine != (mine := [name for name, _ in self._wrapped.parameters()]):
@@ -172,20 +181,20 @@ class Gradients:
         peaks = torch.full_like(places, NO_GRADIENT)
         if self._rounding is not None:
             peaks = places.new_tensor([self._rounding.peak(name) for name in self._names])
-        seen = torch.tensor([wish, agree, -agree], dtype=torch.float64)
-        vector = torch.cat([peaks, places, seen])
+        seen = [wish, names, -names, trains, -trains]
+        vector = torch.cat([peaks, places, places.new_tensor(seen)])
         vector.nan_to_num_(nan=torch.inf, posinf=torch.inf)
         self._reducer.max_(vector)
         values = vector.tolist()
         if values[-2] != -values[-1]:
             raise ConfigError(
-                "the ranks did different things in the same step: every microbatch must call "
-                "run.backward equally often and run.log with the same names"
+                "the ranks did different things in the same step: every microbatch of a pass must "
+                "call run.backward, or none"
             )
-        self.wished = int(values[-3])
+        self.wished, self.alike = int(values[-5]), values[-4] == -values[-3]
         count = len(self._names)
         found = dict(zip(self._names, values[:count], strict=True))
-        return found, dict(zip(self._names, map(int, values[count:-3]), strict=True))
+        return found, dict(zip(self._names, map(int, values[count:-5]), strict=True))
 
     def _agree_on_levels(self, rounding: Rounding, peaks: Mapping[str, float]) -> Totals:
         """Return the levels that some rank has; collective only if a gradient exceeds its bound."""
@@ -211,12 +220,11 @@ class Gradients:
 
     def _sum_whole(self, present: Parameters) -> None:
         """Finish the buckets; also sum gradients that were not in them and will be next time."""
+        late = [parameter for _, parameter in present if not self._buckets.has(parameter)]
         self._buckets.finish({id(parameter) for _, parameter in present})
-        expected = self._expected.get(self._phase, ())
-        late = [parameter for name, parameter in present if name not in expected]
         for parameter in late:
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+                parameter.grad = zero_gradient(parameter)
         self._sum_now(late, [local_of(p.grad) for p in late if p.grad is not None])
         self._expected[self._phase] = {name for name, _ in present}
 
@@ -239,7 +247,7 @@ class Gradients:
         """Add the sums of gradients above their bounds to ``.grad``, the lowest level first."""
         for parameter, _, total in self._summed(parameters, rounding, totals):
             if parameter.grad is None:
-                parameter.grad = with_local(parameter, torch.zeros_like(local_of(parameter)))
+                parameter.grad = zero_gradient(parameter)
             local_of(parameter.grad).add_(total)
 
     def _mean_beside(self, parameters: Parameters, rounding: Rounding, totals: Totals) -> None:
@@ -250,7 +258,7 @@ class Gradients:
             mean = rounding.mean(name, total, level)
             means[name] = means[name].add_(mean) if name in means else mean
         for name, parameter in parameters:
-            parameter.grad = with_local(parameter, means.pop(name).to(parameter.dtype))
+            parameter.grad = with_local(parameter, means.pop(name).to(gradient_dtype(parameter)))
 
     def _summed(
         self, parameters: Parameters, rounding: Rounding, totals: Totals
@@ -280,7 +288,10 @@ class Gradients:
         self.clear()
         for _, parameter in self._wrapped.parameters():
             if parameter.requires_grad:
-                parameter.grad = torch.full_like(parameter, torch.nan, requires_grad=False)
+                kind = gradient_dtype(parameter)
+                parameter.grad = torch.full_like(
+                    parameter, torch.nan, dtype=kind, requires_grad=False
+                )
 
     def clear(self) -> None:
         """Drop all gradients."""

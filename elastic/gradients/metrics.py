@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.summing import Reducer
 
 
@@ -27,30 +30,37 @@ class Metrics:
     ) -> None:
         """Add the values of a microbatch, or of the step if ``microbatch`` is None.
 
-        A microbatch is weighted by its ``samples``; a stand-in has 0 and adds nothing.
+        A microbatch is weighted by its ``samples``; a stand-in has 0 and adds nothing. A tensor may
+        change afterwards. Raises ``ConfigError`` for anything but numbers.
         """
         for name, value in values.items():
-            kept = value.detach() if isinstance(value, torch.Tensor) else value
+            kept = _number(name, value)
             if microbatch is None:
                 self.latest[name] = float(kept)
-                continue
-            part = self._parts.setdefault(name, {})
-            if samples:
-                part[microbatch] = kept, samples
+            elif samples:
+                self._parts.setdefault(name, {})[microbatch] = (kept, samples)
 
     def begin_pass(self) -> None:
         """Drop the values of an earlier pass that is repeated."""
         self._parts.clear()
 
-    def signature(self, backward: bool) -> int:
-        """Return a 32-bit number that is equal on ranks that did the same."""
-        names = "\0".join(sorted(self._parts))
-        return zlib.crc32(f"{backward}\0{names}".encode())
+    def signature(self) -> int:
+        """Return a 32-bit number that is equal on ranks with the same names."""
+        return zlib.crc32("\0".join(sorted(self._parts)).encode())
+
+    def unite(self, gather: Callable[[Json], list[Json]]) -> None:
+        """Take in the names of other ranks, where a metric has a value in some microbatches only.
+
+        Collective; ``gather`` returns every rank's value.
+        """
+        for names in gather(list(self._parts)):
+            for name in names if isinstance(names, list) else ():
+                self._parts.setdefault(str(name), {})
 
     def end_pass(self, reducer: Reducer, *, speaks: bool = True) -> None:
-        """Average the pass's values over all ranks' microbatches; collective if there are any.
+        """Average the pass's values over the microbatches that have them; collective if there are.
 
-        Of the ranks that ran the same microbatches, one ``speaks``.
+        All ranks have the same names. Of the ranks that ran the same microbatches, one ``speaks``.
         """
         names = sorted(self._parts)
         if not names:
@@ -62,10 +72,27 @@ class Metrics:
                 table[row, -1] += samples
         reducer.sum_(table)
         for name, row in zip(names, table.tolist(), strict=True):
-            self.latest[name] = sum(row[:-1]) / row[-1]
+            if row[-1]:
+                self.latest[name] = sum(row[:-1]) / row[-1]
         self._parts.clear()
 
     def clear(self) -> None:
         """Begin a new step."""
         self._parts.clear()
         self.latest = {}
+
+
+def _number(name: str, value: object) -> float | torch.Tensor:
+    """Return a value as it is now; tensors stay on their device."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().clone()
+    what = f"a {type(value).__name__}"
+    if isinstance(value, torch.Tensor):
+        what = f"a {value.dtype} tensor of shape {list(value.shape)}"
+    elif not isinstance(value, str):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)  # type: ignore[arg-type]
+    raise ConfigError(
+        f"run.log({name}=...) was given {what}: give a real number, or a tensor of one, such as "
+        "the mean"
+    )

@@ -88,6 +88,7 @@ class Rounding:
         self.active = False
         self._step_peaks: dict[str, float] = {}
         self._unhooked: set[str] = set()
+        self._frozen: list[nn.Parameter] = []
         self._hooked: dict[str, _Hooked] = {}
         self._beside_of: dict[FSDPModule, bool] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -98,11 +99,13 @@ class Rounding:
 
     def _hook_plain(self) -> None:
         """Hook parameters that are not hooked yet; FSDP2's are hooked when they appear whole."""
-        wanted = [(name, p) for name, p in self._wrapped.parameters() if p.requires_grad]
+        parameters = self._wrapped.parameters()
+        wanted = [(name, p) for name, p in parameters if p.requires_grad]
         for name, parameter in wanted:
             if not is_reduced_by_fsdp(parameter):
                 self._hook(name, parameter)
         self._unhooked = {name for name, _ in wanted} - self._hooked.keys()
+        self._frozen = [p for _, p in parameters if not p.requires_grad]
 
     def _on_forward(self, prefix: str, part: nn.Module, _args: object, _output: object) -> None:
         if not self._unhooked:
@@ -201,6 +204,12 @@ class Rounding:
             hooked.fired, hooked.peak, hooked.bound = 0, NO_GRADIENT, self._bound(name)
             hooked.totals.clear()
 
+    def begin_backward(self) -> None:
+        """Act from now on; hook parameters that the script unfroze inside the pass."""
+        self.active = True
+        if any(p.requires_grad for p in self._frozen):
+            self._hook_plain()
+
     def peak(self, name: str) -> float:
         """Return the largest magnitude of this rank's microbatch gradients, or `NO_GRADIENT`."""
         hooked = self._hooked.get(name)
@@ -244,7 +253,7 @@ class Rounding:
         """Raise ``ConfigError`` if gradients bypassed the hooks, or met them too often."""
         for name, parameter in self._wrapped.parameters():
             hooked = self._hooked.get(name)
-            if hooked is None and parameter.grad is not None:
+            if hooked is None and parameter.requires_grad and parameter.grad is not None:
                 raise ConfigError(
                     f"exact={self._exact!r} cannot see the gradient of {name}: its FSDP2 module "
                     "was not entered through its forward; call the module itself, not its parts"

@@ -7,6 +7,7 @@ size, however the microbatches are shared.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -113,12 +114,13 @@ class ByMicrobatch:
         _check_count("run.reduce", values, ran)
         texts: dict[str, Json] = {}
         for microbatch, value in zip(ran, values, strict=True):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise ConfigError(
                     f"run.reduce: a value is {value!r}: give tensors or numbers, one kind only"
                 )
             if microbatch >= 0:
-                texts[str(microbatch)] = str(value) if isinstance(value, int) else value.hex()
+                whole = str(int(value)) if isinstance(value, numbers.Integral) else ""
+                texts[str(microbatch)] = whole or float(value).hex()
         everywhere = self._merged(texts)
         return [_number(everywhere[m]) for m in sorted(everywhere)]
 
@@ -165,7 +167,18 @@ _NUMBERS: Final[Mapping[How, Callable[[list[float]], float]]] = {
 
 
 def _reduced(rows: torch.Tensor, how: How) -> torch.Tensor:
-    """Put rows together one after the other, because a kernel may choose another order."""
+    """Put rows together one after the other, because a kernel may choose another order.
+
+    Like torch's own sums, those of integers and truth values are int64, and those of 16 bits are
+    computed in float32.
+    """
+    given = rows.dtype
+    if how in ("sum", "mean"):
+        is_real = given.is_floating_point or given.is_complex
+        if how == "mean" and not is_real:
+            raise ConfigError(f"run.reduce(values, 'mean'): {given} has no mean: give floats")
+        rows = rows.to(torch.promote_types(given, torch.float32) if is_real else torch.int64)
+        given = given if is_real else torch.int64
     total = rows[0].clone()
     for row in rows[1:]:
         if how == "max":
@@ -174,8 +187,4 @@ def _reduced(rows: torch.Tensor, how: How) -> torch.Tensor:
             total = torch.minimum(total, row)
         else:
             total += row
-    if how != "mean":
-        return total
-    if not (total.is_floating_point() or total.is_complex()):
-        raise ConfigError(f"run.reduce(values, 'mean'): {total.dtype} has no mean: give floats")
-    return total / len(rows)
+    return (total / len(rows) if how == "mean" else total).to(given)

@@ -61,6 +61,17 @@ def settled(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return gradient.redistribute(placements=parameter.placements)
 
 
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Return the dtype of a parameter's ``.grad``; of FSDP2's shards the parameter's own."""
+    own: torch.dtype | None = parameter.grad_dtype
+    return parameter.dtype if own is None or is_reduced_by_fsdp(parameter) else own
+
+
+def zero_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Return zeros that can be a parameter's ``.grad``."""
+    return torch.zeros_like(parameter, dtype=gradient_dtype(parameter), requires_grad=False)
+
+
 def with_local(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the placements of ``tensor`` and the local part ``local``."""
     if not isinstance(tensor, DTensor):

@@ -92,6 +92,15 @@ class Inside:
                 "over run.microbatches, with one value of each microbatch"
             )
 
+    def refuse_update(self, call: str) -> None:
+        """Raise ``ConfigError`` inside a microbatch: ``call`` of Holdfast needs the whole mean."""
+        if self.number is not None:
+            raise ConfigError(
+                f"{call} at {user_line()} inside microbatch {self.number}, where the gradients of "
+                "one rank's microbatches are being added up: call it after the loop over "
+                "run.microbatches, before run.step"
+            )
+
     def _look(self, group: InterruptibleGroup, operation: str) -> bool:
         """Return whether this is a collective of the user's over data-parallel ranks.
 

@@ -197,6 +197,8 @@ class Passes:
             )
         wrong = self._make_mean()
         parts.watch.end_pass()
+        if not self.gradients.alike:
+            parts.logs.unite(parts.world.gather)
         parts.logs.end_pass(parts.world, speaks=parts.world.speaks)
         if self._backwards > 0:
             place.has_gradients, self.trained = True, count
@@ -209,13 +211,18 @@ class Passes:
         self.buffers.end_pass(apply=not (self._backwards and place.skips))
         seed_all(place.draws.after_microbatches())
 
+    def refuse_inside(self, call: str) -> None:
+        """Raise ``ConfigError`` if a pass is under way: ``call`` needs its mean gradients."""
+        self._inside.refuse_update(call)
+        self.whole.check()
+
     def _make_mean(self) -> str:
         """Make the mean gradients; return why they cannot be used, if the loss guard decides."""
         parts, gradients = self._parts, self.gradients
-        agree = parts.logs.signature(self._backwards > 0)
+        names = parts.logs.signature()
         wish = wish_of(parts.channel, parts.world)
         try:
-            gradients.end_pass(backwards=self._backwards, agree=agree, wish=wish)
+            gradients.end_pass(backwards=self._backwards, names=names, wish=wish)
         except NotFiniteError as error:
             if parts.watch.defers(error):
                 gradients.spoil()

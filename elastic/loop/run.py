@@ -414,11 +414,15 @@ class Run:
         self._logs.latest.update(evaluations.logged)
         return evaluations.first_loss
 
-    def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    def clip_grad_norm_(
+        self, parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float
+    ) -> float:
         """Scale the gradients to a 2-norm of at most ``max_norm``; return the norm before.
 
-        The norm is the same for any number of data-parallel ranks, bit for bit.
+        The norm is the same for any number of data-parallel ranks, bit for bit. Collective, between
+        a pass and its update. Raises ``ConfigError`` inside a microbatch.
         """
+        self._passes.refuse_inside("run.clip_grad_norm_")
         return clip_grad_norm_(parameters, max_norm, world=self._world)
 
     def fence(self) -> None:

@@ -130,7 +130,7 @@ class _GradientStep:
             self._gradients.begin_microbatch(last=given is self._given[-1])
             losses = [_loss_of(*pair) for pair in zip(self.weights, given, strict=True)]
             self._gradients.backward(torch.stack(losses).sum())
-        self._gradients.end_pass(backwards=len(self._given), agree=0)
+        self._gradients.end_pass(backwards=len(self._given))
         self._gradients.end_step()
 
     def mean(self) -> torch.Tensor:
@@ -219,7 +219,7 @@ class TrainingTask:
             for microbatch in own:
                 gradients.begin_microbatch(last=microbatch == own[-1])
                 gradients.backward(_loss(model, seed=step * self.microbatches + microbatch))
-            gradients.end_pass(backwards=len(own), agree=0)
+            gradients.end_pass(backwards=len(own))
             gradients.end_step()
             optimizer.step()
             gradients.clear()

@@ -89,7 +89,7 @@ def step(
         for number, wanted in enumerate(share):
             gradients.begin_microbatch(last=number == len(share) - 1)
             gradients.backward((weight * wanted).sum())
-        gradients.end_pass(backwards=len(share), agree=1)
+        gradients.end_pass(backwards=len(share))
         gradients.end_step()
         assert weight.grad is not None
         return Outcome(weight.grad.clone(), own)

@@ -77,7 +77,7 @@ def _mean(mesh: DeviceMesh, order: list[int]) -> torch.Tensor:
         for microbatch in order:
             gradients.begin_microbatch(last=microbatch == order[-1])
             gradients.backward(model(data[microbatch]).float().square().mean())
-        gradients.end_pass(backwards=len(order), agree=0)
+        gradients.end_pass(backwards=len(order))
     found = model.weight.grad
     assert isinstance(found, DTensor)
     return found.to_local().clone()

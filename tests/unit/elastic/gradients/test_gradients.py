@@ -44,7 +44,7 @@ def _pass(gradients: Gradients, model: nn.Module, *scales: float) -> None:
     for last, scale in zip((False, True), scales or (1.0, 1.0), strict=True):
         gradients.begin_microbatch(last=last)
         gradients.backward(model(torch.ones(1, 2)).sum() * scale)
-    gradients.end_pass(backwards=2, agree=7)
+    gradients.end_pass(backwards=2)
 
 
 @pytest.mark.parametrize("exact", ["float32", "int64"])
@@ -74,7 +74,7 @@ def test_bounds_fall_by_half_in_a_step_however_many_passes_it_has() -> None:
     gradients.end_step()
     assert set(bounds.values()) == {19}
     gradients.begin_pass()
-    gradients.end_pass(backwards=0, agree=7)
+    gradients.end_pass(backwards=0)
     gradients.end_step()
     assert set(bounds.values()) == {19}, "there was no gradient"
 
@@ -93,7 +93,7 @@ def test_backwards_of_the_users_own_are_not_rounded() -> None:
             plain = 2 * 9.0 * 0.7 * model(torch.full((1, 2), 0.7)).sum()
         assert inner[0].tolist() == [[pytest.approx(plain.item(), rel=1e-5)] * 2]
         gradients.backward(sum(each.square().sum() for each in inner))
-    gradients.end_pass(backwards=2, agree=7)
+    gradients.end_pass(backwards=2)
     assert model.weight.grad is not None
     assert not (model.weight.grad % 1).any()
 
@@ -120,6 +120,59 @@ def test_parameters_that_are_frozen_and_thawed_in_turn_train_in_turn(exact: Exac
         gradients.clear()
 
 
+class Twice(Alone):
+    """Doubles its sums, as two equal ranks would."""
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        tensor.mul_(2)
+
+    def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return lambda: self.sum_(tensor)
+
+
+@pytest.mark.parametrize("exact", ["float32", "int64", None])
+@pytest.mark.parametrize("again", [False, True])
+def test_parameters_that_are_thawed_inside_the_pass_are_summed(exact: Exact, again: bool) -> None:
+    model = nn.Linear(2, 1)
+    gradients = Gradients({"model": model}, Twice(), microbatches=4, exact=exact, bounds={})
+    for _ in range(3):
+        model.bias.requires_grad_(False)
+        gradients.begin_pass()
+        for last in (False, True):
+            gradients.begin_microbatch(last=last)
+            model.bias.requires_grad_(True)
+            gradients.backward(model(torch.ones(1, 2)).sum())
+            model.bias.requires_grad_(not again)
+        gradients.end_pass(backwards=2)
+        assert model.bias.grad is not None
+        assert model.bias.grad.tolist() == [1.0]
+        gradients.clear()
+
+
+def test_a_frozen_parameter_with_a_gradient_of_zeros_is_no_concern() -> None:
+    model = nn.Linear(2, 1)
+    model.bias.grad = torch.zeros(1)
+    model.bias.requires_grad_(False)
+    _pass(_gradients(model), model)
+
+
+@pytest.mark.parametrize("exact", ["float32", "int64", None])
+def test_gradients_of_a_dtype_of_their_own_keep_it(exact: Exact) -> None:
+    model = nn.Linear(2, 1, dtype=torch.bfloat16)
+    model.bias.requires_grad_(False)
+    model.weight.grad_dtype = torch.float32
+    gradients = _gradients(model, exact=exact)
+    gradients.begin_pass()
+    for value in (1.0, 2.0**-7):
+        gradients.begin_microbatch(last=value < 1)
+        gradients.backward(model(torch.full((1, 2), value, dtype=torch.bfloat16)).sum())
+    gradients.end_pass(backwards=2)
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype is torch.float32
+    gradients.spoil()
+    assert model.weight.grad.isnan().all()
+
+
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_is_named(scale: float) -> None:
     model = nn.Linear(2, 1)
@@ -143,7 +196,7 @@ def test_other_floating_point_parameters_get_means_of_their_own_dtype(
     for value in (1.0, 2.0**-7):
         gradients.begin_microbatch(last=value < 1)
         gradients.backward(model(torch.full((1, 2), value, dtype=dtype)).sum())
-    gradients.end_pass(backwards=2, agree=7)
+    gradients.end_pass(backwards=2)
     assert model.weight.grad is not None
     assert model.weight.grad.dtype is dtype
     assert model.weight.grad.tolist() == [[0.50390625, 0.50390625]]

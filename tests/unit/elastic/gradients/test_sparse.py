@@ -52,7 +52,7 @@ def one_pass(
     for number, text in zip(numbers, TEXT, strict=True):
         made.begin_microbatch(last=text is TEXT[-1])
         made.backward(loss(text), microbatch=number)
-    made.end_pass(backwards=MICROBATCHES, agree=7)
+    made.end_pass(backwards=MICROBATCHES)
 
 
 def table(*, sparse: bool, dtype: torch.dtype = torch.float32) -> nn.Embedding:

@@ -164,7 +164,7 @@ def test_experts_are_summed_over_those_who_have_the_same_and_divided_as_all_is(
         for last in (False, True):
             gradients.begin_microbatch(last=last)
             gradients.backward(model(torch.full((3,), 1.0 + turn)))
-        gradients.end_pass(backwards=2, agree=0)
+        gradients.end_pass(backwards=2)
         assert model.dense.grad is not None
         assert model.experts.grad is not None
         assert model.dense.grad.tolist() == [1.0 + turn] * 3
