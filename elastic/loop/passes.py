@@ -146,7 +146,7 @@ class Passes:
             parts.work.renew(dataset)
         parts.work.sharing.begin()
         gradients.begin_pass(place.phase)
-        parts.watch.begin_pass(fresh=not place.has_gradients)
+        parts.watch.begin_pass(phase=place.phase, fresh=not place.has_gradients)
         self.buffers.begin_pass()
         parts.logs.begin_pass()
         self._backwards = 0

@@ -32,7 +32,9 @@ from holdfast.elastic.tracked.cursor import KEY
 EVERY: Final = 16
 """Snapshots from one comparison to the next; the first ones come sooner."""
 
-_BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 20
+"""Part of a tensor that is compared as one."""
+
 _SAMPLE_BYTES: Final = 4 << 20
 _SAMPLE_TENSORS: Final = 256
 _PARTS: Final = 64
@@ -117,9 +119,7 @@ class ReplicaCheck:
         self._units = [self._unit(flat.tensors[fqn], fqn, region) for fqn, region in plan.shared]
         mine = [sum(unit.nbytes for unit in self._units), len(self._units)]
         everyone = self._world.gather(mine)
-        self._largest = max(
-            max(nbytes // _SAMPLE_BYTES, count // _SAMPLE_TENSORS) for nbytes, count in everyone
-        )
+        self._largest = max(samples_of(nbytes, count) for nbytes, count in everyone)
 
     def _unit(self, leaf: Leaf, fqn: str, region: Region) -> _Unit:
         box, local = region.box, local_of(leaf)
@@ -148,10 +148,10 @@ class ReplicaCheck:
         turn, self._turn = self._turn, self._turn + 1
         found = {}
         for unit in self._units:
-            blocks = range((turn - unit.first) % parts, -(-unit.nbytes // _BLOCK_BYTES), parts)
+            blocks = range((turn - unit.first) % parts, -(-unit.nbytes // BLOCK_BYTES), parts)
             if blocks:
                 view = view_of(flat.tensors[unit.fqn], unit.region)
-                found[unit.key] = _digest(view, blocks)
+                found[unit.key] = digest(view, blocks)
         return found
 
     def _refusal(self, flat: FlatState, key: str, one: int, other: int, *, step: int) -> str:
@@ -184,6 +184,11 @@ def _key(kind: str, name: str, tag: str) -> str:
 def is_due(number: int) -> bool:
     """Say whether snapshot ``number`` of a generation, counted from 0, is compared."""
     return number % EVERY == 0 or (number < EVERY and number.bit_count() == 1)
+
+
+def samples_of(nbytes: int, count: int) -> int:
+    """Return into how many samples ``count`` tensors are divided, so that none takes long."""
+    return max(nbytes // _SAMPLE_BYTES, count // _SAMPLE_TENSORS)
 
 
 def difference(tables: Sequence[dict[str, int]]) -> tuple[str, int, int] | None:
@@ -220,7 +225,7 @@ def _tags(flat: FlatState) -> Iterator[tuple[str, str]]:
                 yield key, str(boxes)
 
 
-def _digest(view: torch.Tensor, blocks: range) -> int:
+def digest(view: torch.Tensor, blocks: range) -> int:
     """Return a digest of some blocks of a tensor's elements, in C order."""
     local = resolved(view)
     nbytes, found = local.numel() * local.itemsize, 0
@@ -228,8 +233,8 @@ def _digest(view: torch.Tensor, blocks: range) -> int:
     if local.device.type != "cpu" or not local.is_contiguous():
         flat = torch_dtypes.as_carrier(local).reshape(-1)
     for block in blocks:
-        at = block * _BLOCK_BYTES
-        size = min(_BLOCK_BYTES, nbytes - at)
+        at = block * BLOCK_BYTES
+        size = min(BLOCK_BYTES, nbytes - at)
         if flat is None:
             found = found * 31 + isal.crc32c_at(local.data_ptr() + at, size)
         else:

@@ -21,6 +21,7 @@ from holdfast.elastic.loop.updates.scaling import ScalerWatch
 from holdfast.elastic.loop.updates.schedulers import SchedulerWatch
 from holdfast.elastic.loop.updates.tracked_objects import TrackedObjects, parameters_of
 from holdfast.elastic.loop.user_code import user_line
+from holdfast.elastic.tracked.steady import SteadyState
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class _Watches:
     gradients: GradientWatch
     optimizers: OptimizerWatch
     scalers: ScalerWatch
+    steady: SteadyState
 
 
 class UpdateWatch:
@@ -68,6 +70,7 @@ class UpdateWatch:
             gradients=gradients,
             optimizers=OptimizerWatch(roster, place=lambda: self._step, in_pass=in_pass),
             scalers=ScalerWatch(roster, self._interposed, in_pass=in_pass),
+            steady=SteadyState(state, parameters, moves=moves),
         )
         self._schedulers.tracked()
 
@@ -91,9 +94,10 @@ class UpdateWatch:
         """Note that the step is over."""
         self._step = None
 
-    def begin_pass(self, *, fresh: bool) -> None:
+    def begin_pass(self, *, phase: int, fresh: bool) -> None:
         """Start a pass over microbatches; a ``fresh`` one has no gradients yet."""
         self._known.gradients.begin_pass(fresh=fresh)
+        self._known.steady.begin_pass(step=self._step or 0, phase=phase)
         if fresh:
             self._infinite, self._updated_at = None, ""
 
@@ -108,8 +112,9 @@ class UpdateWatch:
         self._known.gradients.saw_backward()
 
     def end_pass(self) -> None:
-        """Note that the mean gradients are in place."""
+        """Note that the mean gradients are in place. Refuse changes of other tracked state."""
         self._known.gradients.end_pass()
+        self._known.steady.end_pass()
 
     def defers(self, error: NotFiniteError) -> bool:
         """Return whether the update decides about gradients that are not finite: by its scaler."""

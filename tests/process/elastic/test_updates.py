@@ -249,6 +249,26 @@ def test_a_backward_of_the_scripts_own_in_place_of_the_runs(run: Run) -> None:
     refused(run, r"net\.0\.weight changed inside the pass, .*call run\.backward\(loss\)", update)
 
 
+def test_clipping_inside_the_pass(run: Run) -> None:
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x) - x).square().mean())
+            run.clip_grad_norm_(its.net.parameters(), 1e6)
+
+    refused(run, rf"^run\.clip_grad_norm_ at {HERE} inside microbatch 0, where the", update)
+
+
+def test_tracked_state_that_the_pass_changes(run: Run) -> None:
+    tokens = torch.zeros((), dtype=torch.int64)
+
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x) - x).square().mean())
+            tokens.add_(x.numel())
+
+    refused(run, r"^run\.track: tokens changed inside the pass over run\.", update, tokens=tokens)
+
+
 def test_a_gradient_from_before_the_pass(run: Run) -> None:
     def update(its: SimpleNamespace) -> None:
         its.net(DATA).sum().backward()

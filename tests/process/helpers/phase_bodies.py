@@ -102,6 +102,35 @@ def in_turn(pair: Pair, step: int) -> None:
     run.step(pair.of_body if of_body else pair.of_head)
 
 
+def in_turn_inside(pair: Pair, step: int) -> None:
+    """Freeze one network inside the pass of the other, as a GAN's loop does in each iteration."""
+    run = pair.run
+    for x in run.microbatches(DATA):
+        pair.head.requires_grad_(True)
+        run.backward(pair.head(pair.body(x).detach()).square().mean())
+    run.step(pair.of_head)
+    for x in run.microbatches(DATA):
+        pair.head.requires_grad_(False)
+        run.log(**({"first": x.sum()} if run.microbatch == 0 else {}))
+        run.backward(pair.head(pair.body(x)).mean())
+    run.step(pair.of_body)
+    assert run.metrics["first"]
+
+
+def hooked(pair: Pair, step: int) -> None:
+    """Clip the gradient of each microbatch in a hook that is made after `track`."""
+    handles = [
+        p.register_hook(lambda gradient: gradient.clamp(-0.0371, 0.0371))
+        for p in pair.body.parameters()
+    ]
+    run = pair.run
+    for x in run.microbatches(DATA):
+        run.backward(pair.head(pair.body(x)).square().mean())
+    for handle in handles:
+        handle.remove()
+    run.step(pair.of_body, pair.of_head)
+
+
 def some(pair: Pair, step: int) -> None:
     """Leave one network without a gradient in every other microbatch."""
     run = pair.run
@@ -132,6 +161,8 @@ LOOPS: dict[str, Callable[[Pair, int], None]] = {
     "checkpointed": lambda pair, step: _checkpointed(pair, reentrant=False),
     "checkpointed, reentrant": lambda pair, step: _checkpointed(pair, reentrant=True),
     "in turn": in_turn,
+    "in turn, inside": in_turn_inside,
+    "hooked": hooked,
     "some": some,
     "twice": twice,
 }

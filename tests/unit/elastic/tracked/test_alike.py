@@ -203,7 +203,7 @@ def test_ranks_that_compute_one_microbatch_may_round_differently_without_exact()
 def test_a_difference_that_comes_later_is_found_wherever_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(alike, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(alike, "BLOCK_BYTES", 64)
     monkeypatch.setattr(alike, "_SAMPLE_BYTES", 64)
     for at in (0, 17, 511):
 

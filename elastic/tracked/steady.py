@@ -1,0 +1,164 @@
+"""A watch over tracked state during a pass: what a microbatch changes there follows the ranks.
+
+Every rank runs other microbatches. A running average, a counter, a schedule or a generator that
+each of them moves on ends elsewhere at every number of ranks, and with equal shares no comparison
+of ranks can tell. So a pass must leave tracked state as it found it. Buffers are not looked at:
+they follow rules of their own.
+
+Plain values are compared in every pass. Tensors are compared by digest: all of them in the first
+passes of a run, a sample of them now and then. A write that is taken back is no change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
+
+from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.shards import local_of
+from holdfast.elastic.tracked.alike import BLOCK_BYTES, digest, is_due, samples_of
+
+Parameters = list[tuple[str, torch.nn.Parameter]]
+
+_MOST_ENTRIES: Final = 1024
+"""Entries of tracked dicts and lists that are looked at; those of a long history are not."""
+
+_ARRAY_BYTES: Final = 1 << 16
+"""Largest NumPy array that is compared as a plain value."""
+
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A tensor as it was when the pass began."""
+
+    tensor: torch.Tensor
+    blocks: range
+    digest: int
+
+    def has_changed(self) -> bool:
+        return digest(local_of(self.tensor), self.blocks) != self.digest
+
+
+class SteadyState:
+    """The tracked state over one pass at a time.
+
+    ``parameters`` returns those of the tracked modules by name; if FSDP2 ``moves`` them in a pass,
+    only its shards are compared.
+    """
+
+    def __init__(
+        self, state: Mapping[str, Any], parameters: Callable[[], Parameters], *, moves: bool
+    ) -> None:
+        self._state, self._parameters, self._moves = state, parameters, moves
+        self._passes: dict[int, int] = {}
+        self._values: dict[str, object] = {}
+        self._tensors: dict[str, _Seen] = {}
+
+    def begin_pass(self, *, step: int, phase: int) -> None:
+        """Note the state before a pass."""
+        count = self._passes.get(phase, 0)
+        self._passes[phase] = count + 1
+        self._values = self._read()
+        self._tensors = {}
+        if is_due(count):
+            tensors = dict(self._found())
+            sizes = [local_of(tensor).nbytes for tensor in tensors.values()]
+            parts = max(1, samples_of(sum(sizes), len(sizes))) if step or count else 1
+            for name, tensor in tensors.items():
+                self._see(name, tensor, turn=count, parts=parts)
+
+    def _see(self, name: str, tensor: torch.Tensor, *, turn: int, parts: int) -> None:
+        local = local_of(tensor)
+        first = (turn + zlib.crc32(name.encode())) % parts
+        if blocks := range(first, -(-local.nbytes // BLOCK_BYTES), parts):
+            self._tensors[name] = _Seen(tensor, blocks, digest(local, blocks))
+
+    def _found(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in _entries(self._state):
+            if isinstance(value, torch.Tensor):
+                yield name, value
+        for name, parameter in self._parameters():
+            if isinstance(parameter, DTensor) or not (self._moves or is_lazy(parameter)):
+                yield name, parameter
+
+    def _read(self) -> dict[str, object]:
+        values = {name: _value(each) for name, each in _entries(self._state)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def end_pass(self) -> None:
+        """Raise ``ConfigError``, naming the first entry that the pass changed."""
+        if (now := self._read()) != self._values:
+            names = [*now, *self._values]
+            raise ConfigError(
+                _refusal(next(n for n in names if now.get(n) != self._values.get(n)), self._state)
+            )
+        for name, seen in self._tensors.items():
+            if seen.has_changed():
+                raise ConfigError(_refusal(name, self._state))
+        self._tensors = {}
+
+
+def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return itertools.islice(_leaves("", state), _MOST_ENTRIES)
+
+
+def _leaves(prefix: str, state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what nested dicts and sequences hold, with dotted names."""
+    items = state.items() if isinstance(state, Mapping) else enumerate(state)
+    for key, value in items:
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping | list | tuple) and not isinstance(value, ModelParts):
+            yield from _leaves(name, value)
+        else:
+            yield name, value
+
+
+def _value(value: Any) -> object:
+    """Return what can be compared of a value that is no tensor; None if nothing can."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, np.ndarray) and value.nbytes <= _ARRAY_BYTES:
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, LRScheduler):
+        return value.last_epoch
+    return None
+
+
+def _refusal(name: str, state: Mapping[str, Any]) -> str:
+    entries = dict(_entries(state))
+    value = entries.get(name)
+    own = "; or say that every rank keeps its own: holdfast.PerRank(...)" if name in entries else ""
+    remedy = (
+        "change it after the pass, on all ranks alike, from values of all microbatches "
+        f"(run.gather, run.reduce, run.metrics){own}"
+    )
+    if isinstance(value, LRScheduler):
+        remedy = "call its step() once in the step, after run.step"
+    elif isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+        remedy = (
+            "inside a microbatch draw from the global generators, which the run seeds there, or "
+            f"from run.generator({name!r}){own}"
+        )
+    return (
+        f"run.track: {name} changed inside the pass over run.microbatches. Every rank runs other "
+        f"microbatches, so it would depend on the number of ranks: {remedy}"
+    )
