@@ -24,6 +24,7 @@ from holdfast.elastic.loop.whole_pass import WholePass
 from holdfast.elastic.loss import LossAction
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.handover import wish_of
+from holdfast.elastic.tracked.modes import ModesOfModules
 
 if TYPE_CHECKING:
     from holdfast.elastic.loop.pipeline import Feed, Schedule
@@ -43,6 +44,7 @@ class Passes:
         self._inside, self.whole = Inside(parts.world), WholePass()
         self._gradients: Gradients | None = None
         self._buffers: PassBuffers | None = None
+        self._modes: ModesOfModules | None = None
         self.piece: LoadedMicrobatch | None = None
         self.trained = self._backwards = 0
         self._ran: list[int] = []
@@ -71,6 +73,9 @@ class Passes:
             bounds=self._parts.keeper.cursor.bounds,
             check=world.guard.check,
         )
+        # Stages have different modules, and the cursor is that of all.
+        own = modules if world.record.mesh.pp == 1 else {}
+        self._modes = ModesOfModules(own, self._parts.keeper.cursor)
         self._parts.watch.track(
             state, self._gradients.parameters, moves=self._gradients.moves_parameters
         )
@@ -93,6 +98,13 @@ class Passes:
         if self._buffers is None:
             raise ConfigError(_UNTRACKED)
         return self._buffers
+
+    @property
+    def modes(self) -> ModesOfModules:
+        """The modes of the modules. Raises ``ConfigError`` before `track`."""
+        if self._modes is None:
+            raise ConfigError(_UNTRACKED)
+        return self._modes
 
     def clear(self) -> None:
         """Drop all gradients."""
@@ -281,4 +293,4 @@ class Passes:
             self._gradients = None
         if self._buffers is not None:
             self._buffers.close()
-            self._buffers = None
+            self._buffers = self._modes = None

@@ -74,6 +74,7 @@ class Steps:
         self.leaving.over(None)
         parts, completed = self._parts, self._place.completed
         parts.watch.begin()
+        self._passes.modes.begin()
         stopped = self._agree()
         parts.keeper.begin(completed if stopped else count)
         if parts.losses is not None:
@@ -132,6 +133,7 @@ class Steps:
         place.end_step()
         gradients.end_step()
         parts.watch.end_step()
+        self._passes.modes.note()
         cursor = parts.keeper.cursor
         cursor.metrics.update(parts.logs.latest)
         self.logbook.add(cursor.step, dict(parts.logs.latest))

@@ -33,6 +33,7 @@ class _SavedCursor(msgspec.Struct, kw_only=True):
     collects: bool = False
     handed: int = 0
     waiting: list[tuple[int, dict[str, float]]] = []
+    modes: tuple[int, str] | None = None
 
 
 class Cursor:
@@ -40,8 +41,9 @@ class Cursor:
 
     It is a Stateful, tracked with the user's state. ``stopped``: no further step follows.
     ``waiting`` are the metrics of steps that are not handed to loggers yet, if the run
-    ``collects`` them; those of the first ``handed`` steps are. ``tp`` is the number of ranks that
-    add up a microbatch's work, ``ep`` the number of microbatches that an expert adds up at once.
+    ``collects`` them; those of the first ``handed`` steps are. ``modes`` are those of
+    `ModesOfModules`. ``tp`` is the number of ranks that add up a microbatch's work, ``ep`` the
+    number of microbatches that an expert adds up at once.
     """
 
     def __init__(self, settings: Settings, *, tp: int = 1, ep: int = 1) -> None:
@@ -52,6 +54,7 @@ class Cursor:
         self.stopped = self.collects = False
         self.handed = 0
         self.waiting: list[tuple[int, dict[str, float]]] = []
+        self.modes: tuple[int, str] | None = None
         self._fingerprint: dict[str, Json] = {
             "seed": settings.seed,
             "microbatches": settings.batch.microbatches,
@@ -78,6 +81,7 @@ class Cursor:
             "collects": self.collects,
             "handed": self.handed,
             "waiting": [[step, dict(values)] for step, values in self.waiting],
+            "modes": None if self.modes is None else list(self.modes),
             "fingerprint": dict(self._fingerprint),
         }
 
@@ -105,4 +109,4 @@ class Cursor:
         self.step, self.metrics, self.bounds = saved.step, saved.metrics, saved.bounds
         self.loaders = saved.loaders
         self.stopped, self.collects = saved.stopped, saved.collects
-        self.handed, self.waiting = saved.handed, saved.waiting
+        self.handed, self.waiting, self.modes = saved.handed, saved.waiting, saved.modes

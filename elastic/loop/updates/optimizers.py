@@ -34,6 +34,7 @@ class OptimizerWatch:
         in_pass: Callable[[], bool],
     ) -> None:
         self._roster, self._place, self._in_pass = roster, place, in_pass
+        self._tracked_sizes = {name: _sizes(each) for name, each in roster.optimizers}
         self._own: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._applied: object | None = None
         self._stepped: list[Optimizer] = []
@@ -56,6 +57,7 @@ class OptimizerWatch:
             name = self._roster.name(optimizer)
             if name and isinstance(optimizer, Optimizer):
                 self._roster.refuse_foreign_of(name, optimizer)
+                self._refuse_grown(name, optimizer)
             elif isinstance(optimizer, Optimizer):
                 raise ConfigError(
                     f"{call} at {user_line()}: the optimizer {self.describe(optimizer)} is not "
@@ -67,6 +69,17 @@ class OptimizerWatch:
                     f"{call} at {user_line()} was given a {type(optimizer).__name__}: give it the "
                     "tracked optimizers"
                 )
+
+    def _refuse_grown(self, name: str, optimizer: Optimizer) -> None:
+        """Refuse parameters that an optimizer got after it was tracked: a restore lacks them."""
+        if _sizes(optimizer) != self._tracked_sizes[name]:
+            raise ConfigError(
+                f"run.step at {user_line()}: the parameters of the optimizer {name} are others "
+                "than when run.track was called, and a restore, which builds it anew, has no place "
+                "for their state: give it all parameters and groups before run.track, and freeze "
+                "those that train later by requires_grad_(False); without a gradient they are left "
+                "out, and a restore keeps what is frozen"
+            )
 
     def refuse_closures(self, optimizers: Sequence[object]) -> None:
         """Refuse optimizers that cannot step without a closure."""
@@ -197,6 +210,10 @@ def refuse_shards(name: str, optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} would compute with this rank's part as if it were the "
             "whole: leave the module unsharded, or use an optimizer without a closure"
         )
+
+
+def _sizes(optimizer: Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
 
 
 def _bare(description: str) -> str:

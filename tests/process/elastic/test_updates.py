@@ -119,18 +119,23 @@ def test_an_optimizer_of_parameters_that_no_module_has(run: Run) -> None:
         run.track(a=its.a)
 
 
-def test_parameters_that_came_later(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("is_stray", "words"),
+    [
+        (True, r"the optimizer b steps a parameter of no tracked module"),
+        (False, r"the parameters of the optimizer b are others than when run\.track was called"),
+    ],
+)
+def test_parameters_that_came_later(run: Run, is_stray: bool, words: str) -> None:
     def grow(its: SimpleNamespace) -> None:
-        its.net.append(nn.Linear(4, 4))
-        its.a.add_param_group({"params": list(its.net[-1].parameters())})
-        one_pass(run, its.net)
-        run.step(its.a, its.b)
-        stray = nn.Parameter(torch.zeros(3))
-        its.b.add_param_group({"params": [stray]})
+        later = nn.Linear(4, 4)
+        if not is_stray:
+            its.net.append(later)
+        its.b.add_param_group({"params": list(later.parameters())})
         one_pass(run, its.net)
         run.step(its.a, its.b)
 
-    refused(run, r"the optimizer b steps a parameter of no tracked module", grow)
+    refused(run, words, grow)
 
 
 def test_own_optimizers_live_for_one_step(run: Run) -> None:
