@@ -448,3 +448,8 @@ def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(
     shown = io.StringIO()
     exact.show(found, console=Console(file=shown, width=160))
     assert "2 ranks, all_reduce" in shown.getvalue()
+    for extra in ("watch over 1,000 gradients, a microbatch", "BatchNorm, a forward"):
+        assert figures[f"{extra}: times"] > 1
+        assert extra in shown.getvalue()
+    assert figures["comparison of 8 MiB of state: times"] > 0
+    assert figures["Muon on sharded matrices, a step: with it"] > 0

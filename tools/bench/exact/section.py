@@ -23,6 +23,7 @@ from rich.console import Console
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.torch_private import TCPStore
 from holdfast.elastic.config import Exact
+from holdfast.tools.bench.exact.extras import PriceTask
 from holdfast.tools.bench.exact.summands import (
     RankTask,
     Sum,
@@ -60,6 +61,9 @@ _COLUMNS: Final = {
     "drift": "drift",
     "from float32": "apart",
 }
+_EXTRAS: Final = {"with it": "with it", "without": "without", "times": "× without"}
+_WIDTH, _QUICK_WIDTH = 512, 64
+"""Rows and columns of the matrices whose updates are timed."""
 
 
 def exact(setup: BenchSetup, *, worlds: Sequence[int] = WORLDS) -> list[Figure]:
@@ -70,6 +74,9 @@ def exact(setup: BenchSetup, *, worlds: Sequence[int] = WORLDS) -> list[Figure]:
     for world_size in worlds:
         with _crew(world_size) as pipes:
             bench.measure(world_size, pipes)
+            if world_size <= 2:
+                width = _QUICK_WIDTH if setup.quick else _WIDTH
+                bench.price(pipes, width=width, is_sharded=world_size == 2)
     for _ in range(setup.repeat + 1):
         setup.lap()
     return bench.figures
@@ -102,6 +109,27 @@ class _Bench:
             self._add_errors(name, method, pipes, exact_)
             training = TrainingTask(exact=exact_, steps=self._steps, microbatches=_MICROBATCHES)
             self._add_drift(name, method, _ask(pipes, training)[0])
+
+    def price(self, pipes: Sequence[Connection], *, width: int, is_sharded: bool) -> None:
+        """Measure what else costs, beside the same without it."""
+        task = PriceTask(repeat=self._repeat, width=width, is_sharded=is_sharded)
+        for name, found in _ask(pipes, task)[0].items():
+            with_s, without_s = map(statistics.median, (found.with_s, found.without_s))
+            ratio = with_s / without_s
+            self.figures.append(
+                Figure(
+                    section="exact",
+                    name=f"{name}: with it",
+                    value=with_s,
+                    unit="s",
+                    low=min(found.with_s),
+                    high=max(found.with_s),
+                    versus="without",
+                    ratio=ratio,
+                )
+            )
+            self._add(name, "without", without_s, "s")
+            self._add(name, "times", ratio, "×")
 
     def _add_times(self, name: str, samples_s: list[float], *, beside: list[float]) -> None:
         seconds, other_s = statistics.median(samples_s), statistics.median(beside)
@@ -225,14 +253,21 @@ def _end(process: BaseProcess, pipe: Connection) -> None:
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
     """Print one line per way of summing and world size."""
-    console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
+    extras = [figure for figure in figures if figure.name.partition(": ")[2] in _EXTRAS]
+    sums = [figure for figure in figures if figure not in extras]
+    console.print(by_line(sums, columns=_COLUMNS, cell=_cell))
     console.print(
         "step: the gradients of 16 microbatches; cpu: processor time of all ranks.\nTheir mean "
         "beside float64's: error in the 2-norm, relative; worst of one element, in ulp of the "
         "largest;\nspread: error where gradients span decades; moved: elements whose bits differ "
         "from 1 rank's.\nTrained weights, 2-norm, relative: drift from 1 rank's; apart from "
-        "float32's at 1 rank."
+        "float32's at 1 rank.\n"
     )
+    console.print(by_line(extras, columns=_EXTRAS, cell=_extra))
+
+
+def _extra(figure: Figure) -> str:
+    return f"{figure.value:.2f}" if figure.unit == "×" else f"{figure.value * 1e6:,.0f} µs"
 
 
 def _cell(figure: Figure) -> str:
