@@ -41,7 +41,7 @@ _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _TensorBefore:
     """A tensor as it was when the pass began."""
 
     tensor: torch.Tensor
@@ -65,7 +65,7 @@ class SteadyState:
         self._state, self._parameters, self._moves = state, parameters, moves
         self._passes: dict[int, int] = {}
         self._values: dict[str, object] = {}
-        self._tensors: dict[str, _Seen] = {}
+        self._tensors: dict[str, _TensorBefore] = {}
 
     def begin_pass(self, *, step: int, phase: int) -> None:
         """Note the state before a pass."""
@@ -84,7 +84,7 @@ class SteadyState:
         local = local_of(tensor)
         first = (turn + zlib.crc32(name.encode())) % parts
         if blocks := range(first, -(-local.nbytes // BLOCK_BYTES), parts):
-            self._tensors[name] = _Seen(tensor, blocks, digest(local, blocks))
+            self._tensors[name] = _TensorBefore(tensor, blocks, digest(local, blocks))
 
     def _found(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in _entries(self._state):
