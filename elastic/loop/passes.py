@@ -236,12 +236,11 @@ class Passes:
         try:
             gradients.end_pass(backwards=self._backwards, names=names, wish=wish)
         except NotFiniteError as error:
-            if parts.watch.defers(error):
-                gradients.spoil()
-            elif parts.losses is None or self._place.is_repeated:
+            deferred = parts.watch.defers(error)
+            if not deferred and (parts.losses is None or self._place.is_repeated):
                 raise
-            else:
-                return str(error)
+            gradients.spoil()  # no mean was made of them, and each rank has its own
+            return "" if deferred else str(error)
         return ""
 
     def _is_left_out(self, wrong: str) -> bool:

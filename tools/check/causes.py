@@ -88,6 +88,11 @@ def explain(
             text=f"{_place(d)}, after the restore: {_variable(d.names[0], d.here, d.there)}",
             remedy="name it in run.track" if d.here.startswith("#") else remedy,
         )
+    if d.what == "own state":
+        return Explanation(
+            text=f"{_place(d)}, after the restore: {_variable(d.names[0], d.here, d.there)}",
+            remedy="let its load_state_dict bring back all that its state_dict returns",
+        )
     head = _head(d, _what(d, causes), "after the restore" if d.restored else where)
     lost = [text for text, item in zip(variables, changed, strict=True) if item[1][:1] != "#"]
     strong = [text for use, text in causes if _is_strong(use)]
@@ -151,7 +156,7 @@ def _left(d: Difference, where: str) -> str:
 
 
 def _variable(name: str, here: str, there: str) -> str:
-    if here.startswith("#") or there.startswith("#"):
+    if not (here and there) or here.startswith("#") or there.startswith("#"):
         return f"`{name}` is not what it was"
     return f"`{name}` is {here} where it was {there}"
 

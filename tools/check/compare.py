@@ -25,7 +25,16 @@ LOSS_TOLERANCE: Final = 1e-2
 STATE_TOLERANCE: Final = 3e-3
 
 What: TypeAlias = Literal[
-    "state before", "input", "draws", "loss", "gradient", "updates", "state", "left", "carried"
+    "state before",
+    "input",
+    "draws",
+    "loss",
+    "gradient",
+    "updates",
+    "state",
+    "left",
+    "carried",
+    "own state",
 ]
 
 _MOMENTS: Final[dict[str, int]] = {"state before": 0, "state": 3, "updates": 3, "left": 4}
@@ -73,19 +82,27 @@ class _Seen:
     number: float | None = None
 
 
+_Key: TypeAlias = tuple[TraceMoment, What, int]
+
+
 @dataclass(slots=True)
 class Reference:
-    """What the runs so far have shown; each thing is as the first of them saw it."""
+    """What the runs so far have shown; each thing is as the first of them saw it.
+
+    ``by_world``: the result may depend on the number of ranks, so that only runs of the same number
+    are compared, and each up to the first generation with another one.
+    """
 
     exact: bool
+    by_world: bool = False
     stages: list[str] = field(default_factory=list)
-    _known: dict[tuple[TraceMoment, What], Value] = field(default_factory=dict)
-    _numbers: dict[tuple[TraceMoment, What], float | None] = field(default_factory=dict)
+    _known: dict[_Key, Value] = field(default_factory=dict)
+    _numbers: dict[_Key, float | None] = field(default_factory=dict)
 
     def add(self, traces: Sequence[RankTrace]) -> None:
         """Learn what this run shows first."""
         for seen in self._seen(traces):
-            key = (seen.moment, seen.what)
+            key = self._key(seen)
             known = self._known.setdefault(key, seen.value)
             self._numbers.setdefault(key, seen.number)
             if isinstance(known, dict) and isinstance(seen.value, dict):
@@ -102,10 +119,18 @@ class Reference:
             self.stages.append(name)
         return self.stages.index(name)
 
-    def _seen(self, traces: Iterable[RankTrace]) -> Iterator[_Seen]:
+    def _key(self, seen: _Seen) -> _Key:
+        return seen.moment, seen.what, seen.entered.world if self.by_world else 0
+
+    def _seen(self, traces: Sequence[RankTrace]) -> Iterator[_Seen]:
+        worlds: dict[str, int] = {}
         for trace in traces:
             entered = trace.entered
             stage = self._stage(entered.stage)
+            if worlds.setdefault(entered.stage, entered.world) != entered.world:
+                worlds[entered.stage] = 0
+            if self.by_world and not worlds[entered.stage]:
+                continue
             for record in _settled(trace):
                 match record:
                     case StateSeen(step=step, after=after):
@@ -152,7 +177,7 @@ class Reference:
             )
 
     def _differs(self, seen: _Seen) -> Difference | None:
-        key = (seen.moment, seen.what)
+        key = self._key(seen)
         known, names = self._known.get(key), tuple[str, ...]()
         if known is None:
             return None
@@ -184,7 +209,7 @@ class Reference:
         """Whether another number is no difference without exact."""
         if self.exact or seen.what not in ("loss", "updates"):
             return False
-        known = self._numbers[(seen.moment, seen.what)]
+        known = self._numbers[self._key(seen)]
         return seen.what == "updates" or _close(seen.number, known)
 
     def _names(self, seen: _Seen, known: dict[str, Any], found: dict[str, Any]) -> tuple[str, ...]:
@@ -216,10 +241,15 @@ def _when(difference: Difference) -> tuple[TraceMoment, int]:
 
 
 def _leaves(record: StateSeen, entered: LoopEntered) -> dict[str, LeafDigest]:
-    """Return the leaves of a state; a rank's part of a sharded tensor under a name of its own."""
+    """Return the leaves of a state, without those that each rank has for itself.
+
+    A rank's part of a sharded tensor has a name of its own.
+    """
     part = f" (rank {entered.rank} of {entered.world})"
     return {
-        name + part if leaf.kind == "shard" else name: leaf for name, leaf in record.leaves.items()
+        name + part if leaf.kind == "shard" else name: leaf
+        for name, leaf in record.leaves.items()
+        if leaf.kind != "own"
     }
 
 

@@ -59,12 +59,20 @@ def ranks_text(ranks: int) -> str:
 
 
 def trials(
-    wanted: Sequence[str], *, ranks: Sequence[int], microbatches: int, phases: int, steps: int
+    wanted: Sequence[str],
+    *,
+    ranks: Sequence[int],
+    microbatches: int,
+    phases: int,
+    steps: int,
+    by_world: bool = False,
 ) -> list[Trial]:
     """Return the runs that show the ``wanted`` properties, after the reference.
 
     ``ranks`` are the numbers of ranks, the reference's first; those beyond the number of
-    ``microbatches`` are left out. ``phases`` is the number of updates in a step.
+    ``microbatches`` are left out. ``phases`` is the number of updates in a step. With ``by_world``
+    a result may depend on the ranks: a run that is compared has an undisturbed one of as many
+    before it, and none has uneven shares.
     """
     usable = [count for count in ranks if count <= microbatches] or [ranks[0]]
     several = next((count for count in usable if count > 1), usable[0])
@@ -76,7 +84,7 @@ def trials(
         "shares": [
             Trial(name="shares", where="with uneven shares", ranks=several, uneven=True)
             for _ in range(1)
-            if 1 < several < microbatches
+            if 1 < several < microbatches and not by_world
         ],
         "kills": [
             Trial(
@@ -95,6 +103,9 @@ def trials(
             )
         ],
     }
+    if by_world and "ranks" not in wanted and several != ranks[0]:
+        made["again"] += made["ranks"][:1]
+        wanted = ("again", *wanted)
     return [trial for name in PROPERTIES if name in wanted for trial in made[name]]
 
 

@@ -11,6 +11,7 @@ from holdfast.elastic.loop.trace.records import LoopEntered, MicrobatchSeen
 from holdfast.tools.check.causes import explain, misuse
 from holdfast.tools.check.compare import Difference, Reference
 from holdfast.tools.check.leaving import left_alone
+from holdfast.tools.check.own_state import own_lost
 from holdfast.tools.check.traces import RankTrace
 from holdfast.tools.check.variables import CarriedVariables
 
@@ -69,7 +70,7 @@ class Judge:
     def __init__(self, first: Sequence[RankTrace]) -> None:
         self.entered: LoopEntered = first[0].entered
         self._first = list(first)
-        self._reference = Reference(exact=bool(self.entered.exact))
+        self._reference = Reference(exact=bool(self.entered.exact), by_world=self.by_world)
         self._carried = CarriedVariables()
         self._reference.add(first)
         self._carried.add(first)
@@ -78,6 +79,11 @@ class Judge:
     def phases(self) -> int:
         """The number of updates in a step."""
         return phases_of(self._first)
+
+    @property
+    def by_world(self) -> bool:
+        """Whether the result may depend on the number of ranks: they have state of their own."""
+        return self.entered.per_rank and not self.entered.exact
 
     def misuse(self) -> CheckFinding | None:
         """Return what the script does wrong in the reference itself."""
@@ -99,7 +105,7 @@ class Judge:
         """Return what is wrong with a run, None if it equals those before."""
         self._carried.add(traces)
         found = left_alone(traces) or self._reference.difference(traces)
-        found = found or self._carried.lost(traces)
+        found = found or self._carried.lost(traces) or own_lost(traces)
         if found is None:
             self._reference.add(traces)
             return None

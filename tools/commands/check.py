@@ -203,8 +203,18 @@ class Checking:
                 self._notes.append(
                     f"not with {count} ranks: a step has {microbatches} microbatches"
                 )
+        if judge.by_world:
+            self._notes.append(
+                "ranks have state of their own, and `exact` is not set: only runs with the same "
+                "number of ranks were compared, and none had uneven shares"
+            )
         return trials(
-            wanted, ranks=ranks, microbatches=microbatches, phases=judge.phases, steps=args.steps
+            wanted,
+            ranks=ranks,
+            microbatches=microbatches,
+            phases=judge.phases,
+            steps=args.steps,
+            by_world=judge.by_world,
         )
 
     def _run(self, trial: Trial) -> TrialResult:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import torch_dtypes
-from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.flatten import FlatState, flatten
 from holdfast.ckpt.state.local_boxes import local_of
 from holdfast.ckpt.types import Json
 from holdfast.elastic.loop.trace.records import LeafDigest
@@ -24,7 +24,7 @@ _BYTES: Final = 8
 _DEPTH: Final = 16
 _SHORT: Final = 60
 
-Kind = Literal["parameter", "buffer", "shard", "value"]
+Kind = Literal["parameter", "buffer", "shard", "value", "own"]
 
 
 def digest_of(value: Any) -> str:
@@ -108,25 +108,44 @@ def draws() -> dict[str, str]:
     }
 
 
-def state_digests(state: Mapping[str, Any]) -> dict[str, LeafDigest]:
-    """Return a digest for each tensor and each plain value of the tracked state.
+def state_digests(state: Mapping[str, Any], *, rank: int = 0) -> dict[str, LeafDigest]:
+    """Return a digest for each tensor and each plain value of the tracked state of ``rank``.
 
-    Values that each rank keeps for itself are left out. A sharded tensor counts by this rank's
-    part.
+    A sharded tensor counts by this rank's part. Of what the rank has for itself, a value that is
+    another one each time it is asked for, such as the time since the start, is left out.
     """
     try:
-        flat = flatten(state)
+        flat = flatten(state, rank=rank)
+        found = _leaves_of(flat)
+        if flat.per_rank:
+            again = _leaves_of(flatten(state, rank=rank))
+            moving = [n for n, x in found.items() if x.kind == "own" and x != again.get(n)]
+            for name in moving:
+                del found[name]
     except StateError:  # the snapshot says so in its own words
         return {}
+    return found
+
+
+def has_own(state: Mapping[str, Any]) -> bool:
+    """Return whether a part of the state is each rank's own."""
+    try:
+        return bool(flatten(state).per_rank)
+    except StateError:
+        return False
+
+
+def _leaves_of(flat: FlatState) -> dict[str, LeafDigest]:
     found: dict[str, LeafDigest] = {}
-    own = flat.own  # tensors that only this rank holds
     for name, leaf in flat.tensors.items():
-        if isinstance(leaf, torch.Tensor) and name not in own:
+        if isinstance(leaf, torch.Tensor):
             kind: Kind = "buffer" if name in flat.volatile else "parameter"
-            found[name] = _tensor_leaf(leaf, "shard" if isinstance(leaf, DTensor) else kind)
-    for name, value in flat.values.items():
-        for path, item in _plain_items(name, value):
-            found[path] = LeafDigest(kind="value", digest=digest_of(item), shown=shown(item))
+            kind = "shard" if isinstance(leaf, DTensor) else kind
+            found[name] = _tensor_leaf(leaf, "own" if name in flat.own else kind)
+    for values, plain in ((flat.values, "value"), (flat.rank_values, "own")):
+        for name, value in values.items():
+            for path, item in _plain_items(name, value):
+                found[path] = LeafDigest(kind=plain, digest=digest_of(item), shown=shown(item))
     return found
 
 

@@ -21,6 +21,7 @@ from holdfast.elastic.loop.trace.digests import digest_of, draws, state_digests
 from holdfast.elastic.loop.trace.records import (
     CarriedSeen,
     ForeignUse,
+    LeafDigest,
     LoopLeft,
     MicrobatchSeen,
     StateSeen,
@@ -33,11 +34,12 @@ from holdfast.elastic.loop.user_code import line_of, user_frame, user_line
 class Recorder:
     """Follows a loop: ``step``, ``phase`` (its updates so far), and the pass within the phase.
 
-    ``state`` is the tracked state; ``generators`` are the ids of the run's own generators.
+    ``state`` is the tracked state of ``rank``; ``generators`` are the ids of the run's own
+    generators.
     """
 
-    def __init__(self, writer: TraceWriter) -> None:
-        self.writer = writer
+    def __init__(self, writer: TraceWriter, *, rank: int = 0) -> None:
+        self.writer, self._rank = writer, rank
         self.state: Mapping[str, Any] = {}
         self.generators: set[int] = set()
         self.step, self.phase = -1, 0
@@ -57,7 +59,7 @@ class Recorder:
     def begin_generation(self, step: int) -> None:
         """Record the state from which a generation starts."""
         self.step = self._first = step
-        self.writer.write(StateSeen(step=step, after=False, leaves=state_digests(self.state)))
+        self.writer.write(StateSeen(step=step, after=False, leaves=self._leaves()))
 
     def begin_step(self, step: int, frame: FrameType | None, *, known: set[int]) -> None:
         """Begin a step, and record the variables of the script's loop at ``frame``."""
@@ -69,7 +71,7 @@ class Recorder:
 
     def end_step(self) -> None:
         """Record the state after a step."""
-        leaves = state_digests(self.state)
+        leaves = self._leaves()
         seen = StateSeen(step=self.step, after=True, leaves=leaves, updates=self._updates)
         self.writer.write(seen)
         self.in_body, self.step = False, self.step + 1
@@ -83,6 +85,9 @@ class Recorder:
         if self.in_body and self.phase:
             self.end_step()
         self.writer.write(LoopLeft(step=self.step, how="end" if ended else "early"))
+
+    def _leaves(self) -> dict[str, LeafDigest]:
+        return state_digests(self.state, rank=self._rank)
 
     # -- passes ----------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class TraceRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
 class LoopEntered(TraceRecord, frozen=True, kw_only=True, tag="entered"):
     """A rank has come to its first step in a generation; the first line of every file.
 
-    ``stage`` is the user's function.
+    ``stage`` is the user's function. ``per_rank``: it tracks state that each rank has for itself.
     """
 
     stage: str
@@ -80,16 +80,18 @@ class LoopEntered(TraceRecord, frozen=True, kw_only=True, tag="entered"):
     exact: Json
     microbatches: int
     share: int
+    per_rank: bool = False
 
 
 class LeafDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor or a plain value of the tracked state.
 
-    ``shown`` is the value of a number or a short text. ``norm`` is a tensor's 2-norm, ``mark`` a
-    projection that tells tensors of equal norm apart.
+    ``own`` is the kind of what a rank has for itself, in a `PerRank`. ``shown`` is the value of a
+    number or a short text. ``norm`` is a tensor's 2-norm, ``mark`` a projection that tells tensors
+    of equal norm apart.
     """
 
-    kind: Literal["parameter", "buffer", "shard", "value"]
+    kind: Literal["parameter", "buffer", "shard", "value", "own"]
     digest: str
     shown: str = ""
     norm: float = 0.0

@@ -23,6 +23,7 @@ from holdfast.elastic.config import Settings
 from holdfast.elastic.data.loaders import Loader
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.run import Run
+from holdfast.elastic.loop.trace.digests import has_own
 from holdfast.elastic.loop.trace.recorder import Recorder
 from holdfast.elastic.loop.trace.records import (
     BETWEEN,
@@ -52,7 +53,7 @@ class TracedRun(Run):
         if self._trace_order.uneven and (shares := uneven_shares(settings, world)):
             world.record = msgspec.structs.replace(world.record, shares=shares)
         super().__init__(channel, settings, world, **parts)
-        self._trace = Recorder(TraceWriter(Path(self._trace_order.folder)))
+        self._trace = Recorder(TraceWriter(Path(self._trace_order.folder)), rank=super().rank)
         self._trace_settings = settings
         self._trace_ended = False
 
@@ -120,6 +121,7 @@ class TracedRun(Run):
                 exact=self._trace_settings.exact,
                 microbatches=self._trace_settings.batch.microbatches,
                 share=super().share,
+                per_rank=has_own(self._trace.state),
             )
         )
         self._trace.begin_generation(self.completed)

@@ -199,6 +199,8 @@ class UpdateWatch:
                 "run.minimize does not fit a GradScaler, as torch's own closures do not: compute "
                 "the loss in float32 or bfloat16, without scaler.scale"
             )
+        if self._infinite is not None:  # a scaler is tracked, and has no part in this update
+            raise self._infinite
         watches.gradients.refuse_dropped(parameters_of(optimizer))
 
     def _end_update(self) -> None:

@@ -12,14 +12,22 @@ from ranks import enter
 from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.groups import reform
 from holdfast.elastic.loop.run import Run
+from holdfast.elastic.loss import LossGuard
 
 
 @contextmanager
-def lone_run(folder: Path, *, exact: Exact = "float32", microbatches: int = 4) -> Iterator[Run]:
+def lone_run(
+    folder: Path,
+    *,
+    exact: Exact = "float32",
+    microbatches: int = 4,
+    guard: LossGuard | None = None,
+) -> Iterator[Run]:
     """Yield the run; on leaving, its group and all its hooks are gone."""
     meeting = reform.MeetingPoint()
     world = enter(0, [meeting.address], folder)
-    settings = Settings(batch=Batch(microbatches=microbatches, size=2), exact=exact)
+    batch = Batch(microbatches=microbatches, size=2)
+    settings = Settings(batch=batch, exact=exact, loss_guard=guard)
     run, _ = run_of(world, settings)
     try:
         yield run

@@ -25,6 +25,7 @@ from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.errors import GenerationOverError
 from holdfast.elastic.events import Event
 from holdfast.elastic.groups import reform
+from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.tracked.cursor import Cursor
 from holdfast.elastic.tracked.protection import Protection
@@ -201,7 +202,9 @@ def run_of(world: reform.GenerationWorld, settings: Settings) -> tuple[Run, List
     """A run without agents and sidecars."""
     channel: Any = Listening()
     keeper: Any = Keeping(settings)
-    return Run(channel, settings, world, pulse=Pulse(channel), keeper=keeper), channel
+    losses = LossWatch(settings.loss_guard) if settings.loss_guard else None
+    run = Run(channel, settings, world, pulse=Pulse(channel), keeper=keeper, losses=losses)
+    return run, channel
 
 
 def wrapped(model: Net, world: reform.GenerationWorld, how: str) -> nn.Module:
