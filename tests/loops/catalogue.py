@@ -30,7 +30,7 @@ RTOL = 2e-3
 """Tolerance of losses between a twin and its port, which rounds gradients to a grid.
 
 A loop may set its own `RTOL`. One that draws random numbers sets `NOISE`, the tolerance of the mean
-loss: its port draws others.
+loss: its port draws others. One whose result depends on the number of ranks sets `PER_RANK`.
 """
 
 
@@ -54,6 +54,11 @@ class Loop:
     def title(self) -> str:
         """The first line of the module's docstring."""
         return (self.module.__doc__ or "").splitlines()[0]
+
+    @property
+    def is_per_rank(self) -> bool:
+        """Whether each rank has state of its own that reaches the weights."""
+        return getattr(self.module, "PER_RANK", False)
 
     def has_losses(self, found: list[float]) -> None:
         """Fail unless these losses of the port are those of the twin."""

@@ -12,6 +12,7 @@ import importlib
 import json
 import multiprocessing as mp
 import os
+import runpy
 import signal
 import sys
 import time
@@ -39,6 +40,7 @@ from holdfast.elastic.errors import Stopped
 from holdfast.elastic.events import Event
 from holdfast.elastic.loop import generations
 from holdfast.elastic.loop.stages import Stages
+from holdfast.elastic.loop.trace.records import TRACE_ENV, TraceSettings
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -75,7 +77,11 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The part of one rank in a job: ``module.name`` is the decorated function to call."""
+    """The part of one rank in a job: ``module.name`` is the decorated function to call.
+
+    With ``script`` it is a path to run instead. With ``trace`` the run records itself, and its
+    ranks die as ordered there.
+    """
 
     module: str
     name: str
@@ -86,6 +92,8 @@ class Task:
     sidecar: str
     key: RunKey
     run: str
+    script: str = ""
+    trace: TraceSettings | None = None
 
 
 @dataclass(slots=True)
@@ -219,8 +227,14 @@ def serve(pipe: Connection) -> None:
         generations.connect = lambda channel=channel: channel
         generations._stages = Stages()
         os.chdir(task.folder)
+        os.environ.pop(TRACE_ENV, None)
+        if task.trace is not None:
+            os.environ[TRACE_ENV] = msgspec.json.encode(task.trace).decode()
         try:
-            getattr(importlib.import_module(task.module), task.name)()
+            if task.script:
+                runpy.run_path(task.script, run_name="__main__")
+            else:
+                getattr(importlib.import_module(task.module), task.name)()
         except Stopped:
             pipe.send(("end", ""))
         except BaseException as error:  # noqa: BLE001 - told to the test
@@ -271,6 +285,8 @@ class Cluster:
         name: str = "port",
         every: int = 100,
         kill: Kill | None = None,
+        script: str = "",
+        trace: TraceSettings | None = None,
     ) -> Outcome:
         """Run ``module.name`` on so many ranks and return its outcome."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -290,6 +306,8 @@ class Cluster:
             sidecar=sidecar.address,
             key=key,
             run=run,
+            script=script,
+            trace=trace,
         )
         job = _Job(self, sidecar, task, size=size)
         try:
@@ -299,9 +317,9 @@ class Cluster:
             sidecar.stop()
 
     def close(self) -> None:
-        """End every process."""
-        for rank in self._idle:
-            rank.kill()
+        """End every process; later jobs have new ones."""
+        while self._idle:
+            self._idle.pop().kill()
 
 
 @contextmanager
@@ -368,11 +386,12 @@ class _Job:
         """Fence the generation of a rank that died, and start its replacement."""
         self._ranks.pop(incarnation).kill()
         self._infos.clear()
-        kill = self._task.kill
-        assert kill is not None, f"{self._task.module}: a rank died by itself"
+        kill, trace = self._task.kill, self._task.trace
+        ordered = kill is not None or (trace is not None and trace.deaths)
+        assert ordered, f"{self._task.module}: a rank died by itself"
         assert self._record is not None
         fence_of(Path(self._task.folder), self._record.number).touch()
-        if not kill.everyone:
+        if kill is None or not kill.everyone:
             self._start()
             return
         for rank in self._ranks.values():

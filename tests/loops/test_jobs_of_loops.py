@@ -24,6 +24,7 @@ def cases() -> list[object]:
     return [
         pytest.param(loop, id=loop.name, marks=() if loop.name in ALWAYS else rest)
         for loop in LOOPS
+        if not loop.is_per_rank
     ]
 
 

@@ -29,15 +29,19 @@ def good(outcome: Outcome) -> Outcome:
 
 @pytest.fixture(scope="module")
 def alone(ranks: Cluster, tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Return a function that trains a loop on one rank, once for all tests that ask."""
-    known: dict[str, tuple[Outcome, dict[str, str]]] = {}
+    """Return a function that trains a loop undisturbed, once for all tests that ask.
 
-    def trained(loop: Loop) -> tuple[Outcome, dict[str, str]]:
-        if loop.name not in known:
+    On one rank, or if the result depends on their number, on as many as are ``compared``.
+    """
+    known: dict[tuple[str, int], tuple[Outcome, dict[str, str]]] = {}
+
+    def trained(loop: Loop, compared: int = 1) -> tuple[Outcome, dict[str, str]]:
+        key = loop.name, compared if loop.is_per_rank else 1
+        if key not in known:
             folder = tmp_path_factory.mktemp(loop.name)
-            outcome = good(ranks.run(loop.path, folder, size=1))
-            known[loop.name] = outcome, state_of(folder)
-        return known[loop.name]
+            outcome = good(ranks.run(loop.path, folder, size=key[1]))
+            known[key] = outcome, state_of(folder)
+        return known[key]
 
     return trained
 
@@ -58,14 +62,14 @@ def test_the_losses_are_those_of_the_plain_twin(loop: Loop, alone) -> None:  # t
 
 
 @pytest.mark.parametrize("loop", cases())
-def test_three_ranks_end_with_the_bits_of_one(
+def test_three_ranks_end_with_the_bits_of_one_or_of_three_if_these_have_own_state(
     loop: Loop,
     ranks: Cluster,
     alone,
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     good(ranks.run(loop.path, tmp_path, size=3))
-    assert state_of(tmp_path) == alone(loop)[1]
+    assert state_of(tmp_path) == alone(loop, 3)[1]
 
 
 @pytest.mark.parametrize("loop", cases(third=0))
@@ -78,7 +82,7 @@ def test_a_killed_rank_is_replaced_and_leaves_no_trace(
     kill = Kill(step=3, beat=BEAT + zlib.crc32(loop.name.encode()) % 3)
     outcome = good(ranks.run(loop.path, tmp_path, size=2, kill=kill))
     assert outcome.restored[1] != "none"
-    assert state_of(tmp_path) == alone(loop)[1]
+    assert state_of(tmp_path) == alone(loop, 2)[1]
 
 
 @pytest.mark.parametrize("loop", cases(third=1))
@@ -90,6 +94,7 @@ def test_a_run_begun_again_from_its_checkpoint_leaves_no_trace(
 ) -> None:
     kill = Kill(step=3, beat=BEAT, everyone=True)
     good(ranks.run(loop.path, tmp_path, size=2, every=2, kill=kill))
-    outcome = good(ranks.run(loop.path, tmp_path, size=3))
+    size = 2 if loop.is_per_rank else 3
+    outcome = good(ranks.run(loop.path, tmp_path, size=size))
     assert outcome.restored[0] == "checkpoint"
-    assert state_of(tmp_path) == alone(loop)[1]
+    assert state_of(tmp_path) == alone(loop, 2)[1]

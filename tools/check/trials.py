@@ -27,6 +27,8 @@ PROPERTIES: Final = {
 QUICK: Final = ("again", "ranks", "kills")
 _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _POINTS: Final = (FIRST, BETWEEN, PASSED, STEPPED)
+_MOST_LATER: Final = 4
+"""The most updates of a step, after its first, in which a rank dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,15 @@ class Trial:
     uneven: bool = False
     deaths: tuple[PlannedDeath, ...] = ()
     hold: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """One loop of a script: the function's name, its updates in a step, and the steps it made."""
+
+    name: str
+    phases: int
+    steps: int
 
 
 def reference(ranks: int) -> Trial:
@@ -63,16 +74,15 @@ def trials(
     *,
     ranks: Sequence[int],
     microbatches: int,
-    phases: int,
-    steps: int,
+    stages: Sequence[StageShape],
     by_world: bool = False,
 ) -> list[Trial]:
     """Return the runs that show the ``wanted`` properties, after the reference.
 
     ``ranks`` are the numbers of ranks, the reference's first; those beyond the number of
-    ``microbatches`` are left out. ``phases`` is the number of updates in a step. With ``by_world``
-    a result may depend on the ranks: a run that is compared has an undisturbed one of as many
-    before it, and none has uneven shares.
+    ``microbatches`` are left out. ``stages`` are the script's loops. With ``by_world`` a result may
+    depend on the ranks: a run that is compared has an undisturbed one of as many before it, and
+    none has uneven shares.
     """
     usable = [count for count in ranks if count <= microbatches] or [ranks[0]]
     several = next((count for count in usable if count > 1), usable[0])
@@ -91,7 +101,7 @@ def trials(
                 name="kills",
                 where=f"{ranks_text(several)}, killed",
                 ranks=several,
-                deaths=deaths(phases=phases, steps=steps),
+                deaths=deaths(stages),
             )
         ],
         "disk": [
@@ -99,7 +109,7 @@ def trials(
                 name="disk",
                 where=f"{ranks_text(several)}, begun again from disk",
                 ranks=several,
-                hold=max(1, steps // 2),
+                hold=max(1, stages[0].steps // 2),
             )
         ],
     }
@@ -109,20 +119,36 @@ def trials(
     return [trial for name in PROPERTIES if name in wanted for trial in made[name]]
 
 
-def deaths(*, phases: int, steps: int) -> tuple[PlannedDeath, ...]:
-    """Return a death at every point of every phase, dealt over the steps after the first.
+def deaths(stages: Sequence[StageShape]) -> tuple[PlannedDeath, ...]:
+    """Return the deaths of one run, dealt over the steps after the first.
 
-    The first and the last rank die in turn.
+    In the first stage there is one after the snapshot, one at every point of the first update, and
+    one in each later update, at a point that moves on; in each later stage there is one. Of many
+    updates only some are met, the last among them. The first and the last rank die in turn.
     """
-    points = [(KEPT, 0), *((point, phase) for phase in range(phases) for point in _POINTS)]
-    late = max(1, steps - 1)
+    first = stages[0]
+    points = [(KEPT, 0), *((point, 0) for point in _POINTS)]
+    points += [(_POINTS[phase % len(_POINTS)], phase) for phase in _some(first.phases - 1)]
+    late = max(1, first.steps - 1)
+    found = [
+        (first.name, min(1 + at * late // len(points), first.steps - 1), point, phase)
+        for at, (point, phase) in enumerate(points)
+    ]
+    found += [(stage.name, min(1, stage.steps - 1), BETWEEN, 0) for stage in stages[1:]]
     return tuple(
         PlannedDeath(
             number=number,
-            step=min(1 + number * late // len(points), steps - 1),
+            stage=stage,
+            step=step,
             point=point,
             phase=phase,
             who="last" if number % 2 else "first",
         )
-        for number, (point, phase) in enumerate(points)
+        for number, (stage, step, point, phase) in enumerate(found)
     )
+
+
+def _some(count: int) -> list[int]:
+    """Return the numbers from 1 to ``count``, or some of them if they are many."""
+    most = min(count, _MOST_LATER)
+    return [1 + at * (count - 1) // max(1, most - 1) for at in range(most)]

@@ -7,12 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.elastic.loop.trace.records import LoopEntered, MicrobatchSeen
+from holdfast.elastic.loop.trace.records import LoopEntered, MicrobatchSeen, StateSeen
 from holdfast.tools.check.causes import explain, misuse
 from holdfast.tools.check.compare import Difference, Reference
 from holdfast.tools.check.leaving import left_alone
 from holdfast.tools.check.own_state import own_lost
 from holdfast.tools.check.traces import RankTrace
+from holdfast.tools.check.trials import StageShape
 from holdfast.tools.check.variables import CarriedVariables
 
 Kind = Literal["difference", "misuse", "refused", "failed"]
@@ -76,9 +77,13 @@ class Judge:
         self._carried.add(first)
 
     @property
-    def phases(self) -> int:
-        """The number of updates in a step."""
-        return phases_of(self._first)
+    def stages(self) -> list[StageShape]:
+        """The script's loops, as the reference showed them."""
+        return [
+            StageShape(name=name, phases=phases_of(traces), steps=steps_of(traces))
+            for name in dict.fromkeys(trace.entered.stage for trace in self._first)
+            if (traces := [trace for trace in self._first if trace.entered.stage == name])
+        ]
 
     @property
     def by_world(self) -> bool:
@@ -134,6 +139,12 @@ def phases_of(traces: Sequence[RankTrace]) -> int:
     """Return the number of updates in a step."""
     seen = [r.phase for trace in traces for r in trace.of(MicrobatchSeen)]
     return 1 + max(seen, default=0)
+
+
+def steps_of(traces: Sequence[RankTrace]) -> int:
+    """Return the number of complete steps, at least one."""
+    seen = [r.step + 1 for trace in traces for r in trace.of(StateSeen) if r.after]
+    return max(seen, default=1)
 
 
 def lines(report: CheckReport) -> list[str]:

@@ -212,8 +212,7 @@ class Checking:
             wanted,
             ranks=ranks,
             microbatches=microbatches,
-            phases=judge.phases,
-            steps=args.steps,
+            stages=judge.stages,
             by_world=judge.by_world,
         )
 

@@ -30,6 +30,8 @@ Kind = Literal["parameter", "buffer", "shard", "value", "own"]
 def digest_of(value: Any) -> str:
     """Return a digest of a value: tensors and arrays by their bits, containers by their items.
 
+    The order of names in a mapping does not count.
+
     Of an object it takes ``state_dict()`` if there is one, else the attributes; what has neither
     counts by its type.
     """
@@ -57,7 +59,8 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
         yield bytes(value)
     elif isinstance(value, Mapping):
         yield f"mapping {len(value)}".encode()
-        for key, item in value.items():
+        names = all(isinstance(key, str) for key in value)  # a checkpoint sorts them
+        for key, item in sorted(value.items()) if names else value.items():
             yield from _pieces(key, depth - 1)
             yield from _pieces(item, depth - 1)
     elif isinstance(value, list | tuple):
@@ -173,7 +176,7 @@ def _plain_items(path: str, value: Json) -> Iterator[tuple[str, Json]]:
     elif not isinstance(value, dict):
         yield path, value
     elif "$tensor" not in value and "$rank" not in value:
-        yield path, msgspec.json.encode(value).decode()
+        yield path, msgspec.json.encode(value, order="deterministic").decode()
 
 
 def shown(value: Any) -> str:

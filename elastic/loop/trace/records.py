@@ -38,13 +38,17 @@ Use: TypeAlias = Literal[
 
 
 class PlannedDeath(msgspec.Struct, frozen=True, kw_only=True):
-    """A death by SIGKILL of the first or the last rank, once, where a step comes to a point."""
+    """A death by SIGKILL of the first or the last rank, once, where a step comes to a point.
+
+    ``stage`` is the user's function; empty: any.
+    """
 
     number: int
     step: int
     point: str
     phase: int = 0
     who: Literal["first", "last"] = "first"
+    stage: str = ""
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ class TracedRun(Run):
         super().__init__(channel, settings, world, **parts)
         self._trace = Recorder(TraceWriter(Path(self._trace_order.folder)), rank=super().rank)
         self._trace_settings = settings
-        self._trace_ended = False
+        self._trace_ended, self._trace_stage = False, ""
 
     @property
     def rank(self) -> int:
@@ -110,9 +110,10 @@ class TracedRun(Run):
         self._trace_ended = True
 
     def _enter(self, frame: Any) -> None:
+        self._trace_stage = frame.f_code.co_name if frame else ""
         self._trace.writer.begin(
             LoopEntered(
-                stage=frame.f_code.co_name if frame else "",
+                stage=self._trace_stage,
                 generation=self.generation,
                 rank=super().rank,
                 world=super().world_size,
@@ -183,6 +184,7 @@ class TracedRun(Run):
         rank, last = super().rank, super().world_size - 1
         for death in self._trace_order.deaths:
             due = (death.step, death.point) == (self._trace.step - before, point)
+            due = due and death.stage in ("", self._trace_stage)
             in_phase = point == KEPT or death.phase == self._trace.phase
             if due and in_phase and rank == (0 if death.who == "first" else last):
                 if point == KEPT:

@@ -106,6 +106,12 @@ class Wrapped:
     def state_dict(self): return {"state": self.g.get_state()}
     def load_state_dict(self, saved): self.g.set_state(saved["state"])
 """
+_DICE: Final = """
+class Dice:
+    def __init__(self): self.rolls = 0
+    def state_dict(self): return {"rolls": self.rolls}
+    def load_state_dict(self, saved): pass
+"""
 
 MISUSES: Final = (
     # -- data ------------------------------------------------------------------------------------
@@ -405,6 +411,15 @@ MISUSES: Final = (
         module="class Progress:\n    seen = 0\n    def __init__(self): self.seen = 0",
         before="progress = Progress()",
         tail="progress.seen += 1",
+    ),
+    Loop(
+        name="own_state_half_restored",
+        said=r"step \d, after the restore: `dice@\d\.rolls` is \d where it was \d",
+        shows="kills",
+        module=_DICE,
+        build="dice = Dice()",
+        tracked=", dice=holdfast.PerRank(dice)",
+        tail="dice.rolls += 1",
     ),
     # -- leaving ---------------------------------------------------------------------------------
     Loop(

@@ -5,15 +5,28 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from cluster import Cluster, cluster
+from forked_check import PRELOAD, checked
 from planted import MISUSES, RIGHT, Loop
 
 DEADLINE_S = 280.0
 QUICKLY = ("clock_in_the_loss", "own_generator", "own_loader_in_order", "leader_breaks")
+"""The misuses that the command itself looks for in every test run."""
+
+STARTED = ("vocabulary_of_a_set", "environment")
+"""Those that show only in processes that are started, with an environment of their own."""
+
+OFTEN = (
+    "hidden_state", "lr_by_rank", "never_stepped", "own_state_half_restored",
+    "shuffled_by_own_random", "stepped_by_hand", "untracked_counter", "zero_grad_in_the_pass",
+)  # fmt: skip
+"""Those that are looked for in every test run in forked processes."""
 
 
 def check(loop: Loop, folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -42,6 +55,32 @@ def assert_found(loop: Loop, folder: Path) -> None:
 @pytest.mark.parametrize("loop", by_name(*QUICKLY), ids=lambda loop: loop.name)
 def test_a_planted_misuse_is_named(loop: Loop, tmp_path: Path) -> None:
     assert_found(loop, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    with cluster(PRELOAD) as found:
+        yield found
+
+
+def forked() -> list[object]:
+    rest = pytest.mark.exhaustive
+    return [
+        pytest.param(loop, id=loop.name, marks=() if loop.name in OFTEN else rest)
+        for loop in MISUSES
+        if loop.name not in STARTED
+    ]
+
+
+@pytest.mark.parametrize("loop", forked())
+def test_every_planted_misuse_is_named_in_forked_processes(
+    loop: Loop, ranks: Cluster, tmp_path: Path
+) -> None:
+    options = ("--only", loop.shows, "--ranks", "1,2")
+    report = checked(ranks, tmp_path, *options, script=str(loop.write(tmp_path)))
+    (finding,) = report.findings
+    text = " | ".join([finding.text, *finding.also, finding.remedy])
+    assert re.search(loop.said, text), text
 
 
 @pytest.mark.exhaustive

@@ -232,3 +232,49 @@ def test_a_gradient_that_is_dropped_in_a_pass_is_a_misuse_by_itself() -> None:
         "step 2: gradients of `w` vanished after microbatch 1 (`zero_grad` at train.py:41)"
     )
     assert "run.step" in found.remedy
+
+
+class TestStateOfOneRank:
+    @staticmethod
+    def own(step: int, value: int, *, after: bool = True) -> StateSeen:
+        leaf = LeafDigest(kind="own", digest=str(value), shown=str(value))
+        return StateSeen(step=step, after=after, leaves={"game@1.turns": leaf}, updates=1)
+
+    def found(self, here: int, **second: Any) -> CheckFinding | None:
+        judge = Judge([run(*steps(2))])
+        first = run(self.own(0, 1), self.own(1, 2), self.own(2, 3), world=2, rank=1)
+        changes: dict[str, Any] = {"world": 2, "rank": 1, "generation": 2, "completed": 2}
+        again = run(self.own(2, here, after=False), **{**changes, **second})
+        return judge.judge([first, again], name="kills", where="killed")
+
+    def test_a_value_that_a_restore_does_not_bring_back_is_named(self) -> None:
+        found = self.found(0)
+        assert found is not None
+        assert found.text == "step 2, after the restore: `game@1.turns` is 0 where it was 2"
+        assert "load_state_dict" in found.remedy
+
+    def test_one_that_it_brings_back_is_not(self) -> None:
+        assert self.found(2) is None
+
+    def test_nor_one_of_another_rank_or_world(self) -> None:
+        assert self.found(0, rank=0) is None
+        assert self.found(0, world=3) is None
+
+    def test_other_values_in_other_runs_are_no_difference(self) -> None:
+        judge = Judge([run(self.own(0, 5), *steps(2))])
+        assert judge.judge([run(self.own(0, 6), *steps(2))], name="again", where="") is None
+
+    def test_without_exact_only_runs_with_as_many_ranks_are_compared(self) -> None:
+        judge = Judge([run(*steps(2), per_rank=True, exact=None)])
+        other = [microbatch(0, 0, loss="another", value=2.0), *steps(2)[1:]]
+        assert judge.judge([run(*other, world=2)], name="ranks", where="") is None
+        found = judge.judge([run(*steps(2), world=2)], name="kills", where="killed")
+        assert found is not None
+        assert "the loss is 1 where it was 2" in found.text
+
+    def test_and_only_as_long_as_their_number_has_not_changed(self) -> None:
+        judge = Judge([run(*steps(2), per_rank=True, exact=None)])
+        fewer = run(*steps(1), world=2)
+        other = [microbatch(1, 0, loss="another", value=2.0), *steps(2, first=1)[1:]]
+        later = run(*other, generation=2, completed=1)
+        assert judge.judge([fewer, later], name="kills", where="killed") is None

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.elastic.loop.trace.digests import digest_of, draws, state_digests
+from holdfast.ckpt.state.trees.per_rank import PerRank
+from holdfast.elastic.loop.trace.digests import digest_of, draws, has_own, state_digests
 
 
 @dataclass
@@ -24,6 +25,7 @@ EQUAL = [
     (torch.arange(6.0).view(2, 3).T, torch.arange(6.0).view(2, 3).T.contiguous()),
     ({"x": [torch.ones(2), 3]}, {"x": (torch.ones(2), 3)}),
     ({"a", "b", "c"}, {"c", "a", "b"}),
+    ({"a": 1, "b": [{"c": 2, "d": 3}]}, {"b": [{"d": 3, "c": 2}], "a": 1}),
     (Pair(left=1, right=torch.ones(1)), Pair(left=1, right=torch.ones(1))),
     (np.float32(1), np.float32(1)),
     (torch.ones(2, 2).to_sparse(), torch.ones(2, 2).to_sparse()),
@@ -81,3 +83,30 @@ def test_tensors_of_equal_norm_have_different_marks() -> None:
     one, other = (state_digests({"t": t})["t"] for t in (torch.eye(2)[0], torch.eye(2)[1]))
     assert one.norm == other.norm
     assert one.mark != other.mark
+
+
+class OfARank:
+    """State that each rank has for itself; ``clock`` is another number each time."""
+
+    def __init__(self) -> None:
+        self.board, self.asked = torch.ones(2), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"board": self.board, "turns": 3, "clock": self.asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def test_what_a_rank_has_for_itself_is_marked_and_clocks_are_left_out() -> None:
+    state = {"game": PerRank(OfARank()), "net": nn.Linear(1, 1)}
+    kinds = {name: leaf.kind for name, leaf in state_digests(state, rank=2).items()}
+    assert kinds == {
+        "game@2.board": "own",
+        "game@2.turns": "own",
+        "net.weight": "parameter",
+        "net.bias": "parameter",
+    }
+    assert has_own(state)
+    assert not has_own({"net": nn.Linear(1, 1)})
