@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -357,12 +358,14 @@ class Settings:
                 f"keep={least} or more, or go back fewer steps"
             )
 
-    def overridden(self, overrides: Mapping[str, Json]) -> Settings:
+    def overridden(self, overrides: Mapping[str, Json], *, stage: str = "") -> Settings:
         """Return these settings with the launcher's overrides applied.
 
         ``overrides`` has the shape of `Settings`: a value by the name of a field, or, for a group,
-        the values of its fields that differ. Overrides of checkpoints have no effect if the script
-        writes none. Raises ``ConfigError`` for an unknown name and for a wrong value.
+        the values of its fields that differ. ``{stage}`` in a text stands for the name of the
+        function ``stage``, so that each stage of a script gets a directory of its own. Overrides of
+        checkpoints have no effect if the script writes none. Raises ``ConfigError`` for an unknown
+        name and for a wrong value.
         """
         changed: dict[str, Any] = {}
         for name, value in overrides.items():
@@ -374,7 +377,7 @@ class Settings:
             if name not in _GROUPS:
                 changed[name] = value
             elif before is not None:
-                changed[name] = _replaced(before, name, value)
+                changed[name] = _replaced(before, name, value, stage=stage)
         return dataclasses.replace(self, **changed)
 
     @property
@@ -438,7 +441,7 @@ class Settings:
         )
 
 
-def _replaced(group: Any, name: str, values: Json) -> Any:
+def _replaced(group: Any, name: str, values: Json, *, stage: str) -> Any:
     """Return a group with ``values`` in place of its own values. Raises ``ConfigError``."""
     known = [each.name for each in dataclasses.fields(group)]
     if not isinstance(values, Mapping):
@@ -448,4 +451,9 @@ def _replaced(group: Any, name: str, values: Json) -> Any:
             raise ConfigError(
                 f"the launcher overrides {name}.{key}: there is only {', '.join(known)}"
             )
-    return dataclasses.replace(group, **values)
+    own = re.sub(r"\W+", "-", stage).strip("-")
+    named = {
+        key: value.replace("{stage}", own) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
+    return dataclasses.replace(group, **named)

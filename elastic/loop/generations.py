@@ -197,7 +197,8 @@ class Loop:
         channel = self._channel
         _import_all()
         try:
-            overridden = self._settings.overridden(channel.settings)
+            overrides = self._stages.overrides(channel)
+            overridden = self._settings.overridden(overrides, stage=self._name)
             self._settings = _on_this_machine(overridden, home=self._home)
             self._stages.begin(self._name, self._settings, channel)
             with tuning.tuned():

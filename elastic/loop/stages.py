@@ -10,6 +10,7 @@ functions run again, from their checkpoints if they have any.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,10 +19,13 @@ from typing import Any
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state.trees.packing import pack, unpack
 from holdfast.ckpt.torch_private import Store, TCPStore
+from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import AgentChannel, Channel
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.groups.reform import GenerationWorld
+
+_log = logging.getLogger(__name__)
 
 PART_BYTES = 1 << 20
 """The most bytes under one key, as in `StoreGather`."""
@@ -65,6 +69,15 @@ class Stages:
         A script started by hand makes a job of its own of each.
         """
         return 0 if _is_alone(channel) else self.number
+
+    def overrides(self, channel: Channel) -> dict[str, Json]:
+        """Return the launcher's settings for the present stage: its disk is the first one's."""
+        found = dict(channel.settings)
+        snapshots = found.get("snapshots")
+        if self._names and isinstance(snapshots, dict) and snapshots.get("disk"):
+            _log.warning("the launcher's disk is for the first stage; later ones spill nothing")
+            found["snapshots"] = {k: v for k, v in snapshots.items() if not k.startswith("disk")}
+        return found
 
     def is_over(self, channel: Channel) -> bool:
         """Return whether the job has completed the present stage without this process."""

@@ -17,7 +17,8 @@ from holdfast.tools.check.trials import Trial
 from holdfast.tools.check.verdict import CheckReport
 from holdfast.tools.commands.check import Checking, add_parser
 
-PRELOAD = "holdfast.elastic.loop.trace.traced_run"
+PRELOAD = "warmed"
+"""The module to import before ranks are forked."""
 _BEAT = 3
 
 
@@ -25,7 +26,8 @@ _BEAT = 3
 class ForkedRuns:
     """Stands for `ScriptRuns`. Begins again from a checkpoint, which the loop must write.
 
-    The loop is ``module.port``, or a ``script``.
+    The loop is ``module.port``, or a ``script``. No rank dies in a second stage: the hub of
+    `cluster` brings no new process into one.
     """
 
     ranks: Cluster
@@ -39,8 +41,9 @@ class ForkedRuns:
         folder, began_s = self.folder / str(number), time.monotonic()
         trace = folder / "trace"
         trace.mkdir(parents=True)
+        deaths = [d for d in trial.deaths if d.stage in ("", trial.deaths[0].stage)]
         order = TraceSettings(
-            folder=str(trace), steps=self.steps, uneven=trial.uneven, deaths=trial.deaths
+            folder=str(trace), steps=self.steps, uneven=trial.uneven, deaths=tuple(deaths)
         )
         again = trial.hold >= 0
         kill = Kill(step=trial.hold, beat=_BEAT, everyone=True) if again else None
@@ -57,14 +60,14 @@ class ForkedRuns:
             self.ranks.close()  # what a run has left in a process must not reach the next
         traces = tuple(read_traces(trace))
         assert not again or any(t.entered.completed for t in traces)
-        deaths = [trace / f"death-{death.number}" for death in trial.deaths]
+        marks = [trace / f"death-{death.number}" for death in deaths]
         return TrialResult(
             trial=trial,
             traces=traces,
             message=outcome.error,
             crashed="Traceback" in outcome.error,
             log=outcome.error,
-            notes=tuple(f"no {path.name}" for path in deaths if not path.exists()),
+            notes=tuple(f"no {path.name}" for path in marks if not path.exists()),
             seconds=time.monotonic() - began_s,
         )
 

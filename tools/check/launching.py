@@ -145,7 +145,7 @@ def _overrides(folder: Path) -> dict[str, Json]:
     """Return settings that keep the run's files together and every step restorable."""
     return {
         "snapshots": {"every": 1, "disk": str(folder / "disk"), "disk_every": 1},
-        "checkpoint": {"root": str(folder / "checkpoints"), "on_error": "stop"},
+        "checkpoint": {"root": str(folder / "checkpoints" / "{stage}"), "on_error": "stop"},
     }
 
 

@@ -110,7 +110,7 @@ class Judge:
         """Return what is wrong with a run, None if it equals those before."""
         self._carried.add(traces)
         found = left_alone(traces) or self._reference.difference(traces)
-        found = found or self._carried.lost(traces) or own_lost(traces)
+        found = found or own_lost(traces) or self._carried.lost(traces)
         if found is None:
             self._reference.add(traces)
             return None

@@ -179,6 +179,13 @@ def test_a_launcher_overrides_single_values_of_a_group() -> None:
     assert script.overridden({}) == script
 
 
+def test_an_override_may_name_the_stage() -> None:
+    script = Settings(checkpoint=Checkpoints("runs/x"))
+    overrides: dict[str, Any] = {"checkpoint": {"root": "/d/{stage}"}}
+    found = script.overridden(overrides, stage="main.<locals>.tune")
+    assert found.checkpoint == Checkpoints("/d/main-locals-tune")
+
+
 def test_what_is_said_of_checkpoints_changes_nothing_where_there_are_none() -> None:
     assert Settings().overridden({"checkpoint": {"on_error": "skip"}}) == Settings()
 

@@ -40,6 +40,14 @@ def test_a_later_stage_with_a_disk_is_refused() -> None:
         found.begin("finetune", Settings(snapshots=Snapshots(disk="/tmp/x")), _channel())
 
 
+def test_a_later_stage_does_not_get_the_disk_of_the_launcher() -> None:
+    found, channel = Stages(), _channel()
+    channel.settings = {"snapshots": {"disk": "/d", "disk_every": 2, "keep": 3}, "rehearse": False}
+    assert found.overrides(channel) == channel.settings
+    found.finished("pretrain", None, Settings())
+    assert found.overrides(channel) == {"snapshots": {"keep": 3}, "rehearse": False}
+
+
 @pytest.mark.parametrize(
     ("result", "part"),
     [
