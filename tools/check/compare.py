@@ -127,10 +127,11 @@ class Reference:
         for trace in traces:
             entered = trace.entered
             stage = self._stage(entered.stage)
-            if worlds.setdefault(entered.stage, entered.world) != entered.world:
-                worlds[entered.stage] = 0
-            if self.by_world and not worlds[entered.stage]:
-                continue
+            if self.by_world and trace.of(MicrobatchSeen):
+                if worlds.setdefault(entered.stage, entered.world) != entered.world:
+                    worlds[entered.stage] = 0
+                if not worlds[entered.stage]:
+                    continue
             for record in _settled(trace):
                 match record:
                     case StateSeen(step=step, after=after):

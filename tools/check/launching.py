@@ -108,6 +108,7 @@ class ScriptRuns:
             steps=self.steps,
             uneven=trial.uneven,
             deaths=trial.deaths,
+            ranks=trial.ranks,
             hold=hold,
         )
         return LaunchConfig(

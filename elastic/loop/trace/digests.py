@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import random
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final, Literal
@@ -163,9 +164,15 @@ def _tensor_leaf(leaf: torch.Tensor, kind: Kind) -> LeafDigest:
         kind=kind,
         digest=digest_of(local),
         shown=shown(numbers.item()) if len(numbers) == 1 else "",
-        norm=float(numbers.norm()),
-        mark=float(numbers @ weights),
+        norm=_told(numbers.norm()),
+        mark=_told(numbers @ weights),
     )
+
+
+def _told(number: torch.Tensor) -> float:
+    """Return a number; -1 for one that is not finite, which JSON does not have."""
+    found = float(number)
+    return found if math.isfinite(found) else -1.0
 
 
 def _plain_items(path: str, value: Json) -> Iterator[tuple[str, Json]]:

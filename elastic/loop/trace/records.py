@@ -55,13 +55,15 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The order to trace: the folder, the steps to make, and what shall happen on the way.
 
     ``uneven``: the first rank takes as many microbatches as it can. ``hold``: rank 0 stops before
-    this step and makes the file ``held``.
+    this step and makes the file ``held``. A step with a death waits for ``ranks`` ranks, so that
+    each death is followed by a restore at fewer ranks and one at all.
     """
 
     folder: str
     steps: int
     uneven: bool = False
     deaths: tuple[PlannedDeath, ...] = ()
+    ranks: int = 1
     hold: int = -1
 
 

@@ -40,6 +40,7 @@ from holdfast.elastic.loop.user_code import is_users, line_of, user_frame
 from holdfast.elastic.planning.shares import even
 
 _PROTECTED_S: Final = 1.0
+_COMPLETE_S: Final = 60.0
 _POLL_S: Final = 0.01
 
 
@@ -55,7 +56,7 @@ class TracedRun(Run):
         super().__init__(channel, settings, world, **parts)
         self._trace = Recorder(TraceWriter(Path(self._trace_order.folder)), rank=super().rank)
         self._trace_settings = settings
-        self._trace_ended, self._trace_stage = False, ""
+        self._trace_ended, self._trace_stage, self._trace_by_world = False, "", False
 
     @property
     def rank(self) -> int:
@@ -100,6 +101,7 @@ class TracedRun(Run):
         for step in steps:
             if step == self._trace_order.hold:
                 self._hold()
+            self._await_ranks(step)
             frame = user_frame(sys._getframe(1))
             recorder.begin_step(step, frame, known={id(self)})
             self._die(KEPT, before=1)
@@ -111,6 +113,8 @@ class TracedRun(Run):
 
     def _enter(self, frame: Any) -> None:
         self._trace_stage = frame.f_code.co_name if frame else ""
+        per_rank, exact = has_own(self._trace.state), self._trace_settings.exact
+        self._trace_by_world = per_rank and not exact
         self._trace.writer.begin(
             LoopEntered(
                 stage=self._trace_stage,
@@ -119,10 +123,10 @@ class TracedRun(Run):
                 world=super().world_size,
                 pid=os.getpid(),
                 completed=self.completed,
-                exact=self._trace_settings.exact,
+                exact=exact,
                 microbatches=self._trace_settings.batch.microbatches,
                 share=super().share,
-                per_rank=has_own(self._trace.state),
+                per_rank=per_rank,
             )
         )
         self._trace.begin_generation(self.completed)
@@ -191,6 +195,23 @@ class TracedRun(Run):
                     self._await_protection()
                 if self._trace.writer.mark(f"death-{death.number}"):
                     os.kill(os.getpid(), signal.SIGKILL)
+
+    def _await_ranks(self, step: int) -> None:
+        """Wait, if a death is due in this step, until all ranks are there again: for a while.
+
+        Wait in every step if results may depend on their number.
+        """
+        order, deadline_s = self._trace_order, time.monotonic() + _COMPLETE_S
+        due = any(
+            death.step + (death.point == KEPT) == step
+            and death.stage in ("", self._trace_stage)
+            and not self._trace.writer.is_marked(f"death-{death.number}")
+            for death in order.deaths
+        )
+        due = due or (bool(order.deaths) and self._trace_by_world)
+        while due and super().world_size < order.ranks and time.monotonic() < deadline_s:
+            self.check()
+            time.sleep(_POLL_S)
 
     def _await_protection(self) -> None:
         deadline_s = time.monotonic() + _PROTECTED_S

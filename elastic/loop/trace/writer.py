@@ -46,6 +46,10 @@ class TraceWriter:
             return False
         return True
 
+    def is_marked(self, name: str) -> bool:
+        """Return whether some process has made that file."""
+        return (self._folder / name).exists()
+
     def close(self) -> None:
         """Close the file."""
         file, self._file = self._file, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from holdfast.ckpt.state.trees.per_rank import PerRank
 from holdfast.elastic.loop.trace.digests import digest_of, draws, has_own, state_digests
+from holdfast.elastic.loop.trace.records import StateSeen
 
 
 @dataclass
@@ -110,3 +112,11 @@ def test_what_a_rank_has_for_itself_is_marked_and_clocks_are_left_out() -> None:
     }
     assert has_own(state)
     assert not has_own({"net": nn.Linear(1, 1)})
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_a_tensor_that_is_not_finite_has_a_digest_that_can_be_written(number: float) -> None:
+    leaves = state_digests({"best": torch.full((2,), number)})
+    seen = StateSeen(step=0, after=True, leaves=leaves)
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=StateSeen) == seen
+    assert leaves["best"].norm == -1.0
