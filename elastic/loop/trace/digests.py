@@ -146,7 +146,11 @@ def _leaves_of(flat: FlatState) -> dict[str, LeafDigest]:
             kind: Kind = "buffer" if name in flat.volatile else "parameter"
             kind = "shard" if isinstance(leaf, DTensor) else kind
             found[name] = _tensor_leaf(leaf, "own" if name in flat.own else kind)
-    for values, plain in ((flat.values, "value"), (flat.rank_values, "own")):
+    kinds: tuple[tuple[dict[str, Json], Kind], ...] = (
+        (flat.values, "value"),
+        (flat.rank_values, "own"),
+    )
+    for values, plain in kinds:
         for name, value in values.items():
             for path, item in _plain_items(name, value):
                 found[path] = LeafDigest(kind=plain, digest=digest_of(item), shown=shown(item))
