@@ -74,7 +74,7 @@ class Stages:
         """Return the launcher's settings for the present stage: its disk is the first one's."""
         found = dict(channel.settings)
         snapshots = found.get("snapshots")
-        if self._names and isinstance(snapshots, dict) and snapshots.get("disk"):
+        if self._finished and isinstance(snapshots, dict) and snapshots.get("disk"):
             _log.warning("the launcher's disk is for the first stage; later ones spill nothing")
             found["snapshots"] = {k: v for k, v in snapshots.items() if not k.startswith("disk")}
         return found

@@ -177,11 +177,12 @@ class Recorder:
         )
 
     def _on_update(self, optimizer: Optimizer, by_hand: str) -> None:
-        self._updates += 1
         kind = type(optimizer).__name__
-        if not self._tracks(optimizer):
+        if not self._tracks(optimizer):  # one of a microbatch's own is made where that is run
             self.note("untracked optimizer", by_hand or user_line(), kind)
-        elif by_hand:
+            return
+        self._updates += 1
+        if by_hand:
             self.note("optimizer by hand", by_hand, kind)
 
     def _on_schedule(self, scheduler: LRScheduler) -> None:

@@ -107,7 +107,7 @@ class LeafDigest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class StateSeen(TraceRecord, frozen=True, kw_only=True, tag="state"):
     """The tracked state before a generation's first step, or after a step.
 
-    ``updates`` counts the steps of optimizers in that step.
+    ``updates`` counts the steps of tracked optimizers in that step.
     """
 
     step: int
