@@ -125,7 +125,8 @@ class RankChannel(Unwatched):
         super().__init__(node=NODE, seat=f"{TRAINER}/{task.incarnation}")
         self.run, self.sidecar, self.incarnation = task.run, task.sidecar, task.incarnation
         self.key = task.key
-        self.settings: dict[str, Json] = {"checkpoint": {"every": task.every}}
+        root = str(Path(task.folder, "runs", "{stage}"))  # not below where the loop was imported
+        self.settings: dict[str, Json] = {"checkpoint": {"every": task.every, "root": root}}
         self._task, self._pipe = task, pipe
         self._record: GenerationRecord | None = None
         self._beats = 0
@@ -202,7 +203,7 @@ class RankChannel(Unwatched):
 def state_of(folder: Path) -> dict[str, str]:
     """Return the tracked state of every stage's newest checkpoint, each tensor by its checksum.
 
-    Every loop of the library writes them below ``runs`` in the folder in which it runs.
+    They are below ``runs`` in the folder in which a loop of the library runs.
     """
     state: dict[str, str] = {}
     for root in sorted({path.parent for path in (folder / "runs").rglob("step-*")}):
