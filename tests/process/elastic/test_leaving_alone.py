@@ -65,7 +65,8 @@ def test_a_break_before_a_step_has_an_update_leaves_it_out(run: Run, at: int) ->
 
 def test_what_follows_a_break_is_no_silence_of_a_step(run: Run) -> None:
     shown: list[WorkerPhase] = []
-    run._channel.beat = lambda *, phase, **_: shown.append(phase)  # type: ignore[method-assign]
+    channel: Any = run._parts.channel
+    channel.beat = lambda *, phase, **_: shown.append(phase)
     for _ in run.steps(10):
         train(run)
         break

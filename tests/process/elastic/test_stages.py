@@ -107,6 +107,7 @@ def test_the_leader_may_die_at_the_ends_of_a_stage(tmp_path: Path, step: int) ->
     assert _begun(tmp_path) == 2
 
 
+@pytest.mark.exhaustive
 def test_the_second_stage_outlives_a_node_and_the_whole_job(tmp_path: Path) -> None:
     root = ["--root", str(tmp_path / "root")]
     first, again = tmp_path / "first", tmp_path / "again"

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import holdfast
+from holdfast.elastic.channel.connecting import connect
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--progress")
@@ -45,7 +46,7 @@ def _tell(stage: int, step: int, run: holdfast.Run | None = None) -> None:
         if run is not None:
             run.check()
         time.sleep(0.02)
-    while gate in args.join and run is not None and not run._channel.halts(run.generation):
+    while gate in args.join and run is not None and not connect().halts(run.generation):
         run.check()
         time.sleep(0.02)
 
@@ -91,7 +92,7 @@ def finetune(run: holdfast.Run, start: dict[str, torch.Tensor]) -> str:
 
 started = pretrain()
 _tell(BETWEEN, 0)
-if started is not None:
+if isinstance(started, dict):
     started["0.bias"] *= 2  # a script may change what it got, in a worker that starts later too
     del started["2.bias"]
 if not args.only_lead or os.environ["HOLDFAST_WORKER"].find('"trainer/0"') >= 0:
