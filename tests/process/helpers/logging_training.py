@@ -1,8 +1,8 @@
 """A training whose metrics go to a file by `run.on_protected`, with gates at which a test kills.
 
-At a gate the leader waits for the test, once all earlier steps are protected and handed over. With
-``--dies STEP`` the process that writes that step kills itself right after; from then on the log is
-read at the start.
+At a gate the leader waits for the test, once all earlier steps are protected and handed over, and
+there is another rank that knows of it. With ``--dies STEP`` the process that writes that step kills
+itself right after; from then on the log is read at the start.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import holdfast
+from holdfast.elastic.channel.connecting import connect
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--progress")
@@ -38,6 +39,13 @@ def write(step: int, metrics: dict[str, float]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _goes_on(run: holdfast.Run, step: int) -> bool:
+    """Return whether all is as it has to be at the next gate."""
+    if step + 2 in args.gates and run.world_size == 1:
+        return connect().halts(run.generation)  # then another joins at the end of the next step
+    return step + 1 not in args.gates or run.protection.step >= step
+
+
 def _wait(run: holdfast.Run, step: int) -> None:
     """Wait at the gate before ``step`` ends."""
     if run.is_leader:
@@ -54,15 +62,15 @@ def train(run: holdfast.Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     run.track(model=model, optimizer=optimizer)
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
-    has = len(log.read_text().splitlines()) if died.exists() else 0
-    run.on_protected(write, after=has - 1)
+    last = json.loads(log.read_text().splitlines()[-1])[0] if died.exists() else -1
+    run.on_protected(write, after=last)
     for step in run.steps(STEPS):
         for x in run.microbatches(data):
             loss = model(x).square().mean()
             run.backward(loss)
             run.log(loss=loss)
         run.step(optimizer)
-        while args.gates and step + 1 in args.gates and run.protection.step < step:
+        while not _goes_on(run, step):
             run.check()
             time.sleep(0.02)
         if step in args.gates:
