@@ -11,6 +11,7 @@ from holdfast.elastic.data.work import StepWork
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.loss_watch import LossWatch
+from holdfast.elastic.loop.session import Session
 from holdfast.elastic.loop.updates.place import LoopPlace
 from holdfast.elastic.loop.updates.watch import UpdateWatch
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -21,6 +22,7 @@ class RunParts:
     """One generation's parts."""
 
     channel: Channel
+    session: Session
     settings: Settings
     world: GenerationWorld
     pulse: Pulse

@@ -253,7 +253,7 @@ class Passes:
 
         def tell(why: str, action: LossAction) -> None:
             if world.rank == 0:
-                parts.channel.emit(
+                parts.session.emit(
                     LossJudged(step=step, generation=world.generation, why=why, action=action.value)
                 )
             if action in (LossAction.ROLL_BACK, LossAction.STOP):

@@ -77,6 +77,7 @@ class Run:
         self._watch = UpdateWatch(stages=world.record.mesh.pp)
         self._parts = parts = RunParts(
             channel=channel,
+            session=self._session,
             settings=settings,
             world=world,
             pulse=pulse,

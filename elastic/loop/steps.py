@@ -203,7 +203,7 @@ class StepReport:
         # Read the end of the step before the fence. Then, however long a pause here is, only steps
         # that ended while the generation was valid are reported.
         parts.check()
-        parts.channel.emit(
+        parts.session.emit(
             StepDone(
                 step=step,
                 generation=generation,
@@ -224,7 +224,7 @@ class StepReport:
         )
         if world.rank == 0:
             if parts.logs.latest:
-                parts.channel.emit(MetricsLogged(step=step, values={**parts.logs.latest}))
+                parts.session.emit(MetricsLogged(step=step, values={**parts.logs.latest}))
             if not self._resumed:
-                parts.channel.emit(TrainingResumed(generation=generation, step=step))
+                parts.session.emit(TrainingResumed(generation=generation, step=step))
         self._resumed = True

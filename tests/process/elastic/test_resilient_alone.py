@@ -80,7 +80,8 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "    run.track(model=model, optimizer=optimizer)\n"
         "    session = elastic.session_of(run)\n"
-        "    check, emit, looked = run.check, session.emit, []\n"
+        "    guard, emit, looked = run._world.guard, session.emit, []\n"
+        "    check = guard.check\n"
         "    def paused():\n"
         "        check()\n"
         "        looked.append(time.time())\n"
@@ -93,7 +94,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "        for _ in run.microbatches():\n"
         "            run.backward(model(torch.ones(2)).sum())\n"
         "        run.step(optimizer)\n"
-        "        run.check, session.emit = paused, told\n"
+        "        guard.check, session.emit = paused, told\n"
         "train()\n"
     )
     done = subprocess.run(
