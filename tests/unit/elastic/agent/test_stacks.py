@@ -78,14 +78,17 @@ def test_another_program_is_asked_where_the_process_does_not_answer(
     assert (found.how, found.at) == ("py-spy", "stuck (x.py:3)")
 
 
-def test_long_stacks_are_cut_behind_the_main_threads() -> None:
-    deep = "\ndef deep(n):\n    deep(n - 1) if n else (all_.wait(), time.sleep(1000))\n"
-    threads = "for _ in range(20): threading.Thread(target=deep, args=(90,), daemon=True).start()\n"
-    found = probe(
-        _LISTENS + "all_ = threading.Barrier(21)" + deep + threads + "all_.wait()" + _STUCK
+def test_long_stacks_are_cut_behind_the_main_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = "\n".join(["    deep (x.py:2)"] * 90)
+    blocks = [f'Thread {i}: "Thread-{i}"\n{deep}' for i in range(20)]
+    said = "\n\n".join([*blocks, 'Thread 99: "MainThread"\n    stuck (x.py:3)'])
+    assert len(said) > 2 * MAX_TEXT
+    monkeypatch.setattr(
+        stacks, "_spy", lambda pid: subprocess.Popen(["echo", said], stdout=subprocess.PIPE)
     )
+    found = probe(_DEAF + _STUCK)
     assert len(found.text) == MAX_TEXT
-    assert "in stuck" in found.text[:200]
+    assert "stuck (x.py:3)" in found.text[:200]
 
 
 def test_the_state_of_a_process_that_is_gone_is_empty() -> None:
