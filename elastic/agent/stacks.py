@@ -21,6 +21,7 @@ from typing import Final
 
 import holdfast
 from holdfast.elastic.channel.base import STACK_SIGNAL
+from holdfast.elastic.decisions.standing import SHARDED_MODULE
 
 MAX_TEXT: Final = 16 << 10
 """Characters of the stacks that are kept; the main thread's come first."""
@@ -36,6 +37,8 @@ _COLLECTIVES: Final = (
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/nn/functional.py",
 )
+_SHARDED: Final = "torch/distributed/tensor/_api.py"
+_FULLY_SHARD: Final = "/torch/distributed/fsdp/"
 
 _SIGNAL_S, _ALL_S = 0.2, 0.6
 _QUIET_S = 0.08  # the handler marks no end: assume it when nothing more is written
@@ -159,12 +162,16 @@ def _is_librarys(file: str) -> bool:
 
 def _public_name(file: str, function: str) -> str:
     """Return how users call a function of torch.distributed or of a run; '' for all others."""
+    if _FULLY_SHARD in file:
+        return SHARDED_MODULE
     if function.startswith("_") or function in _WRAPPERS:
         return ""
     if file.endswith("holdfast/elastic/loop/run.py"):
         return f"run.{function}"
     if file.endswith(_COLLECTIVES):
         return f"dist.{function}"
+    if file.endswith(_SHARDED):
+        return f"DTensor.{function}"
     return ""
 
 

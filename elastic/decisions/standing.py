@@ -10,8 +10,11 @@ from collections import defaultdict
 
 from holdfast.elastic.membership.view import JobView
 
-_USERS = "dist."
-"""Start of a place that is a collective called by the user's code."""
+SHARDED_MODULE = "a module under fully_shard"
+"""Start of a place where the ranks gather parameters or scatter gradients for a module."""
+
+_USERS = ("dist.", "DTensor.", SHARDED_MODULE)
+"""Starts of the places that are collectives of the user's code, the likeliest to be wrong first."""
 
 _NAMED = 8
 
@@ -51,7 +54,8 @@ def where_ranks_wait(view: JobView) -> str:
 
 
 def _in_users(found: dict[str, list[str]]) -> str:
-    return next((place for place in found if place.startswith(_USERS)), "")
+    named = (place for start in _USERS for place in found if place.startswith(start))
+    return next(named, "")
 
 
 def _seats(seats: list[str]) -> str:

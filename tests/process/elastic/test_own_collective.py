@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from jobs import PATIENT, launched
 from msgspec.structs import replace
 from tree import HELPERS
@@ -24,20 +25,40 @@ def config(folder: Path, who: str) -> LaunchConfig:
     )
 
 
-def test_a_collective_of_one_rank_is_named_long_before_a_first_step_is_late(tmp_path: Path) -> None:
+def place_of(text: str) -> str:
     lines = SCRIPT.read_text().splitlines()
-    call, steps = (
-        next(number for number, line in enumerate(lines, 1) if text in line)
-        for text in ("dist.barrier()", "run.steps(")
-    )
-    with launched(config(tmp_path, "alone")) as job:
+    return f"own_collective.py:{next(n for n, line in enumerate(lines, 1) if text in line)}"
+
+
+@pytest.mark.parametrize(
+    ("who", "call", "leaders", "others"),
+    [
+        pytest.param(
+            "alone",
+            "dist.barrier",
+            "dist.barrier()",
+            f"run.steps at {place_of('run.steps(')}",
+            marks=pytest.mark.exhaustive,
+        ),
+        (
+            "gather",
+            "DTensor.full_tensor",
+            "full_tensor()",
+            f"a module under fully_shard at {place_of('run.backward(model')}",
+        ),
+    ],
+)
+def test_a_collective_of_one_rank_is_named_long_before_a_first_step_is_late(
+    who: str, call: str, leaders: str, others: str, tmp_path: Path
+) -> None:
+    with launched(config(tmp_path, who)) as job:
         found = job.await_event(lambda e: e["kind"] == "detected" and e["what"] == "stall")
-        assert f"in dist.barrier at own_collective.py:{call}" in found["why"]
+        assert f"in {call} at {place_of(leaders)}" in found["why"]
         assert "on all ranks alike, or on none" in found["why"]
         outcome = job.finish()
     assert not outcome.ok
-    assert f"in dist.barrier at own_collective.py:{call}" in outcome.message
-    assert f"in run.steps at own_collective.py:{steps}" in outcome.message
+    assert f"in {call} at {place_of(leaders)}" in outcome.message
+    assert f"in {others}" in outcome.message
     assert "for the 2. time without a newly protected step" in outcome.message
 
 

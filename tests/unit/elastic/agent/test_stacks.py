@@ -118,6 +118,13 @@ Thread 0x2 (most recent call first):
          "run.microbatches at train.py:13"),
         ('  File "{package}/elastic/loop/run.py", line 5 in _finish\n', "the end of the function"),
         ('  File "/home/me/model.py", line 3 in forward\n', "forward at model.py:3"),
+        ('  File "/venv/site-packages/torch/distributed/tensor/_api.py", line 7 in redistribute\n'
+         '  File "/venv/site-packages/torch/distributed/tensor/_api.py", line 9 in full_tensor\n',
+         "DTensor.full_tensor at train.py:13"),
+        ('  File "/venv/site-packages/torch/distributed/fsdp/_fully_shard/_fsdp_state.py", '
+         'line 7 in _pre_forward\n'
+         '  File "/venv/site-packages/torch/nn/modules/module.py", line 9 in inner\n',
+         "a module under fully_shard at train.py:13"),
     ],
 )  # fmt: skip
 def test_a_place_is_the_users_call_that_waits(inner: str, place: str) -> None:

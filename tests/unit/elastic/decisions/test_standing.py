@@ -37,6 +37,13 @@ def test_a_call_of_some_ranks_alone_stalls_the_generation_and_is_named() -> None
     )
 
 
+def test_a_gather_of_one_ranks_is_no_pair_of_a_modules() -> None:
+    found = view("a module under fully_shard at train.py:12", "DTensor.full_tensor at train.py:9")
+    assert apart(found)
+    assert "Call DTensor.full_tensor at train.py:9 on all ranks alike" in where_ranks_wait(found)
+    assert apart(view("a module under fully_shard at evaluate.py:3", "run.steps at train.py:9"))
+
+
 def test_ranks_that_may_still_go_on_are_not_apart() -> None:
     assert not apart(view(BARRIER, "")), "one computes"
     assert not apart(view(BARRIER, BARRIER)), "a slow transfer"
