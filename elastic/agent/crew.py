@@ -190,7 +190,7 @@ class Crew:
                 worker.state, worker.result = WorkerState.DONE, message.result
                 worker.lingers = message.lingers
             case messages.Fail():
-                worker.error = message.message
+                worker.error, worker.fault = message.message, message.fault
                 if message.user_error:
                     self._fail_job(message.message)
 

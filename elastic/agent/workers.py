@@ -71,6 +71,7 @@ class SeatProcess:
         self.info: dict[str, Json] = {}
         self.result: Json = None
         self.error: str | None = None
+        self.fault = ""
         self.verdict: str | None = None
         self.ending = ""
         self.started_s = time.monotonic()
@@ -117,6 +118,8 @@ class SeatProcess:
             settings=config.settings,
             memory_of=config.memory_of,
             rehearses=self.unready < _REHEARSALS,
+            agent=os.getpid(),
+            told_in="" if config.capture_output else f"{config.run_dir}/told-{config.run}",
         )
         env = {**_ENVIRONMENT, **os.environ, **config.env}
         env[WORKER_ENV] = msgspec.json.encode(settings).decode()
@@ -215,6 +218,7 @@ class SeatProcess:
             busy=round(self.pace.busy, 3) if self.pace else 0.0,
             lingers=self.lingers and self.alive and self.state is WorkerState.DONE,
             broke=self.broke,
+            fault=self.fault,
         )
 
     def send(self, message: messages.FromAgent) -> None:

@@ -56,7 +56,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a worker at its start; with ``stack_fd`` -1 no stacks are written.
 
     ``memory_of`` is as in `SidecarConfig`; ``rehearses`` allows a rehearsal
-    (`holdfast.elastic.loop.rehearsal`).
+    (`holdfast.elastic.loop.rehearsal`). Of the workers with the same ``told_in``, a folder, one
+    prints the traceback of an error that all of them meet; '': each prints its own. ``agent`` is
+    the process id of the agent.
     """
 
     channel_fd: int
@@ -72,6 +74,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Json] = {}
     memory_of: str = ""
     rehearses: bool = True
+    told_in: str = ""
+    agent: int = 0
 
 
 class Channel(Protocol):
@@ -163,8 +167,12 @@ class Channel(Protocol):
         ``lingers``: another stage may follow, so the job goes on until the process ends.
         """
 
-    def fail(self, message: str, *, user_error: bool) -> None:
-        """Report why this worker ends: a ``user_error`` ends the job, other errors are retried."""
+    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
+        """Report why this worker ends: a ``user_error`` ends the job, other errors are retried.
+
+        ``fault`` is the kind and line of an error that a retry meets again; if all ranks have the
+        same, the job ends.
+        """
 
     def close(self) -> None:
         """Release the channel's resources; the process may continue without it."""
@@ -279,9 +287,9 @@ class AgentChannel:
         """See `Channel.done`."""
         self._send(messages.Done(result=result, lingers=lingers))
 
-    def fail(self, message: str, *, user_error: bool) -> None:
+    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
         """See `Channel.fail`."""
-        self._send(messages.Fail(message=message, user_error=user_error))
+        self._send(messages.Fail(message=message, user_error=user_error, fault=fault))
 
     def close(self) -> None:
         """See `Channel.close`: the socket stays open, since its end is the worker's lifeline."""

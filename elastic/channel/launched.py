@@ -211,7 +211,7 @@ class LaunchedChannel(Unwatched):
     def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """Do nothing: the script continues by itself."""
 
-    def fail(self, message: str, *, user_error: bool) -> None:
+    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
         """Do nothing: the user sees the error itself, the launcher the exit status."""
 
     def close(self) -> None:

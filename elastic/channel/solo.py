@@ -172,7 +172,7 @@ class SoloChannel(Unwatched):
     def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """Do nothing: the script continues by itself."""
 
-    def fail(self, message: str, *, user_error: bool) -> None:
+    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
         """Do nothing: there is no retry, and the user sees the error itself."""
 
     def close(self) -> None:

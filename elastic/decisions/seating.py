@@ -39,7 +39,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatExhausted:
-    """A seat failed too often without progress: end the job, not ok, with the reason."""
+    """A seat failed too often without progress, or as every retry would: end the job, not ok."""
 
     seat: str
 
@@ -56,7 +56,9 @@ def seat(
     a seat whose node is gone goes to a live node with a free slot of its role (that with the fewest
     seats, then by name); if there is none it waits at `NOWHERE`. Seats of DONE workers are not
     filled again. ``progress`` is the newest protected step known to the caller (-1: none); a seat
-    that failed ``max_attempts`` times in a row without a newer protected step is exhausted. Before
+    that failed ``max_attempts`` times in a row without a newer protected step is exhausted. So are
+    all trainers as soon as each has ended with the same fault of the user's code, without a newer
+    protected step: at the first time if no step was protected yet, else at the second. Before
     the first seating, ``expect_nodes`` live nodes are waited for, so that seats spread over all of
     them; the caller lowers it to 0 when it has waited long enough.
     """
@@ -68,6 +70,7 @@ def seat(
         return Keep(), reason
     kept: dict[str, Seating] = {}
     reasons: list[str] = []
+    last: WorkerRecord | None = None
     wanted, dead = _complete(view), _with_dead(view)
     for old in view.seating:
         if old.node in view.nodes and old.node not in dead and wanted:
@@ -79,12 +82,14 @@ def seat(
             reasons.append(f"{old.seat} lost its node {old.node}")
         elif (worker := _dead(view, old)) is None:
             kept[old.seat] = old
-        elif (again := _retry(old, progress=progress)).failures >= max_attempts:
+        elif (again := _retry(old, worker, progress=progress)).failures >= max_attempts:
             return SeatExhausted(seat=old.seat), _exhausted(again, worker)
         else:
-            kept[old.seat] = again
+            kept[old.seat], last = again, worker
             how = f" ({worker.ending})" if worker.ending else ""
             reasons.append(f"{old.seat} died on {old.node}{how}: attempt {again.attempt} there")
+    if last is not None and _as_every_retry(view, kept, progress=progress):
+        return SeatExhausted(seat=last.seat), _for_good(kept[last.seat], last)
     seats, placed = _place(view, kept, progress=progress)
     if seats == view.seating:
         return Keep(), _unseated(seats) or "every seat is taken"
@@ -211,7 +216,7 @@ def _dead(view: JobView, order: Seating) -> WorkerRecord | None:
     return None
 
 
-def _retry(order: Seating, *, progress: int) -> Seating:
+def _retry(order: Seating, worker: WorkerRecord, *, progress: int) -> Seating:
     moved_on = progress > order.progress
     return Seating(
         seat=order.seat,
@@ -219,6 +224,24 @@ def _retry(order: Seating, *, progress: int) -> Seating:
         attempt=order.attempt + 1,
         failures=1 if moved_on else order.failures + 1,
         progress=max(progress, order.progress),
+        fault=worker.fault,
+    )
+
+
+def _as_every_retry(view: JobView, seats: Mapping[str, Seating], *, progress: int) -> bool:
+    """Return whether all trainers ended with one fault, and none has moved on since.
+
+    Before the first step nothing is lost by an end. Later, one more try shows that the fault does
+    not come from what the workers had in memory.
+    """
+    trainers = [seats.get(f"{TRAINER}/{i}") for i in range(view.wanted.get(TRAINER, 0))]
+    found = [order for order in trainers if order is not None]
+    fault = found[0].fault if found else ""
+    return (
+        len(found) == len(trainers)
+        and fault != ""
+        and all(order.fault == fault and order.progress >= progress for order in found)
+        and (progress <= 0 or all(order.failures > 1 for order in found))
     )
 
 
@@ -227,6 +250,19 @@ def _exhausted(order: Seating, worker: WorkerRecord) -> str:
     return (
         f"{order.seat} failed {order.failures} times in a row on node {order.node} without a newly "
         f"protected step{ending}; see its output for the cause"
+    )
+
+
+def _for_good(order: Seating, worker: WorkerRecord) -> str:
+    error = worker.ending.partition(": ")[2] or worker.ending
+    often = (
+        f"for the {order.failures}. time without a newly protected step"
+        if order.progress > 0
+        else "before any step was protected"
+    )
+    return (
+        f"all trainers ended with the same error {often}: {error} ({worker.fault}). Another try "
+        "would end as this one: mend the script and start the job again"
     )
 
 

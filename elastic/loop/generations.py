@@ -59,11 +59,12 @@ from holdfast.elastic.groups import devices, reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop.logbook import Position
 from holdfast.elastic.loop.loss_watch import LossWatch
-from holdfast.elastic.loop.plain_errors import show_plainly
 from holdfast.elastic.loop.rehearsal import WarmJoin
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.loop.stages import Stages
 from holdfast.elastic.loop.trace.records import TRACE_ENV
+from holdfast.elastic.loop.uncaught.faults import lasting_fault
+from holdfast.elastic.loop.uncaught.printing import show_plainly
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
 from holdfast.elastic.seeding import seed_all
@@ -211,7 +212,8 @@ class Loop:
             channel.fail(str(error), user_error=True)
             raise
         except Exception as error:
-            channel.fail(f"{type(error).__name__}: {error}", user_error=False)
+            message = f"{type(error).__name__}: {error}"
+            channel.fail(message, user_error=False, fault=lasting_fault(error))
             raise
         finally:
             reform.leave()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Final
-
-import torch
 
 import holdfast
 
@@ -20,8 +19,10 @@ _PACKAGES: Final = ("site-packages", "dist-packages")
 def _foreign() -> tuple[str, ...]:
     """Return the folders whose code is not the user's."""
     paths = sysconfig.get_paths()
-    folders = {paths["stdlib"], paths["platstdlib"], str(Path(torch.__file__).parent)}
-    return tuple(f"{folder}/" for folder in folders | set(holdfast.__path__))
+    torch = find_spec("torch")  # not imported: processes without it ask too
+    torchs = set(torch.submodule_search_locations or ()) if torch else set()
+    folders = {paths["stdlib"], paths["platstdlib"]} | torchs | set(holdfast.__path__)
+    return tuple(f"{folder}/" for folder in folders)
 
 
 @functools.cache

@@ -36,10 +36,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
-    """Worker: it cannot continue; ``user_error`` means that a retry would not help."""
+    """Worker: it cannot continue; ``user_error`` means that a retry would not help.
+
+    ``fault`` is as in `WorkerRecord`.
+    """
 
     message: str
     user_error: bool
+    fault: str = ""
 
 
 class Halted(msgspec.Struct, frozen=True, kw_only=True, tag="halted"):

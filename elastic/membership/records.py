@@ -193,7 +193,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     (``"killed by SIGKILL"``). A record stays until its seat has a newer attempt. ``speed`` is in
     microbatches per second of computing, 0 while not measured; ``waits``, ``data`` and ``busy`` are
     as in `stragglers.RankPace`. ``lingers``: it is DONE, and its script may yet come to another
-    stage. ``broke``: it was DONE, and then its process ended with an error.
+    stage. ``broke``: it was DONE, and then its process ended with an error. ``fault`` is the kind
+    and line of the error of the user's code that ended a DEAD one, if a retry meets it again
+    (``"KeyError at train.py:41"``); else it is empty.
     """
 
     seat: str
@@ -212,6 +214,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     busy: float = 0.0
     lingers: bool = False
     broke: bool = False
+    fault: str = ""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -251,7 +254,8 @@ class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``attempt`` numbers the starts of this seat from 1. ``failures`` counts those in a row that
     ended without a newly protected step; ``progress`` is the newest protected step known when
-    the last of them was ordered (-1: none).
+    the last of them was ordered (-1: none). ``fault`` is that of the last worker which failed, as
+    in `WorkerRecord`.
     """
 
     seat: str
@@ -259,6 +263,7 @@ class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt: int
     failures: int = 0
     progress: int = -1
+    fault: str = ""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):

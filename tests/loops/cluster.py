@@ -193,7 +193,7 @@ class RankChannel(Unwatched):
     def done(self, result: Json = None, *, lingers: bool = False) -> None:
         """See `Channel.done`."""
 
-    def fail(self, message: str, *, user_error: bool) -> None:
+    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
         """Do nothing: the error itself is told."""
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class LoneChannel:
     def done(self, result: Any = None, *, lingers: bool = False) -> None:
         self.said.append(("done", result))
 
-    def fail(self, message: str, *, user_error: bool) -> None:
+    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
         self.said.append(("fail", message, user_error))
 
     def close(self) -> None: ...

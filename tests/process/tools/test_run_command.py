@@ -16,6 +16,8 @@ from event_lines import EventLines
 from jobs import TOY
 
 from holdfast.elastic.agent.reporting import read_processes
+from holdfast.elastic.events import WorkerStarted, of_kind
+from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.local import LOCAL_TIMING
 from holdfast.tools.leftovers import leftovers
 
@@ -184,6 +186,35 @@ def test_a_missing_script_is_one_paragraph(tmp_path: Path) -> None:
     _, err = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 2
     assert re.fullmatch(r"holdfast: \S+/nowhere\.py: no such script .*\n", err)
+
+
+FAULTY = """
+import holdfast
+
+@holdfast.resilient(batch=holdfast.Batch(microbatches=2))
+def train(run):
+    {within}
+
+{above}
+train()
+"""
+
+
+@pytest.mark.parametrize(("place", "line"), [("within", 6), ("above", 8)])
+def test_a_fault_of_all_ranks_is_told_once_and_ends_the_job(
+    place: str, line: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "faulty.py"
+    lines = {"within": "pass", "above": "", place: "raise KeyError('vocab')"}
+    script.write_text(FAULTY.format(**lines))
+    job = holdfast("--nodes", "2", "--run-dir", tmp_path / "run", script)
+    _, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 1
+    assert err.count("Traceback") == 1
+    assert f"KeyError at faulty.py:{line}" in err.splitlines()[-1]
+    events = EventReader(tmp_path / "run").new()
+    starts = len(of_kind(events, WorkerStarted))
+    assert starts <= 3, "one may start again before the other has ended"
 
 
 def test_a_crashing_script_is_one_paragraph(tmp_path: Path) -> None:

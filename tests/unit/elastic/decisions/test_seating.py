@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from doubles import fakes
 
 from holdfast.elastic.decisions.seating import (
@@ -131,6 +132,59 @@ def test_seat_is_exhausted_after_failures_without_progress() -> None:
     assert decision == SeatExhausted(seat="trainer/1")
     assert "failed 5 times in a row" in reason
     assert "exit 1" in reason
+
+
+def ended(faults: dict[str, str], seats: tuple[Seating, ...] = SEATED) -> JobView:
+    """Return a view in which the trainers of ``faults`` have just ended with these."""
+    attempts = {each.seat: each.attempt for each in seats}
+    nodes = {
+        node: fakes.node(
+            node,
+            msgspec.structs.replace(
+                fakes.worker(name, WorkerState.DEAD, attempt=attempts[name]),
+                fault=faults[name],
+                ending="exit status 1: KeyError: 'vocab'",
+            ),
+            slots=SLOTS,
+        )
+        for name, node in (("trainer/0", "a"), ("trainer/1", "b"))
+        if name in faults
+    }
+    return fakes.view(*abc(**nodes), seating=seats, wanted=WANTED)
+
+
+FAULT = "KeyError at train.py:8"
+BOTH = {"trainer/0": FAULT, "trainer/1": FAULT}
+
+
+def test_a_fault_of_all_trainers_before_the_first_step_ends_the_job() -> None:
+    decision, reason = seat(ended(BOTH), progress=0)
+    assert isinstance(decision, SeatExhausted)
+    assert "all trainers ended with the same error before any step was protected" in reason
+    assert "KeyError: 'vocab' (KeyError at train.py:8)" in reason
+
+
+def test_it_does_so_if_one_trainer_is_seen_to_end_before_the_other() -> None:
+    first, _ = seat(ended({"trainer/0": FAULT}))
+    assert isinstance(first, ChangeSeats)
+    assert isinstance(seat(ended({"trainer/1": FAULT}, first.seats))[0], SeatExhausted)
+
+
+def test_a_fault_of_one_trainer_or_of_different_lines_is_retried() -> None:
+    assert isinstance(seat(ended({"trainer/0": FAULT}))[0], ChangeSeats)
+    assert isinstance(seat(ended({"trainer/0": "", "trainer/1": ""}))[0], ChangeSeats)
+    differ = {"trainer/0": FAULT, "trainer/1": "KeyError at train.py:9"}
+    assert isinstance(seat(ended(differ))[0], ChangeSeats)
+
+
+def test_a_fault_after_protected_steps_is_tried_once_more() -> None:
+    first, _ = seat(ended(BOTH), progress=7)
+    assert isinstance(first, ChangeSeats)
+    again = ended(BOTH, first.seats)
+    assert isinstance(seat(again, progress=8)[0], ChangeSeats), "it went on in between"
+    decision, reason = seat(again, progress=7)
+    assert isinstance(decision, SeatExhausted)
+    assert "for the 2. time without a newly protected step" in reason
 
 
 def test_progress_forgives_failures() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.ckpt.errors import FencedError, InternalError, NotFoundError
 from holdfast.elastic.errors import ConfigError, Stopped
-from holdfast.elastic.loop.plain_errors import show_plainly
+from holdfast.elastic.loop.uncaught.printing import show_plainly
 
 
 class Hook:
