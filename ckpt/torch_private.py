@@ -234,10 +234,23 @@ def gloo_group(
     return ProcessGroupGloo(store, rank, size, options)
 
 
-def other_client(store: Store) -> Store:
-    """Return a store of the same keys with a connection of its own."""
-    clone: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
-    return clone
+class PythonStore(Store):
+    """A store written in Python, with the methods that torch calls by private names.
+
+    torch's groups call the methods only as long as Python itself refers to the object.
+    """
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; subclasses say how."""
+        raise NotImplementedError
+
+    def deleteKey(self, key: str) -> bool:
+        """Delete a key: torch looks for the name that it has in C++."""
+        return self.delete_key(key)
+
+
+# How long a store waits for a key; public, but not in the stubs.
+timeout_of: Final[Callable[[Store], timedelta]] = attrgetter("timeout")
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:

@@ -24,7 +24,7 @@ FIRST_TIMEOUT_S = 1800.0
 PART_CHARACTERS = 1 << 20
 """The most characters under one key: store servers refuse large values (libuv's beyond 8 MiB)."""
 
-_POLL_S = 0.005
+_FIRST_POLL_S, _POLL_S = 0.002, 0.05  # of many ranks one serves the polls of all
 _GIVEN_UP = "!"
 
 
@@ -89,12 +89,14 @@ class StoreGather:
         deadline_s = time.monotonic() + limit_s
         found = []
         for rank in range(self._size):
+            pause_s = _FIRST_POLL_S
             while not self._store.check([f"{turn}/{rank}"]):
                 if self._poll is not None:
                     self._poll()
                 if time.monotonic() > deadline_s:
                     raise StateError(f"rank {rank} did not begin to plan within {limit_s:g} s")
-                time.sleep(_POLL_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _POLL_S)
             found.append(self._get(turn, rank))
         return found
 

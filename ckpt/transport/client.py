@@ -40,7 +40,7 @@ class Client:
 
     It reconnects by itself. A reply after its deadline is dropped. With ``watch`` a call also ends
     as soon as the connection is lost or refused: for a server that, once gone, does not come back
-    at this address.
+    at this address. Raises ``PeerError`` for an address that cannot be one.
     """
 
     def __init__(
@@ -51,7 +51,11 @@ class Client:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._context = OwnContext()
-        self._control = self._connect()
+        try:
+            self._control = self._connect()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise PeerError(f"{address}: no server can be reached there: {error}") from error
         host = address.rpartition(":")[0]
         self._bulk = BulkClient(self._context, host, ask=self._ask_session)
 

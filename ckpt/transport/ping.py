@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zmq
-
-from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.errors import CkptError, PeerError
 from holdfast.ckpt.transport.client import Client
 from holdfast.ckpt.transport.keys import RunKey
 
@@ -20,7 +18,7 @@ def answers(address: str, key: RunKey, *, timeout_s: float) -> bool:
     """
     try:
         client = Client(address, key, timeout_s=timeout_s, watch=True)
-    except zmq.ZMQError:
+    except PeerError:
         return False  # no address, or no sockets left
     try:
         client.call(PING, bulk=False)

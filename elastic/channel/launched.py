@@ -3,13 +3,17 @@
 torchrun, Slurm or Kubernetes decide which processes run, and restart all of them after a failure;
 the sidecars live on. So there is one generation per start: rank 0 asks the sidecars of all nodes
 for their inventories, chooses the restore point and sends it to every rank. This uses a store of
-rank 0's own, because a launcher's store may still have the keys of an earlier start.
+rank 0's own, because a launcher's store may still have the keys of an earlier start, and is open to
+everybody.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
+import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.errors import CkptError, PeerError
 from holdfast.ckpt.memory.records import Inventory, RestorePoint, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.parity.groups import form_groups
 from holdfast.ckpt.parity.stripes import restore_points
@@ -34,6 +38,8 @@ from holdfast.elastic.channel.unwatched import Unwatched
 from holdfast.elastic.errors import ConfigError, JobFailedError, Stopped
 from holdfast.elastic.events import GenerationProposed
 from holdfast.elastic.events.log import EventWriter
+from holdfast.elastic.meeting.point import MeetingPoint
+from holdfast.elastic.meeting.store import MeetingStore
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -53,6 +59,7 @@ _CONNECT_S = 3.0
 _BOARD_S = 10.0
 _POLL_S = 0.05
 _LEADER = "holdfast/leader"
+_LOOPBACKS = ("localhost", "127.0.0.1")
 _starts = itertools.count()
 
 
@@ -106,8 +113,7 @@ class LaunchedChannel(Unwatched):
         if self._record is None or self._record.number <= after:
             self._found = SidecarFile.read(self._file, wait_s=_FILE_WAIT_S)
             self.sidecar = self._found.address  # a new address if the sidecar was restarted
-            with _explained(self._where):
-                self._record = self._meet(after)
+            self._record = self._meet(after)
             self._nodes = _nodes(self._record)
         return self._record
 
@@ -122,65 +128,81 @@ class LaunchedChannel(Unwatched):
         if self._where.size == 1:
             return form([mine], key=self.key, events=self._events)
         meeting = f"{self._start}/{after}"
-        store = self._lead(meeting) if mine.rank == 0 else self._follow(meeting)
-        store.set(f"{meeting}/rank/{mine.rank}", msgspec.json.encode(mine).decode())
-        if mine.rank == 0:
-            return self._answer(store, meeting)
-        if not (text := store.get(f"{meeting}/record")):
-            raise ConfigError(store.get(f"{meeting}/refused").decode())
+        with _explained(self._where):
+            store = self._lead(meeting) if mine.rank == 0 else self._follow(meeting)
+        try:
+            with _explained(self._where):
+                store.set(f"{meeting}/rank/{mine.rank}", msgspec.json.encode(mine))
+            if mine.rank == 0:
+                return self._answer(store, meeting)
+            with _explained(self._where):
+                text, refused = store.multi_get([f"{meeting}/record", f"{meeting}/refused"])
+        finally:
+            store.close()
+        if refused:
+            raise ConfigError(refused.decode())
         return msgspec.json.decode(text, type=GenerationRecord)
 
-    def _answer(self, store: TCPStore, meeting: str) -> GenerationRecord:
-        said = [store.get(f"{meeting}/rank/{rank}") for rank in range(self._where.size)]
+    def _answer(self, store: MeetingStore, meeting: str) -> GenerationRecord:
+        with _explained(self._where):
+            said = store.multi_get([f"{meeting}/rank/{rank}" for rank in range(self._where.size)])
         joiners = [msgspec.json.decode(text, type=Joiner) for text in said]
+        answers = [f"{meeting}/record", f"{meeting}/refused"]
         try:
             record = form(joiners, key=self.key, events=self._events)
         except (ConfigError, CkptError) as error:
-            store.set(f"{meeting}/refused", str(error))
-            store.set(f"{meeting}/record", "")
+            store.multi_set(answers, ["", str(error)])
             raise
-        store.set(f"{meeting}/record", msgspec.json.encode(record).decode())
+        store.multi_set(answers, [msgspec.json.encode(record), ""])
         return record
 
-    def _lead(self, meeting: str) -> TCPStore:
+    def _lead(self, meeting: str) -> MeetingStore:
         """Publish the address of this meeting's store: the worker's own, as new as the process."""
         address = str(self._info.get("store", ""))
-        host, _, port = address.rpartition(":")
-        store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_MEET_S))
+        store = MeetingStore(address, self.key, timeout=timedelta(seconds=_MEET_S))
         store.set(meeting, "")
-        self._board = self._board_of(serve=not self._where.served)  # kept: other ranks come later
-        self._board.set(_LEADER, address)
+        if self._where.served:
+            self._launchers_board().set(_LEADER, address)
+        else:
+            board(self._where.master, self.key).set(_LEADER, address.encode())
         return store
 
-    def _follow(self, meeting: str) -> TCPStore:
+    def _follow(self, meeting: str) -> MeetingStore:
         """Return the store of the living rank 0; skip stale addresses of an earlier one."""
         deadline_s = time.monotonic() + _MEET_S
         while time.monotonic() < deadline_s and not self.stopped():
-            try:
-                address = self._board_of(serve=False).get(_LEADER).decode()
-                host, _, port = address.rpartition(":")
-                store = TCPStore(
-                    host, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_S)
-                )
-                if store.check([meeting]):
-                    store.set_timeout(timedelta(seconds=_MEET_S))
-                    return store
-            except RuntimeError:  # the type of all of torch's connection errors
-                pass
+            with contextlib.suppress(RuntimeError, PeerError):  # of torch's store, and of ours
+                leader = self._leader()
+                if self._serves(leader, meeting):
+                    return MeetingStore(leader, self.key, timeout=timedelta(seconds=_MEET_S))
             time.sleep(_POLL_S)
         raise JobFailedError(
             f"rank 0 cannot be found through {self._where.master}: look at its output"
         )
 
-    def _board_of(self, *, serve: bool) -> TCPStore:
+    def _serves(self, leader: str, meeting: str) -> bool:
+        store = MeetingStore(leader, self.key, answer_s=_CONNECT_S)
+        try:
+            return store.check([meeting])
+        finally:
+            store.close()
+
+    def _leader(self) -> str:
+        """Return the address that rank 0 published. Raises ``RuntimeError`` or ``PeerError``."""
+        if self._where.served:
+            return self._launchers_board().get(_LEADER).decode(errors="replace")
+        limit = timedelta(seconds=_BOARD_S)
+        master = MeetingStore(self._where.master, self.key, timeout=limit, answer_s=_BOARD_S)
+        try:
+            return master.get(_LEADER).decode()
+        finally:
+            master.close()
+
+    def _launchers_board(self) -> TCPStore:
+        """Return the store that the launcher serves; only an address is read from it."""
         host, _, port = self._where.master.rpartition(":")
         return TCPStore(
-            host,
-            int(port),
-            is_master=serve,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_MEET_S if serve else _BOARD_S),
-            multi_tenant=True,
+            host, int(port), is_master=False, timeout=timedelta(seconds=_BOARD_S), multi_tenant=True
         )
 
     def fenced(self, generation: int) -> bool:
@@ -219,6 +241,31 @@ class LaunchedChannel(Unwatched):
         self._closed = True
         if self._events:
             self._events.close()
+
+
+@functools.cache
+def board(master: str, key: RunKey) -> MeetingPoint:
+    """Serve the place where ranks look for rank 0, at the address of its machine.
+
+    It stays until the process ends: other ranks come later. Raises ``ConfigError`` if it cannot be bound.
+    """
+    host, _, port = master.rpartition(":")
+    try:
+        return MeetingPoint(key, host=bindable(host), port=int(port))
+    except (OSError, PeerError) as error:
+        raise ConfigError(
+            f"rank 0 cannot serve MASTER_ADDR:MASTER_PORT {master}: {error}; set them to an "
+            "address of rank 0's machine and a free port"
+        ) from error
+
+
+def bindable(host: str) -> str:
+    """Return the address to listen at for ``host``; all, if its name means the loopback.
+
+    Others then reach the machine by another address of that name. Raises ``OSError``.
+    """
+    address = socket.gethostbyname(host)
+    return "*" if address.startswith("127.") and host not in _LOOPBACKS else address
 
 
 def form(
@@ -388,10 +435,10 @@ def _nodes(record: GenerationRecord) -> tuple[NodeRecord, ...]:
 
 @contextmanager
 def _explained(where: Surroundings) -> Iterator[None]:
-    """Turn torch's store errors into errors that explain their cause here."""
+    """Turn errors of the stores, torch's and ours, into errors that explain their cause here."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, PeerError) as error:
         raise JobFailedError(
             f"rank {where.rank} of {where.size} did not meet the others through {where.master} "
             f"within {_MEET_S:g} s ({error}): check that all of them started"

@@ -580,17 +580,16 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
         )
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
 
-    def form(where: Callable[[], Store], joined: Joined | None = None) -> Any:
+    def form(where: Store, joined: Joined | None = None) -> Any:
         def connected() -> Any:
-            return torch_private.gloo_group(where(), rank, size, host=_host, timeout=timeout)
+            return torch_private.gloo_group(where, rank, size, host=_host, timeout=timeout)
 
         return guard.call(connected, name="form-group", joined=joined)
 
     def users(joined: Joined | None) -> Any:
-        # By a connection of its own: the other one is needed while ranks are awaited here.
-        return form(lambda: PrefixStore("users", torch_private.other_client(store)), joined)
+        return form(PrefixStore("users", store), joined)
 
-    gloo = form(lambda: store)
+    gloo = form(store)
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
     group = InterruptibleGroup(
         gloo,

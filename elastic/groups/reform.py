@@ -19,21 +19,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import HoldfastError, StateError
 from holdfast.ckpt.snapshot.store_gather import StoreGather
-from holdfast.ckpt.torch_private import PrefixStore, Store, TCPStore
+from holdfast.ckpt.torch_private import PrefixStore, Store
+from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.groups import collectives, devices
 from holdfast.elastic.groups.collectives import Connect, WaitGuard
 from holdfast.elastic.groups.shards import counts_here
+from holdfast.elastic.meeting.point import LOOPBACK
+from holdfast.elastic.meeting.store import MeetingStore
 from holdfast.elastic.membership.records import GenerationRecord, MeshSize
 from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
 
 AXES = ("dp",)
 """The axes of a purely data-parallel mesh."""
 
-LOOPBACK = "127.0.0.1"
-_CONNECT_TIMEOUT_S = 120.0
-"""Longer than the agents need to detect two nodes that cannot reach each other, so that no worker
-fails because of them."""
+_meetings: list[MeetingStore] = []  # the present generation's; groups see it while it is here
 
 
 def host_of(address: str) -> str:
@@ -42,17 +42,6 @@ def host_of(address: str) -> str:
 
 
 _CPU = torch.device("cpu")
-
-
-class MeetingPoint:
-    """This worker's TCPStore server; a generation meets there if the worker is its rank 0.
-
-    It lives as long as the worker; each generation uses a prefix of its own.
-    """
-
-    def __init__(self, host: str = LOOPBACK) -> None:
-        self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self.host, self.address = host, f"{host}:{self.store.port}"
 
 
 class Peers:
@@ -260,6 +249,7 @@ def form(
     *,
     incarnation: str,
     guard: WaitGuard,
+    key: RunKey,
     host: str,
     timeout_s: float,
     axes: tuple[str, ...] = AXES,
@@ -280,12 +270,8 @@ def form(
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
         raise HoldfastError(f"rank 0 of generation {record.number} announced store {meeting!r}")
-    store = guard.call(
-        lambda: TCPStore(
-            address, int(port), is_master=False, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S)
-        ),
-        name="meet",
-    )
+    store = MeetingStore(meeting, key)
+    _meetings.append(store)
     size = len(record.members)
     if record.mesh.ranks != size:
         raise HoldfastError(
@@ -383,4 +369,6 @@ def leave() -> int:
     torch_private.restart_group_names()
     # Cached sharding results hold the mesh, and with it the group, of the old generation.
     torch_private.drop_sharding_cache()
+    while _meetings:
+        _meetings.pop().close()
     return collectives.bury()

@@ -66,6 +66,7 @@ from holdfast.elastic.loop.trace.records import TRACE_ENV
 from holdfast.elastic.loop.uncaught.faults import lasting_fault
 from holdfast.elastic.loop.uncaught.printing import show_plainly
 from holdfast.elastic.loss import LossGuard
+from holdfast.elastic.meeting.point import MeetingPoint
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -226,8 +227,8 @@ class Loop:
         after = stages.generation if isinstance(channel, AgentChannel) else 0
         spec = msgspec.structs.replace(self._settings.job(), stage=stages.number_at(channel))
         asked: dict[str, Json] = {}
-        meeting = reform.MeetingPoint(reform.host_of(channel.sidecar))
-        stages.publish(meeting.store)
+        meeting = MeetingPoint(channel.key, host=reform.host_of(channel.sidecar))
+        stages.publish(meeting)
         warm = WarmJoin(channel, self._settings, pulse=self._pulse, maps=self._maps)
         if stages.is_over(channel):
             return cast("_R", stages.fetch(channel))
@@ -274,6 +275,7 @@ class Loop:
             record,
             incarnation=channel.incarnation,
             guard=guard,
+            key=channel.key,
             host=host,
             timeout_s=settings.timeouts.collective_s,
             axes=settings.mesh.axes,

@@ -15,13 +15,14 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.collectives import Joined, leave_behind
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.loop.user_code import user_line
 
 _POLL_S = 0.02
-_FIRST, _REFUSED = "first", "refused"
+_FIRST, _REFUSED, _SEEN = "first", "refused", "seen"
 _REMEDY = "call run.stop(), on any rank; then all ranks leave after that step"
 
 
@@ -101,6 +102,10 @@ class Leaving:
                 if store.add(everyone, 0) == world.size > store.add(same, 0):
                     self._refuse(mine)
                 time.sleep(_POLL_S)
+            store.add(_SEEN, 1)
+            while world.rank == 0 and store.add(_SEEN, 0) < world.size:
+                world.guard.check()  # the others read in this rank's store, which ends with it
+                time.sleep(_POLL_S)
 
     def _refuse(self, mine: Exit) -> NoReturn:
         """Raise the error of ranks that left after different steps."""
@@ -140,6 +145,6 @@ class Leaving:
                     f"collective at {line}: call it on all ranks alike, or on none"
                 )
             store.set(_REFUSED, news)
-        except RuntimeError:  # the store's host is gone, and soon the generation
+        except PeerError:  # the store's host is gone, and soon the generation
             return
         self._news = news

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import PeerError, StateError
 from holdfast.ckpt.state.trees.packing import pack, unpack
-from holdfast.ckpt.torch_private import Store, TCPStore
+from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import AgentChannel, Channel
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.meeting.point import MeetingPoint
+from holdfast.elastic.meeting.store import MeetingStore
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ _CONNECT_S = 10.0
 _FETCH_S = 120.0
 _AGAIN_S = 0.1
 _ROSTER_S = 5.0
+_MEETINGS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class Stages:
         self._digests: list[str] = []  # of the results that workers share
         self._places: dict[str, str] = {}
         self._is_shared = True
+        self._meetings: list[MeetingPoint] = []
 
     @property
     def number(self) -> int:
@@ -134,15 +138,20 @@ class Stages:
                 )
             self._digests.append(hashlib.sha256(before.result).hexdigest())
 
-    def publish(self, store: Store) -> None:
-        """Offer the results of the stages before to workers that start later."""
+    def publish(self, meeting: MeetingPoint) -> None:
+        """Offer the results of the stages before to workers that start later.
+
+        The place of the stage before stays too: slower ranks may still read there.
+        """
+        self._meetings.append(meeting)
+        while len(self._meetings) > _MEETINGS:
+            self._meetings.pop(0).close()
         for stage, _ in enumerate(self._digests):
             data = self._finished[stage].result
             parts = range(0, len(data), PART_BYTES)
             for i, at in enumerate(parts):
-                part: Any = bytes(data[at : at + PART_BYTES])  # torch takes bytes as well as text
-                store.set(f"stage/{stage}/{i}", part)
-            store.set(f"stage/{stage}", str(len(parts)))
+                meeting.set(f"stage/{stage}/{i}", bytes(data[at : at + PART_BYTES]))
+            meeting.set(f"stage/{stage}", str(len(parts)).encode())
 
     def agree(self, world: GenerationWorld) -> None:
         """Refuse results of the stages before that differ between ranks; collective."""
@@ -167,8 +176,8 @@ class Stages:
         while time.monotonic() < until_s and not channel.stopped():
             for worker in channel.roster().in_stages_after(self.number):
                 try:
-                    data = _read(str(worker.info.get("store", "")), self.number)
-                except RuntimeError:  # the type of all of torch's connection errors
+                    data = _read(str(worker.info.get("store", "")), channel.key, self.number)
+                except PeerError:
                     continue
                 return unpack(data)
             channel.await_roster(after=channel.roster_version(), timeout_s=_AGAIN_S)
@@ -192,10 +201,12 @@ def _places(settings: Settings) -> list[str]:
     return [place for place in (root, settings.snapshots.disk) if place]
 
 
-def _read(address: str, stage: int) -> bytearray:
-    """Return a stage's result from a worker's store."""
-    host, _, port = address.rpartition(":")
+def _read(address: str, key: RunKey, stage: int) -> bytearray:
+    """Return a stage's result from a worker's store. Raises ``PeerError``."""
     limit = timedelta(seconds=_CONNECT_S)
-    store = TCPStore(host, int(port or 0), is_master=False, timeout=limit)
-    count = int(store.get(f"stage/{stage}"))
-    return bytearray().join(store.get(f"stage/{stage}/{i}") for i in range(count))
+    store = MeetingStore(address, key, timeout=limit, answer_s=_CONNECT_S)
+    try:
+        count = int(store.get(f"stage/{stage}"))
+        return bytearray().join(store.get(f"stage/{stage}/{i}") for i in range(count))
+    finally:
+        store.close()

@@ -55,6 +55,7 @@ BACKEND: Final = "holdfast"
 _LOOK_S = 1.0
 _FORM_S = 0.1
 _MEET_S = 30.0
+_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +165,7 @@ class HoldfastRendezvous(RendezvousHandler):
 
     def _wait_anew(self, after: int, *, deadline_s: float) -> None:
         """Announce that this node waits, with a new store that could serve the next round."""
-        self._store = TCPStore(
-            self._host,
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=self._patience.read_s),
-        )
+        self._store = serve_at(self._host, read_s=self._patience.read_s)
         participant = Participant(
             node=self._node,
             host=self._host,
@@ -262,6 +257,29 @@ class HoldfastRendezvous(RendezvousHandler):
             len(formed.members),
             RendezvousStoreInfo(master_addr=host, master_port=int(port)),
         )
+
+
+def serve_at(host: str, *, read_s: float) -> TCPStore:
+    """Serve a store for a round at this address alone; left to itself, torch takes all addresses.
+
+    Raises ``RendezvousConnectionError``.
+    """
+    try:
+        with socket.create_server((host, 0), backlog=_BACKLOG) as listening:
+            port = listening.getsockname()[1]
+            return TCPStore(
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=read_s),
+                master_listen_fd=listening.detach(),  # the store closes it
+            )
+    except OSError as error:
+        raise RendezvousConnectionError(
+            f"this node cannot listen at {host} ({error}): give an address of its own with "
+            "--local-addr"
+        ) from error
 
 
 def _connect(host: str, port: int, *, read_s: float) -> TCPStore | None:

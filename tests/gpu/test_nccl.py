@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lone_channel import LoneChannel
-from ranks import GRACE_S, fence_file, ranks, record_of
+from ranks import GRACE_S, KEY, fence_file, ranks, record_of
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -22,6 +22,7 @@ from holdfast.elastic.groups import devices, reform
 from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.loop.generations import Loop
 from holdfast.elastic.loop.run import Run
+from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +68,8 @@ def enter(rank: int, stores: list[str], folder: Path, *, number: int) -> reform.
         record_of(stores, number=number),
         incarnation=str(rank),
         guard=WaitGuard(number, fence_file(folder, number).exists, grace_s=GRACE_S),
-        host=reform.LOOPBACK,
+        key=KEY,
+        host=LOOPBACK,
         timeout_s=60.0,
         device="cuda",
     )
@@ -93,7 +95,7 @@ def go_on_alone(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
     while reform.leave():
         assert time.monotonic() - busy_s < GRACE_S, "an abort does not come back"
         time.sleep(0.01)
-    store = reform.MeetingPoint()
+    store = MeetingPoint(KEY)
     world = enter(0, [store.address], folder, number=2)
     alone = torch.full((8,), 3.0, device=world.device)
     dist.all_reduce(alone)

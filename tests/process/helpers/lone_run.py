@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rank_bodies import run_of
-from ranks import enter
+from ranks import KEY, enter
 
 from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.groups import reform
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.loss import LossGuard
+from holdfast.elastic.meeting.point import MeetingPoint
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def lone_run(
     guard: LossGuard | None = None,
 ) -> Iterator[Run]:
     """Yield the run; on leaving, its group and all its hooks are gone."""
-    meeting = reform.MeetingPoint()
+    meeting = MeetingPoint(KEY)
     world = enter(0, [meeting.address], folder)
     batch = Batch(microbatches=microbatches, size=2)
     settings = Settings(batch=batch, exact=exact, loss_guard=guard)
@@ -34,3 +35,4 @@ def lone_run(
     finally:
         run._close()
         reform.leave()
+        meeting.close()

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.groups import reform
 from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
 from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
 
 Body = Callable[[reform.GenerationWorld, Path], Any]
@@ -50,6 +52,15 @@ def record_of(
     )
 
 
+KEY = RunKey(
+    server_public="Qd}UOxJaPXStdw{DfhQ.La<Lavk=h2:njPB}lsBd",
+    server_secret="b6H)5@97.!Z{94N3p>53UcOvGe89$ReLn*fxB$ny",
+    client_public="Z=2OUKpqBSiUHWz(xsjXDw6+V!>6<l6LSklf6x-G",
+    client_secret="MPi2oO0XopdLcy/1xYjt[PR7<ck9>)zjMFYIK)A7",
+)
+"""The key of all ranks of tests."""
+
+
 def fence_file(folder: Path, generation: int) -> Path:
     """The file whose presence ends a generation."""
     return folder / f"fence-{generation}"
@@ -71,7 +82,8 @@ def enter(
         record_of(stores, number=number, mesh=mesh),
         incarnation=str(rank),
         guard=guard,
-        host=reform.LOOPBACK,
+        key=KEY,
+        host=LOOPBACK,
         timeout_s=60.0,
         axes=axes,
     )
@@ -80,7 +92,7 @@ def enter(
 def _main(rank: int, pipe: Connection, folder: Path, body: Body, with_world: bool) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(30)
-    meeting = reform.MeetingPoint()
+    meeting = MeetingPoint(KEY)
     pipe.send(meeting.address)
     stores: list[str] = pipe.recv()
     try:

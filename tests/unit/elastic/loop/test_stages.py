@@ -10,11 +10,14 @@ from lone_channel import LoneChannel
 from torch import nn
 
 from holdfast.ckpt.state.trees.packing import unpack
-from holdfast.ckpt.torch_private import TCPStore
+from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.config import Checkpoints, Settings, Snapshots
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loop import stages
 from holdfast.elastic.loop.stages import Stages
+from holdfast.elastic.meeting.point import MeetingPoint
+
+KEY = RunKey.new()
 
 
 def _saving(root: str) -> Settings:
@@ -69,9 +72,9 @@ def test_a_result_is_read_from_another_workers_store(monkeypatch: pytest.MonkeyP
     found = Stages()
     found.finished("pretrain", result, Settings())
     found._check_results()
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found.publish(store)
-    got = unpack(stages._read(f"127.0.0.1:{store.port}", 0))
+    point = MeetingPoint(KEY)
+    found.publish(point)
+    got = unpack(stages._read(point.address, KEY, 0))
     assert torch.equal(got["w"], result["w"])
     assert {**got, "w": 0} == {**result, "w": 0}
 
@@ -81,9 +84,9 @@ def test_a_result_is_that_of_its_stage_whatever_the_script_does_to_it_later() ->
     found.finished("pretrain", result, Settings())
     result["w"] *= 2  # a worker that starts later does so too
     found._check_results()
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found.publish(store)
-    assert unpack(stages._read(f"127.0.0.1:{store.port}", 0))["w"].tolist() == [1, 1, 1]
+    point = MeetingPoint(KEY)
+    found.publish(point)
+    assert unpack(stages._read(point.address, KEY, 0))["w"].tolist() == [1, 1, 1]
 
 
 def test_a_script_by_hand_and_the_last_function_may_return_anything() -> None:
