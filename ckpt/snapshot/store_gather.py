@@ -8,6 +8,7 @@ others raises an error.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,8 @@ PART_CHARACTERS = 1 << 20
 """The most characters under one key: store servers refuse large values (libuv's beyond 8 MiB)."""
 
 _FIRST_POLL_S, _POLL_S = 0.002, 0.05  # of many ranks one serves the polls of all
-_GIVEN_UP = "!"
+_PARTS_AT_ONCE = 4
+_GIVEN_UP = b"!"
 
 
 class StoreGather:
@@ -68,7 +70,7 @@ class StoreGather:
             found = self._collect(turn)
         except StateError as error:
             self._over = str(error)
-            self._store.set(f"{turn}/{self._rank}", _GIVEN_UP)
+            self._store.set(f"{turn}/{self._rank}", _GIVEN_UP.decode())
             raise
         for key in before:  # all ranks have begun this turn, so they have read the turn before
             self._store.delete_key(key)
@@ -77,35 +79,35 @@ class StoreGather:
     def _put(self, turn: int, text: str) -> list[str]:
         """Set the parts, then the key with their number; return all keys."""
         head = f"{turn}/{self._rank}"
-        parts = range(0, len(text), PART_CHARACTERS)
-        keys = [f"{head}/{i}" for i in range(len(parts))]
-        for key, at in zip(keys, parts, strict=True):
-            self._store.set(key, text[at : at + PART_CHARACTERS])
-        self._store.set(head, str(len(keys)))
-        return [*keys, head]
+        parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
+        keys = [*(f"{head}/{i}" for i in range(len(parts))), head]
+        for key, value in zip(keys, [*parts, str(len(parts))], strict=True):
+            self._store.set(key, value)
+        return keys
 
     def _collect(self, turn: int) -> list[bytes]:
-        limit_s = FIRST_TIMEOUT_S if turn == 0 else self.timeout_s
-        deadline_s = time.monotonic() + limit_s
-        found = []
-        for rank in range(self._size):
-            pause_s = _FIRST_POLL_S
-            while not self._store.check([f"{turn}/{rank}"]):
-                if self._poll is not None:
-                    self._poll()
-                if time.monotonic() > deadline_s:
-                    raise StateError(f"rank {rank} did not begin to plan within {limit_s:g} s")
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _POLL_S)
-            found.append(self._get(turn, rank))
-        return found
+        heads = [f"{turn}/{rank}" for rank in range(self._size)]
+        self._await(heads, limit_s=FIRST_TIMEOUT_S if turn == 0 else self.timeout_s)
+        counts = self._store.multi_get(heads)
+        if _GIVEN_UP in counts:
+            raise StateError(
+                f"rank {counts.index(_GIVEN_UP)} gave up waiting for the other ranks to plan"
+            )
+        keys = [f"{head}/{i}" for head, n in zip(heads, counts, strict=True) for i in range(int(n))]
+        several = (keys[at : at + _PARTS_AT_ONCE] for at in range(0, len(keys), _PARTS_AT_ONCE))
+        values = (value for each in several for value in self._store.multi_get(each))
+        return [b"".join(itertools.islice(values, int(count))) for count in counts]
 
-    def _get(self, turn: int, rank: int) -> bytes:
-        head = f"{turn}/{rank}"
-        count = self._store.get(head).decode()
-        if count == _GIVEN_UP:
-            raise StateError(f"rank {rank} gave up waiting for the other ranks to plan")
-        return b"".join(self._store.get(f"{head}/{i}") for i in range(int(count)))
+    def _await(self, heads: list[str], *, limit_s: float) -> None:
+        deadline_s, pause_s = time.monotonic() + limit_s, _FIRST_POLL_S
+        while not self._store.check(heads):
+            if self._poll is not None:
+                self._poll()
+            if time.monotonic() > deadline_s:
+                late = next(i for i, head in enumerate(heads) if not self._store.check([head]))
+                raise StateError(f"rank {late} did not begin to plan within {limit_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_S)
 
 
 def at_step(gather: Callable[[Any], list[Any]], step: int) -> Callable[[Any], list[Any]]:

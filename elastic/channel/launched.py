@@ -247,7 +247,7 @@ class LaunchedChannel(Unwatched):
 def board(master: str, key: RunKey) -> MeetingPoint:
     """Serve the place where ranks look for rank 0, at the address of its machine.
 
-    It stays until the process ends: other ranks come later. Raises ``ConfigError`` if it cannot be bound.
+    It stays until the process ends: other ranks come later. Raises ``ConfigError``.
     """
     host, _, port = master.rpartition(":")
     try:

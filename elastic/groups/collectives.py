@@ -36,6 +36,7 @@ from holdfast.ckpt.torch_private import (
 )
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.errors import GenerationOverError
+from holdfast.elastic.meeting.exchange import RankExchange
 
 BACKEND = "holdfast"
 
@@ -581,8 +582,10 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
 
     def form(where: Store, joined: Joined | None = None) -> Any:
+        exchange = RankExchange(where, rank=rank, size=size)
+
         def connected() -> Any:
-            return torch_private.gloo_group(where, rank, size, host=_host, timeout=timeout)
+            return torch_private.gloo_group(exchange, rank, size, host=_host, timeout=timeout)
 
         return guard.call(connected, name="form-group", joined=joined)
 

@@ -33,7 +33,7 @@ from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
 AXES = ("dp",)
 """The axes of a purely data-parallel mesh."""
 
-_meetings: list[MeetingStore] = []  # the present generation's; groups see it while it is here
+_meetings: list[MeetingStore] = []  # the newest generation's; groups see it while it is here
 
 
 def host_of(address: str) -> str:
@@ -270,8 +270,7 @@ def form(
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
         raise HoldfastError(f"rank 0 of generation {record.number} announced store {meeting!r}")
-    store = MeetingStore(meeting, key)
-    _meetings.append(store)
+    store = _meet(meeting, key)
     size = len(record.members)
     if record.mesh.ranks != size:
         raise HoldfastError(
@@ -300,6 +299,15 @@ def form(
         board=PrefixStore(f"g{record.number}/left", store),
         timeout_s=timeout_s,
     )
+
+
+def _meet(address: str, key: RunKey) -> MeetingStore:
+    """Return the store at ``address``; that of the generation before, if it met there too."""
+    if not _meetings or not _meetings[0].is_of(address, key):
+        for old in _meetings:
+            old.close()
+        _meetings[:] = [MeetingStore(address, key)]
+    return _meetings[0]
 
 
 def init_group(backend: str, *, store: Store, rank: int, size: int, timeout_s: float) -> None:
@@ -369,6 +377,4 @@ def leave() -> int:
     torch_private.restart_group_names()
     # Cached sharding results hold the mesh, and with it the group, of the old generation.
     torch_private.drop_sharding_cache()
-    while _meetings:
-        _meetings.pop().close()
     return collectives.bury()

@@ -47,6 +47,10 @@ class MeetingStore(torch_private.PythonStore):
         self._idle: list[Client] = []
         self._closed = False
 
+    def is_of(self, address: str, key: RunKey) -> bool:
+        """Return whether these are the keys at ``address`` of the run with this key."""
+        return (self._address, self._key) == (f"tcp://{address}", key)
+
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         self.multi_set([key], [value])
