@@ -13,7 +13,7 @@ import zmq
 from holdfast.ckpt.errors import BusyError, PeerError
 from holdfast.ckpt.transport.buffers import Buffers
 from holdfast.ckpt.transport.envelope import (
-    BULK_BYTES,
+    PART_BYTES,
     EnvelopeError,
     MessageHeader,
     MessageKind,
@@ -136,7 +136,7 @@ class BulkClient:
         assert self._grant is not None
         socket.plain_username = self._grant.session.hex().encode()
         socket.plain_password = self._grant.token.encode()
-        socket.setsockopt(zmq.MAXMSGSIZE, BULK_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES)
 
     def _await(
         self, sealer: Sealer, connection: Connection, deadline_s: float
@@ -156,7 +156,7 @@ class BulkClient:
                 if envelope.kind is MessageKind.REPLY:
                     header = sealer.open_header(envelope, parts)
                     take = _buffers.take
-                    return header, sealer.open_frames(envelope, parts, header.lengths, take=take)
+                    return header, sealer.open_frames(envelope, parts, header, take=take)
             except EnvelopeError as error:
                 _count_refused(error.reason)
         return None

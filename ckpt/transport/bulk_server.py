@@ -13,6 +13,7 @@ import zmq
 from holdfast.ckpt.errors import BusyError
 from holdfast.ckpt.transport.buffers import Buffers
 from holdfast.ckpt.transport.envelope import (
+    PART_BYTES,
     Envelope,
     EnvelopeError,
     MessageHeader,
@@ -23,7 +24,7 @@ from holdfast.ckpt.transport.envelope import (
 from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.request import Request
 from holdfast.ckpt.transport.sessions import BulkSession, Sessions
-from holdfast.ckpt.transport.sockets import Outbox
+from holdfast.ckpt.transport.sockets import HANDSHAKE_MS, Outbox
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class BulkServer:
         self._dispatch, self._refused = dispatch, refused
         self._buffers = Buffers(keep_bytes=KEEP_BYTES, limit_bytes=limits.unanswered_bytes)
         self._closed = threading.Event()
-        self._router = _listen(context, bind, limits)
+        self._router = _listen(context, bind)
         self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._outbox = Outbox(context, "bulk")
         self._thread = threading.Thread(target=self._serve, name="transport-bulk", daemon=True)
@@ -125,7 +126,7 @@ class BulkServer:
             self._sessions.take(envelope.session, counter)  # before the refusal: answered once
             Request(header, [], peer=envelope.session, answer=answer).refuse(error)
             raise EnvelopeError(Reason.BUSY, str(error)) from None
-        frames = session.sealer.open_frames(envelope, parts, header.lengths, take=take)
+        frames = session.sealer.open_frames(envelope, parts, header, take=take)
         self._sessions.take(envelope.session, counter)
         return Request(header, frames, peer=envelope.session, answer=answer)
 
@@ -153,13 +154,14 @@ class BulkServer:
         self._outbox.put([peer, *parts])
 
 
-def _listen(context: zmq.Context[Any], bind: str, limits: TransportLimits) -> zmq.Socket[bytes]:
+def _listen(context: zmq.Context[Any], bind: str) -> zmq.Socket[bytes]:
     router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     try:
         router.plain_server = True
         router.setsockopt(zmq.ZAP_DOMAIN, b"bulk")
         router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
+        router.setsockopt(zmq.MAXMSGSIZE, PART_BYTES)
+        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         router.setsockopt(zmq.SNDHWM, QUEUED)
         router.setsockopt(zmq.RCVHWM, RECEIVED)
         router.bind(bind)

@@ -14,6 +14,7 @@ import zmq
 from holdfast.ckpt.errors import BusyError, FencedError, PeerError
 from holdfast.ckpt.transport.bulk_client import BulkClient
 from holdfast.ckpt.transport.envelope import (
+    ANSWER_BYTES,
     CONTROL_BYTES,
     MAX_FRAMES,
     EnvelopeError,
@@ -25,12 +26,6 @@ from holdfast.ckpt.transport.keys import RunKey
 from holdfast.ckpt.transport.sessions import SESSION, Ask, SessionGrant
 from holdfast.ckpt.transport.sockets import LOST, REFUSED, Connection, NoAnswerError, OwnContext
 from holdfast.ckpt.types import Json
-
-BULK_FROM_BYTES = 256 << 10
-"""Frames of this many bytes in total take the bulk path unless the caller says otherwise.
-
-Below, libsodium takes less time than the second path costs.
-"""
 
 _REFUSALS = 3
 
@@ -66,7 +61,7 @@ class Client:
         socket.curve_serverkey = self._key.server_public.encode()
         socket.curve_publickey = self._key.client_public.encode()
         socket.curve_secretkey = self._key.client_secret.encode()
-        socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, ANSWER_BYTES)
 
     def call(
         self,
@@ -80,21 +75,30 @@ class Client:
         """Send a request and return the reply's body and frames.
 
         The answer takes the path of its request: callers that expect a large answer pass
-        ``bulk=True``; otherwise the size of ``frames`` decides. Raises ``FencedError`` when the
+        ``bulk=True``; otherwise the size of the request decides: below `CONTROL_BYTES` libsodium
+        takes less time than the second path costs. Raises ``FencedError`` when the
         server says the caller is of an older generation, and ``PeerError`` for any other refusal, a
         deadline passed, or a closed client.
         """
         wait_s = self._timeout_s if timeout_s is None else timeout_s
-        nbytes = sum(memoryview(frame).nbytes for frame in frames)
+        number = next(self._numbers)
+        text = b"" if bulk else encode_header(MessageHeader(id=number, op=op, body=body))
+        nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
         if bulk is None:
-            bulk = nbytes >= BULK_FROM_BYTES and len(frames) <= MAX_FRAMES
+            bulk = nbytes > CONTROL_BYTES and len(frames) <= MAX_FRAMES
+        if not bulk and nbytes > CONTROL_BYTES:
+            raise PeerError(
+                f"{op}: {nbytes:,} bytes are more than the {CONTROL_BYTES:,} of a control message; "
+                "send fewer at once or with bulk=True"
+            )
         with self._lock:
             deadline_s = monotonic() + wait_s
             try:
                 if bulk:
                     header, answer = self._bulk.call(op, body, frames, deadline_s=deadline_s)
                 else:
-                    header, answer = self._call_control(op, body, frames, deadline_s=deadline_s)
+                    parts = [text, *frames]
+                    header, answer = self._call_control(number, op, parts, deadline_s=deadline_s)
             except NoAnswerError as lost:
                 self._bulk.disconnect()
                 why = str(lost) or f"no answer to {op} within {wait_s:g} s"
@@ -104,27 +108,20 @@ class Client:
         return _body(header), answer
 
     def _ask_session(self, ask: Ask, deadline_s: float) -> SessionGrant:
-        body = msgspec.to_builtins(ask)
-        header, _ = self._call_control(SESSION, body, (), deadline_s=deadline_s)
+        number = next(self._numbers)
+        text = encode_header(MessageHeader(id=number, op=SESSION, body=msgspec.to_builtins(ask)))
+        header, _ = self._call_control(number, SESSION, [text], deadline_s=deadline_s)
         try:
             return msgspec.convert(_body(header), SessionGrant)
         except msgspec.ValidationError as error:
             raise PeerError(f"{self.address}: malformed session: {error}") from error
 
     def _call_control(
-        self, op: str, body: Json, frames: Sequence[Any], *, deadline_s: float
+        self, number: int, op: str, parts: list[Any], *, deadline_s: float
     ) -> tuple[MessageHeader, list[memoryview]]:
-        number = next(self._numbers)
-        text = encode_header(MessageHeader(id=number, op=op, body=body))
-        nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
-        if nbytes > CONTROL_BYTES:
-            raise PeerError(
-                f"{op}: {nbytes:,} bytes are more than the {CONTROL_BYTES:,} of a control message; "
-                "send fewer at once or with bulk=True"
-            )
         self._control.events()  # events from before this call
         try:
-            if not self._control.send([text, *frames]):
+            if not self._control.send(parts):
                 raise NoAnswerError(
                     f"the connection is refused: {op} was not sent; check the run's key"
                 )

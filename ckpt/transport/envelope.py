@@ -23,15 +23,21 @@ from holdfast.ckpt.errors import InternalError
 from holdfast.ckpt.types import Json, learn
 
 HEADER_BYTES: Final = 32 << 20
-"""The most bytes of one message's JSON header."""
+"""The most bytes of one message's JSON header, or of its body where that travels as a frame."""
 
-CONTROL_BYTES: Final = 32 << 20
-"""The most bytes of one control message, header and frames together."""
+CONTROL_BYTES: Final = 256 << 10
+"""The most bytes of one control request, header and frames together; larger ones are sealed.
+
+It bounds the memory that a connection without the run's key can take of a server.
+"""
+
+ANSWER_BYTES: Final = 32 << 20
+"""The most bytes of one control answer, header and frames together."""
 
 BULK_BYTES: Final = 128 << 20
 """The most bytes of one sealed message, seals included."""
 
-MAX_FRAMES: Final = 1024
+MAX_FRAMES: Final = 8192
 """The most frames of one sealed message."""
 
 PIECE_BYTES: Final = 1 << 20
@@ -43,6 +49,9 @@ A piece stays in the processor's cache, and the receiver need not map fresh memo
 MAX_PARTS: Final = MAX_FRAMES + BULK_BYTES // PIECE_BYTES
 
 TAG_BYTES: Final = 16
+PART_BYTES: Final = PIECE_BYTES + TAG_BYTES
+"""The most bytes of one part of a sealed message."""
+
 SESSION_BYTES: Final = 16
 _MAGIC: Final = b"HF1"
 _LAYOUT: Final = struct.Struct(">3sBH16sQ")
@@ -72,7 +81,8 @@ class EnvelopeError(InternalError):
 class MessageHeader(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a message says, beside its frames; ``error`` and its ``code`` only in an answer.
 
-    ``lengths`` are those of the frames of a sealed message.
+    ``lengths`` are those of the frames of a sealed message. With ``apart`` the last of them is the
+    body: no part is larger than a piece, so that receivers need not take larger ones.
     """
 
     id: int
@@ -81,6 +91,7 @@ class MessageHeader(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     code: str = ""
     lengths: tuple[int, ...] = ()
+    apart: bool = False
 
 
 encode_header = msgspec.json.encode
@@ -95,6 +106,16 @@ def decode_header(data: Any) -> MessageHeader:
         return _decode_header(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EnvelopeError(Reason.MALFORMED, f"no header: {error}") from None
+
+
+def decode_body(data: Any) -> Json:
+    """Return the body that travelled as a frame. Raises ``EnvelopeError``."""
+    if len(data) > HEADER_BYTES:
+        raise EnvelopeError(Reason.OVERSIZED, f"a body of {len(data):,} bytes")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EnvelopeError(Reason.MALFORMED, f"no body: {error}") from None
 
 
 class MessageKind(Enum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -22,6 +23,7 @@ from holdfast.ckpt.transport.envelope import (
     MessageKind,
     Reason,
     check_lengths,
+    decode_body,
     decode_header,
     encode_header,
 )
@@ -57,10 +59,16 @@ class Sealer:
         views = [memoryview(frame).cast("B") for frame in frames]
         header.lengths = tuple(view.nbytes for view in views)
         text = memoryview(encode_header(header))
+        if text.nbytes > PIECE_BYTES:
+            body = memoryview(encode_header(header.body))
+            views.append(body)
+            lengths = (*header.lengths, body.nbytes)
+            header = msgspec.structs.replace(header, body=None, lengths=lengths, apart=True)
+            text = memoryview(encode_header(header))
         plain = [text, *(piece for view in views for piece in _pieces(view, 0))]
         size = sum(part.nbytes + TAG_BYTES for part in plain)
-        if len(frames) > MAX_FRAMES or size > BULK_BYTES:
-            raise EnvelopeError(Reason.OVERSIZED, f"{len(frames)} frames and {size:,} bytes")
+        if len(views) > MAX_FRAMES or size > BULK_BYTES or text.nbytes > PIECE_BYTES:
+            raise EnvelopeError(Reason.OVERSIZED, f"{len(views)} frames and {size:,} bytes")
         rooms = [_memory(_sealed_bytes(view), take) for view in views]  # first, as it may raise
         sealed = [memoryview(bytearray(text.nbytes + TAG_BYTES))]
         sealed += [piece for room in rooms for piece in _pieces(room, TAG_BYTES)]
@@ -77,17 +85,19 @@ class Sealer:
         return decode_header(text)
 
     def open_frames(
-        self, envelope: Envelope, parts: Sequence[Any], lengths: Sequence[int], *, take: Take
+        self, envelope: Envelope, parts: Sequence[Any], header: MessageHeader, *, take: Take
     ) -> list[memoryview]:
-        """Return the frames of a parsed message, with the ``lengths`` of its header.
+        """Return the frames of a parsed message, given its header; complete the header's body.
 
         Raises ``EnvelopeError``.
         """
-        check_lengths(lengths, [len(part) for part in parts[2:]])
-        frames = [_memory(length, take) for length in lengths]
+        check_lengths(header.lengths, [len(part) for part in parts[2:]])
+        frames = [_memory(length, take) for length in header.lengths]
         pieces = (piece for frame in frames for piece in _pieces(frame, 0))
         for number, piece in enumerate(pieces, start=1):
             self._open(envelope, number, parts, piece)
+        if header.apart and frames:
+            header.body = decode_body(frames.pop())
         return frames
 
     def _open(self, envelope: Envelope, number: int, parts: Sequence[Any], into: Any) -> None:

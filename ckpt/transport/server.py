@@ -16,6 +16,7 @@ from zmq.utils import z85
 from holdfast.ckpt.errors import HoldfastError, InternalError, PeerError
 from holdfast.ckpt.transport.bulk_server import BulkServer
 from holdfast.ckpt.transport.envelope import (
+    ANSWER_BYTES,
     CONTROL_BYTES,
     EnvelopeError,
     MessageHeader,
@@ -28,7 +29,7 @@ from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.ping import PING
 from holdfast.ckpt.transport.request import Handler, Request
 from holdfast.ckpt.transport.sessions import SESSION, Ask, Sessions
-from holdfast.ckpt.transport.sockets import Outbox, OwnContext
+from holdfast.ckpt.transport.sockets import HANDSHAKE_MS, Outbox, OwnContext
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Server:
         router.setsockopt(zmq.ZAP_DOMAIN, b"control")
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         router.setsockopt(zmq.SNDHWM, QUEUED)
         router.setsockopt(zmq.RCVHWM, QUEUED)
         try:
@@ -180,7 +182,7 @@ class Server:
     def _send(self, peer: bytes, header: MessageHeader, frames: Sequence[Any]) -> None:
         text = encode_header(header)
         nbytes = len(text) + sum(memoryview(frame).nbytes for frame in frames)
-        if nbytes > CONTROL_BYTES:
+        if nbytes > ANSWER_BYTES:
             raise EnvelopeError(Reason.OVERSIZED, _too_large(nbytes))
         self._outbox.put([peer, text, *frames])
 

@@ -45,6 +45,9 @@ LOST, REFUSED = int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_CONNECT_RETRIED)
 DENIED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
 
+HANDSHAKE_MS = 5000
+"""Time in which a new connection to a server must have shown its key; ZeroMQ's default is 30 s."""
+
 QUEUED = 16
 """The most messages that wait to be sent; one is in progress at a time."""
 

@@ -62,7 +62,7 @@ class RawSession:
         envelope = parse_sealed(parts)
         assert envelope.kind is MessageKind.REPLY
         header = self.sealer.open_header(envelope, parts)
-        self.sealer.open_frames(envelope, parts, header.lengths, take=_memory)
+        self.sealer.open_frames(envelope, parts, header, take=_memory)
         return header
 
     def receive_hint(self) -> MessageKind:

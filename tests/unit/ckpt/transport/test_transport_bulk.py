@@ -22,6 +22,7 @@ from holdfast.ckpt.transport import (
     answers_refused,
 )
 from holdfast.ckpt.transport.envelope import (
+    CONTROL_BYTES,
     MAX_FRAMES,
     PIECE_BYTES,
     TAG_BYTES,
@@ -144,14 +145,24 @@ def test_the_size_of_the_frames_decides_the_way(server: Server, client: Client) 
     assert server._bulk is not None
 
 
-def test_very_many_frames_go_by_the_control_path(server: Server, client: Client) -> None:
-    frames = [bytes(1000)] * (MAX_FRAMES + 1)
-    assert len(client.call("echo", None, frames)[1]) == MAX_FRAMES + 1
-    with pytest.raises(PeerError, match=r"1025 frames .*send less at once"):
-        client.call("echo", None, frames, bulk=True)
-    with pytest.raises(PeerError, match=r"answer to many is refused: 1025 frames"):
+def test_very_many_frames_are_sealed_too_and_more_are_refused_by_name(
+    server: Server, client: Client
+) -> None:
+    frames = [bytes(1000)] * 2000
+    assert len(client.call("echo", None, frames)[1]) == 2000
+    with pytest.raises(PeerError, match=r"8193 frames .*send less at once"):
+        client.call("echo", None, [b""] * (MAX_FRAMES + 1), bulk=True)
+    with pytest.raises(PeerError, match=r"answer to many is refused: 8193 frames"):
         client.call("many", MAX_FRAMES + 1, bulk=True)
     assert client.call("echo", 1, bulk=True)[0] == 1
+
+
+@pytest.mark.parametrize("size", [CONTROL_BYTES, PIECE_BYTES - 100, PIECE_BYTES, 3 * PIECE_BYTES])
+def test_a_large_body_takes_the_sealed_path_by_itself(client: Client, size: int) -> None:
+    body = {"text": "x" * size, "n": [1, None]}
+    assert client.call("echo", body, [b"frame"]) == (body, [b"frame"])
+    with pytest.raises(PeerError, match="more than the 262,144 of a control message"):
+        client.call("echo", body, bulk=False)
 
 
 def test_an_answer_from_another_thread_comes_sealed(client: Client) -> None:
