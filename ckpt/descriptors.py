@@ -1,4 +1,4 @@
-"""File descriptors: waiting for any number of them, and the limit of their number.
+"""File descriptors: waiting for any number of them, and for a free one.
 
 ``select.select`` refuses descriptors above 1023, which a coordinator of some hundred nodes reaches.
 """
@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import os
 import resource
 import select
-from collections.abc import Iterable
-from typing import Final
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 _ENOUGH: Final = 1 << 16
+_AGAIN_S: Final = 0.05
+
+_T = TypeVar("_T")
 
 
 def readable(fds: Iterable[int], timeout_s: float) -> list[int]:
@@ -33,3 +39,29 @@ def allow_many() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def patiently(action: Callable[[], _T], *, wait_s: float = 30.0) -> _T:
+    """Return what ``action`` returns; repeat it while no descriptor is free, up to ``wait_s``.
+
+    A crowd of connections takes them only for seconds. Raises the ``OSError`` of the last try.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() >= until_s:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def are_free(count: int) -> bool:
+    """Say whether this process can open ``count`` more descriptors at this moment."""
+    with contextlib.ExitStack() as held:
+        try:
+            for _ in range(count):
+                held.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            return False
+    return True

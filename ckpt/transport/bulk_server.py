@@ -12,6 +12,7 @@ import zmq
 
 from holdfast.ckpt.errors import BusyError
 from holdfast.ckpt.transport.buffers import Buffers
+from holdfast.ckpt.transport.door import Door
 from holdfast.ckpt.transport.envelope import (
     PART_BYTES,
     Envelope,
@@ -61,7 +62,14 @@ class BulkServer:
         self._dispatch, self._refused = dispatch, refused
         self._buffers = Buffers(keep_bytes=KEEP_BYTES, limit_bytes=limits.unanswered_bytes)
         self._closed = threading.Event()
-        self._router = _listen(context, bind)
+        self._router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self._door = Door(self._router)
+        try:
+            _listen(self._router, bind)
+        except zmq.ZMQError:
+            self._door.close()
+            self._router.close(0)
+            raise
         self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._outbox = Outbox(context, "bulk")
         self._thread = threading.Thread(target=self._serve, name="transport-bulk", daemon=True)
@@ -81,15 +89,20 @@ class BulkServer:
     def _serve(self) -> None:
         self._outbox.own()
         poller = zmq.Poller()
-        for socket in (self._router, self._outbox.socket):
+        for socket in (self._router, self._outbox.socket, self._door.monitor):
             poller.register(socket, zmq.POLLIN)
         try:
             while not self._closed.is_set():
-                if self._router in dict(poller.poll()):
+                ready = dict(poller.poll(self._door.pause_ms))
+                if self._door.monitor in ready or self._door.shut:
+                    self._door.look()
+                if self._router in ready:
                     self._receive()
                 self._outbox.send_all(self._router)
         finally:
             self._outbox.close()
+            self._door.close()
+            self._router.disable_monitor()
             self._router.close(0)
 
     def _receive(self) -> None:
@@ -98,6 +111,7 @@ class BulkServer:
                 peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            self._door.known(peer)
             try:
                 request = self._open(peer.bytes, [part.buffer for part in parts])
             except EnvelopeError as error:
@@ -154,18 +168,12 @@ class BulkServer:
         self._outbox.put([peer, *parts])
 
 
-def _listen(context: zmq.Context[Any], bind: str) -> zmq.Socket[bytes]:
-    router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    try:
-        router.plain_server = True
-        router.setsockopt(zmq.ZAP_DOMAIN, b"bulk")
-        router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.MAXMSGSIZE, PART_BYTES)
-        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        router.setsockopt(zmq.SNDHWM, QUEUED)
-        router.setsockopt(zmq.RCVHWM, RECEIVED)
-        router.bind(bind)
-    except zmq.ZMQError:
-        router.close(0)
-        raise
-    return router
+def _listen(router: zmq.Socket[bytes], bind: str) -> None:
+    router.plain_server = True
+    router.setsockopt(zmq.ZAP_DOMAIN, b"bulk")
+    router.setsockopt(zmq.LINGER, 0)
+    router.setsockopt(zmq.MAXMSGSIZE, PART_BYTES)
+    router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    router.setsockopt(zmq.SNDHWM, QUEUED)
+    router.setsockopt(zmq.RCVHWM, RECEIVED)
+    router.bind(bind)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from holdfast.ckpt.descriptors import are_free
 from holdfast.ckpt.errors import BusyError, FencedError, PeerError
 from holdfast.ckpt.transport.bulk_client import BulkClient
 from holdfast.ckpt.transport.envelope import (
@@ -29,13 +30,17 @@ from holdfast.ckpt.types import Json
 
 _REFUSALS = 3
 
+DESCRIPTORS = 24
+"""Those of a client and some to spare: ZeroMQ ends the process if it gets some and not all."""
+
 
 class Client:
     """Sends requests to one server; safe to share between threads, one request at a time.
 
     It reconnects by itself. A reply after its deadline is dropped. With ``watch`` a call also ends
     as soon as the connection is lost or refused: for a server that, once gone, does not come back
-    at this address. Raises ``PeerError`` for an address that cannot be one.
+    at this address. Raises ``PeerError`` for an address that cannot be one, and if no descriptors
+    are left.
     """
 
     def __init__(
@@ -45,6 +50,10 @@ class Client:
         self._watch = watch
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
+        if not are_free(DESCRIPTORS):
+            raise PeerError(
+                f"{address}: too few descriptors are left to connect (ulimit -n): retry"
+            )
         self._context = OwnContext()
         try:
             self._control = self._connect()
@@ -119,6 +128,8 @@ class Client:
     def _call_control(
         self, number: int, op: str, parts: list[Any], *, deadline_s: float
     ) -> tuple[MessageHeader, list[memoryview]]:
+        if self._control.closed:
+            self._control = self._connect()
         self._control.events()  # events from before this call
         try:
             if not self._control.send(parts):
@@ -129,7 +140,6 @@ class Client:
         except NoAnswerError:
             # A restarted server must not process requests that its clients gave up long ago.
             self._control.close()
-            self._control = self._connect()
             raise
 
     def _await(

@@ -15,6 +15,7 @@ from zmq.utils import z85
 
 from holdfast.ckpt.errors import HoldfastError, InternalError, PeerError
 from holdfast.ckpt.transport.bulk_server import BulkServer
+from holdfast.ckpt.transport.door import Door
 from holdfast.ckpt.transport.envelope import (
     ANSWER_BYTES,
     CONTROL_BYTES,
@@ -70,14 +71,15 @@ class Server:
         self._context = OwnContext()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ENDPOINT)
-        self._router = self._listen(bind)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._door = Door(self._router)
+        self._listen(self._router, bind)
         self.address: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._outbox = Outbox(self._context, "control")
         self._thread = threading.Thread(target=self._serve, name="transport-server", daemon=True)
         self._thread.start()
 
-    def _listen(self, bind: str) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
+    def _listen(self, router: zmq.Socket[bytes], bind: str) -> None:
         router.curve_server = True
         router.curve_publickey = self._key.server_public.encode()
         router.curve_secretkey = self._key.server_secret.encode()
@@ -90,11 +92,11 @@ class Server:
         try:
             router.bind(bind)
         except zmq.ZMQError as error:
+            self._door.close()
             self._context.destroy(linger=0)
             raise PeerError(
                 f"cannot listen at {bind}: {error.strerror}; free the port or choose another"
             ) from error
-        return router
 
     def close(self) -> None:
         """Stop serving; requests not yet answered stay unanswered."""
@@ -118,11 +120,14 @@ class Server:
     def _serve(self) -> None:
         self._outbox.own()
         poller = zmq.Poller()
-        for socket in (self._router, self._zap, self._outbox.socket):
+        for socket in (self._router, self._zap, self._outbox.socket, self._door.monitor):
             poller.register(socket, zmq.POLLIN)
+        tick_ms = int(self._tick_s * 1000) if self._tick else None
         try:
             while not self._closed.is_set():
-                ready = dict(poller.poll(int(self._tick_s * 1000) if self._tick else None))
+                ready = dict(poller.poll(tick_ms or self._door.pause_ms))
+                if self._door.monitor in ready or self._door.shut:
+                    self._door.look()
                 if self._zap in ready:
                     self._authenticate()
                 if self._router in ready:
@@ -134,6 +139,7 @@ class Server:
         finally:
             if self._bulk is None or self._bulk.close(timeout_s=_CLOSE_S):
                 self._outbox.close()
+                self._door.close()
                 self._context.destroy(linger=0)
 
     def _authenticate(self) -> None:
@@ -160,6 +166,7 @@ class Server:
                 peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            self._door.known(peer)
             try:
                 self._take(peer.bytes, [part.buffer for part in parts])
             except EnvelopeError as error:

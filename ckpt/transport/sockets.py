@@ -84,6 +84,11 @@ class Connection:
             self._poller.register(self._monitor, zmq.POLLIN)
         self.socket.connect(address)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return bool(self.socket.closed)
+
     def send(self, parts: list[Any]) -> bool:
         """Send a message; False where the connection is over and useless."""
         try:

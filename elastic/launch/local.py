@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.ckpt.descriptors import allow_many, readable
+from holdfast.ckpt.descriptors import allow_many, patiently, readable
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
 from holdfast.ckpt.private import PRIVATE
@@ -332,12 +333,13 @@ class Launcher:
 
     def _await_exit(self, timeout_s: float) -> None:
         """Return as soon as an agent exits."""
-        pidfds = [os.pidfd_open(agent.pid) for agent in self._agents.values() if agent.alive]
-        try:
+        with contextlib.ExitStack() as held:
+            pidfds = []
+            for agent in self._agents.values():
+                if agent.alive:
+                    pidfds.append(patiently(functools.partial(os.pidfd_open, agent.pid)))
+                    held.callback(os.close, pidfds[-1])
             readable(pidfds, timeout_s)
-        finally:
-            for pidfd in pidfds:
-                os.close(pidfd)
 
     def _check_agents(self) -> None:
         for node in self.config.nodes:

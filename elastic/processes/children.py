@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
-from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.descriptors import patiently, readable
 
 # Runs between fork and the real program, in a fresh interpreter instead of a preexec_fn, because
 # Python code between fork and exec is unsafe in a process with threads. PR_SET_PDEATHSIG is 1; if
@@ -86,22 +87,25 @@ class Child:
         """
         if tied:
             argv = [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        log = os.open(output, flags, 0o600) if output else None
-        try:
-            process = subprocess.Popen(
-                argv,
-                env=dict(env),
-                stdin=stdin,
-                stdout=log,
-                stderr=log,
-                pass_fds=pass_fds,
-                start_new_session=True,
-            )
-        finally:
-            if log is not None:
-                os.close(log)
-        return cls(process)
+
+        def start() -> subprocess.Popen[bytes]:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            log = os.open(output, flags, 0o600) if output else None
+            try:
+                return subprocess.Popen(
+                    argv,
+                    env=dict(env),
+                    stdin=stdin,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=pass_fds,
+                    start_new_session=True,
+                )
+            finally:
+                if log is not None:
+                    os.close(log)
+
+        return cls(patiently(start))
 
     def poll(self) -> ChildStatus | None:
         """Return the next change of state not yet seen, or None. Never blocks."""
@@ -178,7 +182,7 @@ class Child:
         while self.code is None and self._foretold is None:
             left_s = deadline_s - time.monotonic()
             try:
-                pidfd = os.pidfd_open(self.pid)
+                pidfd = patiently(functools.partial(os.pidfd_open, self.pid))
             except ProcessLookupError:  # foretold and buried in this moment
                 continue
             try:
@@ -197,7 +201,7 @@ class Child:
             return code if self._gone.wait(timeout_s) else None
         if self.code is None:
             try:
-                pidfd = os.pidfd_open(self.pid)
+                pidfd = patiently(functools.partial(os.pidfd_open, self.pid))
             except ProcessLookupError:  # foretold and buried in this moment
                 return self.wait(timeout_s)
             try:
@@ -220,7 +224,7 @@ def end_processes(pids: Sequence[int], *, mark: str, timeout_s: float = 2.0) -> 
     left = []
     for pid in pids:
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = patiently(functools.partial(os.pidfd_open, pid))
         except OSError:
             continue  # gone, or never started (0)
         try:

@@ -1,15 +1,18 @@
-"""Descriptors with numbers above 1023."""
+"""Descriptors with numbers above 1023, and none left at all."""
 
 from __future__ import annotations
 
 import os
 import resource
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.ckpt.descriptors import allow_many, readable
+from holdfast.ckpt.descriptors import allow_many, are_free, patiently, readable
+from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.transport import Client, RunKey
 from holdfast.elastic.processes.children import Child, end_processes
 
 
@@ -54,3 +57,46 @@ def test_waiting_for_nothing_ends_in_time() -> None:
     start_s = time.monotonic()
     assert readable([], 0.02) == []
     assert time.monotonic() - start_s >= 0.02
+
+
+@pytest.fixture
+def give_back() -> Iterator[Callable[[], None]]:
+    """Leave no descriptor free until the test calls this."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    yield lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_what_needs_a_descriptor_is_repeated_until_one_is_free(
+    give_back: Callable[[], None],
+) -> None:
+    assert not are_free(1)
+    with pytest.raises(OSError, match="Too many open files"):
+        patiently(lambda: os.dup(0), wait_s=0.1)
+    threading.Timer(0.1, give_back).start()
+    os.close(patiently(lambda: os.dup(0)))
+    assert are_free(10)
+    with pytest.raises(FileNotFoundError):
+        patiently(lambda: os.open("/nowhere", os.O_RDONLY))
+
+
+def test_a_child_starts_when_descriptors_are_free_again(give_back: Callable[[], None]) -> None:
+    threading.Timer(0.1, give_back).start()
+    child = Child.start(["true"], env=os.environ, tied=False)
+    assert child.wait(60) == 0
+
+
+def test_a_client_without_descriptors_is_an_error_and_not_the_end_of_the_process(
+    give_back: Callable[[], None],
+) -> None:
+    for free in range(12):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with pytest.raises(PeerError, match="too few descriptors are left"):
+            Client("tcp://127.0.0.1:9", RunKey.new())
+        if free < 11:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft + 1, hard))
+    give_back()
+    Client("tcp://127.0.0.1:9", RunKey.new()).close()

@@ -1,0 +1,130 @@
+"""A listening socket that lets in no more strangers than it can bear.
+
+ZeroMQ accepts every connection, and closes it if it has shown no key in time. Until then each takes
+a descriptor and some memory. So while too many new connections have said nothing genuine, or the
+process runs out of descriptors, the kernel drops further attempts to connect; clients repeat
+theirs by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import resource
+import socket
+import struct
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from holdfast.ckpt.transport.sockets import HANDSHAKE_MS
+
+_log = logging.getLogger(__name__)
+
+STRANGERS: Final = 256
+"""The most connections that have not shown a key yet."""
+
+_STRANGERS_SHARE: Final = 0.125  # of the descriptors
+_SHARE: Final = 0.75  # of the descriptors; the rest is for files, pipes and children
+_KNOWN_AFTER_S: Final = HANDSHAKE_MS / 1000 + 1.0  # ZeroMQ has closed strangers by then
+_ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER; not in Python's socket module
+_DROP_ALL: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_LOOK_MS: Final = 100
+
+
+class Door:
+    """Watches the connections of a server's socket, made before it is bound.
+
+    ``monitor`` is to be polled with `look` after every event, and at least every ``pause_ms``. For
+    the thread of the socket only.
+    """
+
+    def __init__(
+        self, router: zmq.Socket[bytes], *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._clock = clock
+        events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        self.monitor = router.get_monitor_socket(events)
+        self._listening: socket.socket | None = None
+        self._strangers: dict[int, float] = {}
+        self._newest = 0
+        self.shut = False
+
+    @property
+    def pause_ms(self) -> int | None:
+        """The longest time between two looks; None if an event begins each."""
+        return _LOOK_MS if self.shut else None
+
+    def known(self, message: zmq.Frame) -> None:
+        """Note the connection that sent a genuine message."""
+        if self._strangers:
+            with contextlib.suppress(zmq.ZMQError):
+                self._strangers.pop(int(message.get(zmq.SRCFD)), None)
+
+    def look(self) -> None:
+        """Take in the events; shut or open."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._take(recv_monitor_message(self.monitor, zmq.NOBLOCK))
+        over_s = self._clock() - _KNOWN_AFTER_S
+        while self._strangers and (eldest := next(iter(self._strangers.items())))[1] < over_s:
+            del self._strangers[eldest[0]]
+        crowded = len(self._strangers) >= min(STRANGERS, _most_descriptors() * _STRANGERS_SHARE)
+        scarce = self._is_scarce()
+        if (crowded or scarce) != self.shut and self._listening is not None:
+            self._set(shut=crowded or scarce)
+
+    def close(self) -> None:
+        """Release the descriptors; the socket itself is closed by its owner."""
+        if self._listening is not None:
+            self._listening.close()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind, fd = event["event"], int(event["value"])
+        if kind == zmq.EVENT_LISTENING:
+            self._listening = socket.socket(fileno=os.dup(fd))
+        elif kind == zmq.EVENT_DISCONNECTED:
+            self._strangers.pop(fd, None)
+        elif kind == zmq.EVENT_ACCEPTED:
+            self._newest = fd
+            self._strangers.pop(fd, None)  # to the end
+            self._strangers[fd] = self._clock()
+
+    def _is_scarce(self) -> bool:
+        """Return whether few descriptors are left: the kernel gives the lowest free number."""
+        most = _most_descriptors() * _SHARE
+        if not self.shut and self._newest < most:
+            return False
+        try:
+            lowest = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            return True
+        os.close(lowest)
+        self._newest = 0
+        return lowest >= most
+
+    def _set(self, *, shut: bool) -> None:
+        assert self._listening is not None
+        program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL)) if shut else 0
+        try:
+            self._listening.setsockopt(socket.SOL_SOCKET, _ATTACH if shut else _DETACH, program)
+        except OSError as error:  # a kernel without filters
+            _log.debug("connections cannot be held back: %s", error)
+        self.shut = shut
+        if shut:
+            _log.warning(
+                "new connections wait: %d that showed no key yet are open, or few of this "
+                "process's descriptors are left (ulimit -n)",
+                len(self._strangers),
+            )
+
+
+def _most_descriptors() -> float:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if soft == resource.RLIM_INFINITY else soft
