@@ -18,7 +18,7 @@ import socket
 import struct
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -71,7 +71,8 @@ class Door:
         """Take in the events; shut or open."""
         with contextlib.suppress(zmq.Again):
             while True:
-                self._take(recv_monitor_message(self.monitor, zmq.NOBLOCK))
+                event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
+                self._take(int(event["event"]), int(event["value"]))
         over_s = self._clock() - _KNOWN_AFTER_S
         while self._strangers and (eldest := next(iter(self._strangers.items())))[1] < over_s:
             del self._strangers[eldest[0]]
@@ -85,8 +86,7 @@ class Door:
         if self._listening is not None:
             self._listening.close()
 
-    def _take(self, event: dict[str, Any]) -> None:
-        kind, fd = event["event"], int(event["value"])
+    def _take(self, kind: int, fd: int) -> None:
         if kind == zmq.EVENT_LISTENING:
             self._listening = socket.socket(fileno=os.dup(fd))
         elif kind == zmq.EVENT_DISCONNECTED:

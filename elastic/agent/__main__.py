@@ -33,11 +33,10 @@ def main() -> int:
     collect_rarely()
     allow_many()
     try:
-        agent = Agent(config)
+        return Agent(config).serve(lifeline=sys.stdin.fileno())
     except CoordinatorError as error:
         _log.error("%s", error)
         return 1
-    return agent.serve(lifeline=sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.torch_private import TCPStore
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json, learn
+from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import shared_key
 from holdfast.elastic.channel.sidecar_file import SidecarFile
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV, Surroundings, surroundings
@@ -79,6 +80,8 @@ class LaunchedChannel(Unwatched):
     def __init__(self) -> None:
         """Find the sidecar. Raises ``ConfigError`` if the environment is contradictory."""
         self._where = surroundings(os.environ)
+        if self._where.size > 1:
+            checked_host(self._where.master.rpartition(":")[0], given="MASTER_ADDR")
         self._start = next(_starts)  # the same on every rank: the number of calls of connect()
         self._parent = os.getppid()
         self._file = Path(os.environ[SIDECAR_ENV]).expanduser()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator
 from holdfast.elastic.coordinator.etcd.address import PLAIN, SECURE, EtcdAddress
+
+_log = logging.getLogger(__name__)
 
 
 def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator:
@@ -20,7 +25,19 @@ def connect(address: str, key: RunKey, *, timeout_s: float = 5.0) -> Coordinator
         return EmbeddedCoordinator(address, key, timeout_s=timeout_s)
     from holdfast.elastic.coordinator.etcd.coordinator import EtcdCoordinator
 
-    return EtcdCoordinator(EtcdAddress.parse(address), timeout_s=timeout_s)
+    found = EtcdAddress.parse(address)
+    if found.exposed:
+        _warn_once(str(found))
+    return EtcdCoordinator(found, timeout_s=timeout_s)
+
+
+@functools.cache
+def _warn_once(etcd: str) -> None:
+    _log.warning(
+        "%s is reached without TLS: whoever is on the network reads and changes the job's records; "
+        "write etcds://HOST:PORT?ca=FILE, and give etcd --cert-file and --key-file",
+        etcd,
+    )
 
 
 def is_etcd(address: str) -> bool:

@@ -32,7 +32,7 @@ from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
 from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
 from holdfast.elastic.membership.records import JobOutcome
-from holdfast.elastic.membership.view import encode, generation_key, outcome_key
+from holdfast.elastic.membership.view import decode, encode, generation_key, outcome_key
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards
 
 JOIN_S = 600.0
@@ -176,7 +176,7 @@ class JointLauncher(Launcher):
         joint = self._joint
         entry = self._coordinator.get(joint.key)
         if entry:
-            record = msgspec.json.decode(entry.value, type=SharedJobRecord)
+            record = decode(entry.key, entry.value, SharedJobRecord)
             if not record.ended:
                 return record
         if joint.joins and entry:
@@ -282,7 +282,7 @@ class JointLauncher(Launcher):
             self._stay()
             return None
         self._over = True
-        return msgspec.json.decode(entry.value, type=JobOutcome)
+        return decode(entry.key, entry.value, JobOutcome)
 
     def _decide(self, failure: str) -> None:
         """End the job if it ends with this launcher, else leave it: the others continue."""
@@ -312,7 +312,7 @@ class JointLauncher(Launcher):
 
     def _note_end(self) -> None:
         entry = self._coordinator.get(self._joint.key)
-        record = msgspec.json.decode(entry.value, type=SharedJobRecord) if entry else None
+        record = decode(entry.key, entry.value, SharedJobRecord) if entry else None
         if entry and record and record.run == self.run:
             ended = msgspec.structs.replace(record, ended=True)
             self._coordinator.compare_and_set(

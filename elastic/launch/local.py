@@ -35,7 +35,14 @@ from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import Detected, Event, JobEnded, JobStarted, NodeExited
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventWriter, events_file
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
-from holdfast.elastic.membership.view import JobView, encode, node_key, outcome_key, run_prefix
+from holdfast.elastic.membership.view import (
+    JobView,
+    decode,
+    encode,
+    node_key,
+    outcome_key,
+    run_prefix,
+)
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit, end_processes
 
@@ -454,7 +461,7 @@ class Launcher:
             entry = self._coordinator.get(outcome_key(self.run))
         except CoordinatorError:
             return None
-        return msgspec.json.decode(entry.value, type=JobOutcome) if entry else None
+        return decode(entry.key, entry.value, JobOutcome) if entry else None
 
     def _decide(self, failure: str) -> None:
         """Write the outcome unless there is one; `_watch` reads back the valid one.

@@ -23,7 +23,7 @@ class RankExchange(torch_private.PythonStore):
         self._mine = ""
         self._read: dict[str, bytes] = {}
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         before, slash, rank = key.rpartition("/")
         if rank == str(self._rank):

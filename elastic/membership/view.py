@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
@@ -26,6 +27,8 @@ from holdfast.elastic.membership.records import (
 
 Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | JobOutcome
 """The record types stored under a run's keys."""
+
+_Kind = TypeVar("_Kind")
 
 _SEATS_REMEMBERED = 1 << 17
 _GROUPS_REMEMBERED = 1 << 12
@@ -59,6 +62,19 @@ def outcome_key(run: str) -> str:
 def encode(record: object) -> str:
     """Return the JSON under which a record is stored."""
     return msgspec.json.encode(record).decode()
+
+
+def decode(key: str, value: str, kind: type[_Kind]) -> _Kind:
+    """Return the record that was stored under ``key``; `encode` is the other way.
+
+    Raises ``CoordinatorError``, which names the key, for anything else than such a record.
+    """
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (ValueError, RecursionError, HoldfastError) as error:  # msgspec's are ValueErrors
+        raise CoordinatorError(
+            f"{key}: not a readable record: {error}; do all nodes run the same version of Holdfast?"
+        ) from None
 
 
 def identity(record: NodeRecord) -> str:
@@ -245,12 +261,7 @@ def _decode(key: str, value: str, *, run: str) -> Record:
             f"{key}: no record of this name is known; do all nodes run the same version of "
             "Holdfast?"
         )
-    try:
-        record = msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError as error:
-        raise CoordinatorError(
-            f"{key}: not a readable record: {error}; do all nodes run the same version of Holdfast?"
-        ) from error
+    record: Any = decode(key, value, kind)
     if is_node:
         if prefix + record.node != key:
             raise CoordinatorError(f"{key}: holds the record of node {record.node}")

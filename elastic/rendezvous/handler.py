@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from holdfast.ckpt.torch_private import PrefixStore, TCPStore
+from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import shared_key, shared_key_file
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, RendezvousLink, address_towards
@@ -313,7 +314,8 @@ def create_handler(params: RendezvousParameters) -> HoldfastRendezvous:
     given = params.get("key_file")
     key = shared_key(shared_key_file(Path(given) if given else None))
     link = RendezvousLink(place, key, prefix=f"torchrun/{params.run_id}/", ttl_s=patience.lease_s)
-    host = params.local_addr or address_towards(place.host)
+    given_host = params.local_addr and checked_host(params.local_addr, given="--local-addr")
+    host = given_host or address_towards(place.host)
     return HoldfastRendezvous(
         link, run_id=params.run_id, host=host, limits=limits, patience=patience
     )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect, is_etcd
@@ -48,14 +49,17 @@ class CoordinatorPlace:
 
     @classmethod
     def parse(cls, endpoint: str, *, may_host: bool | None = None) -> CoordinatorPlace:
-        """Return the place for a launcher's ``HOST[:PORT]`` or etcd URL."""
+        """Return the place for a launcher's ``HOST[:PORT]`` or etcd URL. Raises ``ConfigError``."""
         if is_etcd(endpoint):
             return cls(address=endpoint, may_host=False)
         host, colon, port = (endpoint or "localhost").rpartition(":")
+        if endpoint.endswith("]") or endpoint.count(":") > 1:
+            checked_host(endpoint, given="endpoint")
         if not colon:
             host, port = port, str(DEFAULT_PORT)
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise ConfigError(f"endpoint {endpoint!r}: write HOST:PORT, or etcd://HOST:PORT")
+        checked_host(host, given="endpoint")
         return cls(address=f"{host}:{port}", may_host=may_host)
 
     @property

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.ckpt.types import learn
 from holdfast.elastic.coordinator.base import Entry
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.view import decode
 
 NODES = "nodes/"
 ROUND = "round"
@@ -64,25 +65,19 @@ class RoundView:
         newest, revision, closed = None, 0, False
         for entry in entries:
             name = entry.key.removeprefix(prefix)
-            try:
-                if name.startswith(NODES):
-                    found = msgspec.json.decode(entry.value, type=Participant)
-                    nodes[found.node] = found
-                elif name == ROUND:
-                    newest = msgspec.json.decode(entry.value, type=Round)
-                    revision = entry.revision
-                elif name == CLOSED:
-                    closed = True
-                else:
-                    raise CoordinatorError(
-                        f"{entry.key}: no record of a rendezvous has this name; choose another "
-                        "--rdzv-id"
-                    )
-            except msgspec.DecodeError as error:
+            if name.startswith(NODES):
+                found = decode(entry.key, entry.value, Participant)
+                nodes[found.node] = found
+            elif name == ROUND:
+                newest = decode(entry.key, entry.value, Round)
+                revision = entry.revision
+            elif name == CLOSED:
+                closed = True
+            else:
                 raise CoordinatorError(
-                    f"{entry.key}: not a readable record: {error}; do all nodes run the same "
-                    "version of Holdfast?"
-                ) from error
+                    f"{entry.key}: no record of a rendezvous has this name; choose another "
+                    "--rdzv-id"
+                )
         return cls(nodes=nodes, newest=newest, revision=revision, closed=closed)
 
     @property

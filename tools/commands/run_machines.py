@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key_file
 from holdfast.elastic.channel.sidecar_file import DOMAIN_ENV, check_domain
 from holdfast.elastic.channel.slurm import SlurmStep
@@ -104,7 +105,7 @@ def joint_config(
         number=number,
         joins=args.join is not None,
         join_s=patience_s,
-        host=args.host or "",
+        host=checked_host(args.host, given="--host") if args.host else "",
     )
 
 

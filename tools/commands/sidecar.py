@@ -23,6 +23,7 @@ from holdfast.ckpt.errors import HoldfastError, UnsafePathError
 from holdfast.ckpt.memory.arena import arena_path, sweep
 from holdfast.ckpt.private import plain_name
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
+from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key, shared_key_file
 from holdfast.elastic.channel.sidecar_file import (
     DOMAIN_ENV,
@@ -157,7 +158,8 @@ def _serve(args: argparse.Namespace, path: Path, *, run: str, node: str) -> int:
     before_it = _refuse_second(path)
     path.unlink(missing_ok=True)  # left by a killed keeper: scripts would connect to nothing
     address = before_it.address if before_it and before_it.run == run else ""
-    host = address_towards("192.0.2.1") if args.host == "auto" else args.host
+    auto = args.host == "auto"
+    host = address_towards("192.0.2.1") if auto else checked_host(args.host, given="--host")
     with _ending() as ended:
         sidecar: SidecarProcess | None = None
         try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
+from holdfast.elastic.addresses import is_this_machine
 from holdfast.elastic.errors import ConfigError
 
 PLAIN: Final = "etcd"
@@ -73,6 +74,12 @@ class EtcdAddress:
             user=unquote(user),
             **options,
         )
+
+    @property
+    def exposed(self) -> bool:
+        """Whether keys, values and the password travel in clear between machines."""
+        hosts = (endpoint.rpartition(":")[0] for endpoint in self.endpoints)
+        return not self.secure and not all(is_this_machine(host) for host in hosts)
 
     def __str__(self) -> str:
         """Return its name in messages."""

@@ -7,10 +7,12 @@ from doubles import fakes
 
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.launch.joint import SharedJobRecord
 from holdfast.elastic.membership.readiness import fenced_nodes, ready_trainers
 from holdfast.elastic.membership.records import JobOutcome, Seating, WorkerState
 from holdfast.elastic.membership.view import (
     JobView,
+    decode,
     encode,
     generation_key,
     node_key,
@@ -18,6 +20,7 @@ from holdfast.elastic.membership.view import (
     seat_order,
     seating_key,
 )
+from holdfast.elastic.rendezvous.rounds import Participant, Round
 
 WANTED = {"trainer": 1}
 
@@ -58,7 +61,29 @@ def test_empty_store_is_an_empty_view() -> None:
     assert (view.number, view.generation_revision, view.seating_revision) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("value", ["", "{", "[]", '{"node": 3}', '{"node": "a"}'])
+GARBAGE = [
+    "",
+    "{",
+    "[]",
+    '{"node": 3}',
+    '{"node": "a"}',
+    "null",
+    "\x00\x1b[2J",
+    '"\ud800"',
+    "[" * 100_000,
+    '{"settings":' * 100_000,
+    "9" * 10_000,
+]
+
+
+@pytest.mark.parametrize("kind", [JobOutcome, Participant, Round, SharedJobRecord])
+@pytest.mark.parametrize("value", GARBAGE)
+def test_garbage_of_any_kind_is_named_by_its_key(value: str, kind: type) -> None:
+    with pytest.raises(CoordinatorError, match=r"^a/key: not a readable record"):
+        decode("a/key", value, kind)
+
+
+@pytest.mark.parametrize("value", GARBAGE)
 def test_garbled_record_is_named_by_its_key(value: str) -> None:
     with pytest.raises(CoordinatorError, match="run/nodes/a: not a readable record"):
         JobView.from_entries([entry("run/nodes/a", value)], run="run", wanted=WANTED)
