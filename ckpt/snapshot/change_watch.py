@@ -243,6 +243,14 @@ class _TreeRoute:
 
     def __init__(self, traced: TracedTree, *, flat: FlatState, rank: int) -> None:
         self._traced, self._flat, self._rank = traced, flat, rank
+        # Names under which something else finds its tensor as well: another entry of the state, or
+        # an optimizer. With a new tensor there, that something holds a tensor without a name.
+        self._shared = frozenset(flat.aliases.values()) | {
+            member.fqn
+            for parts in flat.optimizers.values()
+            for members in parts.groups
+            for member in members
+        }
 
     def read(
         self,
@@ -290,6 +298,7 @@ class _TreeRoute:
             return True
         if (
             path != stored
+            or path in self._shared
             or id(value) in first
             or isinstance(known, DTensor | TensorShard | FlatShard)
         ):

@@ -116,7 +116,8 @@ class Ledger:
         """Record that ``worker`` works on these samples; return those it should abandon.
 
         ``oldest`` maps a sample to the oldest version that sampled, or will sample, its tokens. It
-        matters when steps take groups by arrival.
+        matters when steps take groups by arrival. If that version does not exist yet, then all of
+        the tokens belong to a future that was rolled back, and the sample is abandoned.
         """
         abandon: set[SampleId] = set()
         for ordinal, sample in keys:
@@ -127,6 +128,7 @@ class Ledger:
                 group is None
                 or over
                 or group.claims.get(sample, worker) != worker
+                or (reported is not None and reported > self.trained_steps)
                 or not self._has_room(ordinal, reported)
             ):
                 abandon.add((ordinal, sample))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from doubles.slots import FakeSidecar
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -309,13 +309,20 @@ def described(take: Callable[[], FlatState]) -> Any:
 
 @pytest.mark.parametrize("always_new", [False, True])
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), acts=st.lists(st.sampled_from(ACTS), max_size=STEPS))
+@given(
+    seed=st.integers(0, 2**32),
+    acts=st.lists(st.sampled_from(ACTS), max_size=STEPS),
+    first=st.sampled_from(["model", "held"]),
+)
+@example(seed=288954, acts=[change_trees, change_trees], first="model")
+@example(seed=288954, acts=[change_trees, change_trees], first="held")
 def test_a_watched_state_is_flattened_as_a_new_one(
-    always_new: bool, seed: int, acts: list[Act]
+    always_new: bool, seed: int, acts: list[Act], first: str
 ) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    state, watch = make_state(), ChangeWatch()
+    whole, watch = make_state(), ChangeWatch()
+    state = {first: whole[first]} | whole
     described(lambda: watch.flatten(state)[0])
     for act in acts:
         act(state, rng)
@@ -333,6 +340,30 @@ def test_tensors_of_an_object_that_were_one_and_are_two_are_found() -> None:
     found = described(lambda: watch.flatten(state)[0])
     assert found == described(lambda: flatten(state))
     assert "held.again" in found["names"]
+
+
+def test_a_tensor_that_others_share_with_an_object_is_found_when_the_object_gets_a_new_one() -> None:
+    held, norm = Held(), nn.BatchNorm1d(3)
+    norm.running_mean = held.tree["mean"]
+    held.tree["scale"] = norm.weight
+    state = {"held": held, "loose": held.tree["mean"], "norm": norm}
+    for name in ("mean", "scale"):
+        watch = ChangeWatch()
+        watch.flatten(state)
+        held.tree[name] = torch.rand(3)
+        found = described(lambda: watch.flatten(state)[0])  # noqa: B023 - called at once
+        assert found == described(lambda: flatten(state))
+    assert {"loose", "norm.weight"} <= set(found["names"])
+
+
+def test_a_parameter_that_only_its_optimizer_still_holds_is_refused() -> None:
+    held, watch = Held(), ChangeWatch()
+    held.tree["scale"] = nn.Parameter(torch.zeros(3))
+    state = {"held": held, "optimizer": torch.optim.SGD([held.tree["scale"]], lr=0.1)}
+    watch.flatten(state)
+    held.tree["scale"] = torch.rand(3)
+    with pytest.raises(StateError, match="belongs to no module of the state"):
+        watch.flatten(state)
 
 
 def test_steps_of_training_change_nothing_that_has_to_be_found_again() -> None:

@@ -181,3 +181,16 @@ TestByArrival = SchedulingMachine.TestCase
 TestTight = TightMachine.TestCase
 TestInOrder = InOrderMachine.TestCase
 TestReplay = ReplayMachine.TestCase
+
+
+def test_no_worker_gets_a_version_that_a_restore_took_back() -> None:
+    state = ReplayMachine()
+    state.busy(worker="u")
+    state.renew(worker="u")
+    state.sample(worker="u", token=97, count=1)
+    state.leave(worker="u")
+    state.claim(worker="u", free=1, full=False)
+    state.restore(back=1, late=set(), rush=False)
+    state.busy(worker="u")
+    state.holds()
+    state.teardown()

@@ -122,6 +122,12 @@ def test_workers_announce_what_they_hold_and_abandon_what_another_has() -> None:
     assert ledger.claimed("w") == {(0, 0)}
 
 
+def test_a_sample_of_a_version_that_was_rolled_back_is_abandoned() -> None:
+    ledger = make_ledger()
+    train_step(ledger, 0)
+    assert ledger.hold("w", [(2, 0), (2, 1)], oldest={(2, 0): 1, (2, 1): 2}) == {(2, 1)}
+
+
 def test_a_restored_ledger_has_what_was_delivered_and_what_ran_is_pending() -> None:
     ledger = make_ledger()
     train_step(ledger, 0)
