@@ -8,13 +8,15 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := rl,hf,s3,etcd,docs,dev
+MINUTES ?= 60
 
-.PHONY: help demo test soak check docs format install clean matrix
+.PHONY: help demo test soak explore check docs format install clean matrix
 
 help:
 	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
 	@echo "make test    run the tests                         (arguments: ARGS='tests/unit')"
 	@echo "make soak    half an hour of random faults         (arguments: ARGS='--minutes 5 --seed 7')"
+	@echo "make explore property tests with new examples    (arguments: MINUTES=60 ARGS='tests/property/rl')"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make docs    the documentation, into site/; a broken link or an undocumented name fails"
 	@echo "make format  let ruff rewrite what it can"
@@ -29,6 +31,9 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/holdfast chaos soak $(ARGS)
+
+explore: $(STAMP)
+	$(BIN)/python tests/explore.py --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -63,5 +68,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) .explore .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says nothing on a machine that does other things too.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("patient"), derandomize=True)
+settings.register_profile("explore", settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
 
 pytest_plugins = ["service_fixtures", "etcd_fixtures"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from doubles.checkpoints import sample_arrays, write_checkpoint
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -33,7 +34,7 @@ def files_of(step: Path) -> list[Path]:
     return sorted(p for p in step.rglob("*") if p.is_file() and p.name != "refs.json")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_found_on_load(saved: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(saved)))
@@ -52,7 +53,7 @@ def test_a_changed_byte_is_found_on_load(saved: Path, data: st.DataObject) -> No
     assert ckpt.load(saved.parent, make()).step == 3
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_a_file_cut_off_or_longer_is_found_on_load(saved: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(saved)))
@@ -74,7 +75,7 @@ def irregular(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "step-000000000001"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_of_any_file_is_found_by_a_deep_check(
     irregular: Path, data: st.DataObject

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -78,7 +79,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Cuts]:
     return shape, cuts
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(cut=cut_tensors(), data=st.data())
 def test_any_cut_loads_whole_and_in_part(
     tmp_path_factory: pytest.TempPathFactory,

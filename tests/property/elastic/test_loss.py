@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ bad = st.dictionaries(st.integers(0, STEPS - 1), st.integers(1, 9), max_size=6)
 """Step → the number of times that it goes wrong before it goes right."""
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(guard=guards, bad=bad, spiky=st.booleans(), joins=st.sets(st.integers(0, 30), max_size=4))
 def test_ranks_decide_alike_and_come_to_an_end(
     guard: LossGuard, bad: dict[int, int], spiky: bool, joins: set[int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import prod
 
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,7 +107,7 @@ entries = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     raw=st.binary(max_size=60)
     | st.dictionaries(names, entries, max_size=3).map(lambda d: json.dumps(d).encode()),

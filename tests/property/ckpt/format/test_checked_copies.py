@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ def cases(draw: st.DrawFn) -> tuple[Chunk, list[Box], int]:
 
 
 @pytest.mark.parametrize("block_bytes", [8, 64, 1 << 18])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(case=cases(), strided=st.booleans())
 def test_every_region_arrives_and_the_whole_chunk_is_checked(
     block_bytes: int, case: tuple[Chunk, list[Box], int], strided: bool

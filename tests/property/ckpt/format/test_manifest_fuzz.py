@@ -10,6 +10,7 @@ from typing import Any
 import hostile
 from checkpoint_states import copied
 from doubles.memory_store import MemoryStore
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,7 +103,7 @@ def try_all(store: Store) -> None:
             assert len(str(error)) < 2000, way
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.sampled_from([None, 0, 1, -1]))
 def test_any_change_of_what_is_said(data: st.DataObject, writer: int | None) -> None:
     store = copied(good())
@@ -118,7 +119,7 @@ def test_any_change_of_what_is_said(data: st.DataObject, writer: int | None) -> 
     try_all(store)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), st.sampled_from([None, 0, -1]))
 def test_any_change_of_its_bytes(data: st.DataObject, writer: int | None) -> None:
     store = copied(good())

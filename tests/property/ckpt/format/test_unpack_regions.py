@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from doubles.checkpoints import Array, part_of, split_dim, write_checkpoint
 from doubles.memory_store import MemoryStore
+from exploring import examples
 from fault_stores import using
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ def cases(draw: st.DrawFn) -> list[Case]:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(cases(), st.data())
 def test_any_region_of_any_chunk_arrives(written: list[Case], data: st.DataObject) -> None:
     for case in written:
@@ -112,7 +113,7 @@ def test_any_region_of_any_chunk_arrives(written: list[Case], data: st.DataObjec
             check(reader, part_of(case.whole, chunk.box), wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cases(), st.data())
 def test_no_region_arrives_damaged(written: list[Case], data: st.DataObject) -> None:
     for case in written:

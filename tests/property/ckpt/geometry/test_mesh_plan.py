@@ -7,6 +7,7 @@ from collections import Counter
 from math import prod
 
 import numpy as np
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,7 +91,7 @@ def rows(tables: list[Moves]) -> list[tuple[object, ...]]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(specs().flatmap(layouts))
 def test_every_rank_holds_what_it_would_find_by_itself(layout: MeshLayout) -> None:
     found = layout.layout()
@@ -101,7 +102,7 @@ def test_every_rank_holds_what_it_would_find_by_itself(layout: MeshLayout) -> No
             assert set(ours) == set(theirs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pairs())
 def test_every_wanted_cell_comes_once_from_a_rank_that_has_it(
     pair: tuple[MeshLayout, MeshLayout],
@@ -129,7 +130,7 @@ def test_every_wanted_cell_comes_once_from_a_rank_that_has_it(
         assert (counts == needed).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pairs(), st.integers(1, 9))
 def test_a_ranks_own_plan_is_its_part_of_the_whole_plan(
     pair: tuple[MeshLayout, MeshLayout], most: int
@@ -150,7 +151,7 @@ def test_a_ranks_own_plan_is_its_part_of_the_whole_plan(
     assert about.wanted_bytes == 4 * sum(int(table.sizes.sum()) for table in in_parts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(pairs())
 def test_indexes_of_the_saved_layout_give_the_same_plan(
     pair: tuple[MeshLayout, MeshLayout],
@@ -202,7 +203,7 @@ def test_indexes_of_the_saved_layout_give_the_same_plan(
         assert moves == copies
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(specs().flatmap(layouts), st.integers(1, 20))
 def test_replicas_write_the_same_within_one_share_of_each_kind_of_tensor(
     layout: MeshLayout, times: int
@@ -236,7 +237,7 @@ def test_replicas_write_the_same_within_one_share_of_each_kind_of_tensor(
         assert spread.max() <= sum(kinds[alike].values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=30),
     st.integers(1, 4),
@@ -268,7 +269,7 @@ def test_where_all_divides_replicas_write_within_the_largest_cell_of_the_same(
         assert (per_part.max(axis=0) - per_part.min(axis=0)).max() <= largest
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=0, max_size=4), st.integers(1, 30))
 def test_blocks_hold_every_element_once_and_no_more_than_asked(sizes: list[int], most: int) -> None:
     seen = np.zeros(sizes, dtype=int)
@@ -304,7 +305,7 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     return shape, found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(boxes())
 def test_a_cover_is_judged_alike_by_arrays_one_by_one_and_by_counting(
     case: tuple[tuple[int, ...], list[Box]],

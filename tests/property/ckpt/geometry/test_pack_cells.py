@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from doubles.checkpoints import part_of, split_dim, write_checkpoint
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def regions(shape: Sequence[int]) -> st.SearchStrategy[Box]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), lie=st.lists(layouts(), min_size=1, max_size=3), grids=st.booleans())
 def test_any_layout_reads_back(
     data: st.DataObject, lie: list[tuple[tuple[int, ...], list[Box]]], grids: bool

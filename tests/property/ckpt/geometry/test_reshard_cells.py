@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
@@ -103,7 +104,7 @@ def save(tensors: dict[str, tuple[tuple[int, ...], list[Box]]]) -> tuple[list[Sh
 
 
 @pytest.mark.parametrize("many", [0, MANY])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_every_wanted_cell_is_filled_once_with_its_value(many: int, data: st.DataObject) -> None:
     shapes = {f"t{i}": data.draw(SHAPES) for i in range(data.draw(st.integers(1, 3)))}
@@ -134,7 +135,7 @@ def test_every_wanted_cell_is_filled_once_with_its_value(many: int, data: st.Dat
     assert len(reshard.refs()) == len({(r.writer, r.fqn, r.chunk.at) for r in reshard.refs()})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_replicas_are_written_once_and_all_of_it_is_written(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
@@ -147,7 +148,7 @@ def test_replicas_are_written_once_and_all_of_it_is_written(data: st.DataObject)
     assert fault_of_cover(shape, written) is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 8), st.lists(st.integers(1, 1000), min_size=1, max_size=40))
 def test_replicas_are_spread_evenly(world: int, sizes: list[int]) -> None:
     held = []
@@ -160,7 +161,7 @@ def test_replicas_are_spread_evenly(world: int, sizes: list[int]) -> None:
     assert max(loads) - min(loads) <= max(sizes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_boxes_are_where_torch_puts_them(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple))
@@ -186,7 +187,7 @@ def test_fsdp_over_tensor_parallel_cuts_the_tensor_parallel_shard() -> None:
 
 
 @pytest.mark.parametrize("many", [0, MANY])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_a_lost_or_repeated_chunk_is_never_overlooked(many: int, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=2).map(tuple))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ def sizes(draw: st.DrawFn) -> list[int]:
 
 
 @pytest.mark.usefixtures("way")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(sizes=sizes(), shifts=st.tuples(st.integers(0, 63), st.integers(0, 63)), seed=st.integers(0))
 def test_a_copy_in_steps_has_the_checksums_of_the_whole(
     sizes: list[int], shifts: tuple[int, int], seed: int

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def block(nbytes: int, seed: int) -> bytearray:
     return bytearray(np.random.default_rng(seed).bytes(nbytes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(size=SIZES, seed=st.integers(0, 9), data=st.data())
 def test_one_pass_gives_the_checksums_of_runs_and_of_any_ranges(
     size: int, seed: int, data: st.DataObject
@@ -49,7 +50,7 @@ def test_one_pass_gives_the_checksums_of_runs_and_of_any_ranges(
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(size=SIZES, data=st.data())
 def test_no_flipped_bit_is_given_out(size: int, data: st.DataObject) -> None:
     bytes_ = block(size, 0)
@@ -64,7 +65,7 @@ def test_no_flipped_bit_is_given_out(size: int, data: st.DataObject) -> None:
         CheckedBlock(bytes_, sums, origin="here").take(at, nbytes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(cuts=st.lists(st.integers(0, 3 * SUM_BYTES + 7), max_size=8), flip=st.booleans())
 def test_reading_on_through_a_block_checks_every_run(cuts: list[int], flip: bool) -> None:
     size = 3 * SUM_BYTES + 7
@@ -95,7 +96,7 @@ def test_a_part_of_the_sums_serves_a_part_of_the_block() -> None:
         part.take(0, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     sizes=st.tuples(SIZES, SIZES),
     flips=st.lists(st.integers(0, 3 * SUM_BYTES), max_size=3),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 from doubles.blocks import make_world
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def domain_of(node: str, domains: Mapping[str, str]) -> str:
     return domains[node] or node
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(clusters(), parities, sizes, st.randoms(use_true_random=False))
 def test_groups_partition_the_nodes_evenly_in_size_and_in_domains(
     domains: dict[str, str], parity: int, size: int, rng: object
@@ -52,7 +53,7 @@ def test_groups_partition_the_nodes_evenly_in_size_and_in_domains(
     assert again == groups
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(clusters(), parities, sizes, st.integers(0, 2))
 def test_what_is_said_to_survive_does(
     domains: dict[str, str], parity: int, size: int, columns: int
@@ -95,7 +96,7 @@ def fragments_lost(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(clusters(), parities, sizes, st.data())
 def test_a_node_that_joins_or_leaves_moves_few_others(
     domains: dict[str, str], parity: int, size: int, data: st.DataObject

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import msgspec
 from doubles import fakes
 from doubles.strategies import views
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.inventories import compact
 
-briefly = settings(max_examples=150, deadline=None)
+briefly = settings(max_examples=examples(150), deadline=None)
 
 
 @briefly

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from doubles.blocks import make_block, make_world, random_payload
 from doubles.parity import ParityModel
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def models(draw: st.DrawFn) -> ParityModel:
     return model(world, draw(st.lists(st.integers(0, 9000), min_size=count, max_size=count)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(models())
 def test_any_m_nodes_of_each_group_may_vanish(held: ParityModel) -> None:
     world = held.world
@@ -62,7 +63,7 @@ def test_any_m_nodes_of_each_group_may_vanish(held: ParityModel) -> None:
                 assert held.rebuild(rank, plan) == held.blocks[rank]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(models(), st.data())
 def test_what_is_refused_could_not_have_been_had(held: ParityModel, data: st.DataObject) -> None:
     lost = set(data.draw(st.lists(st.sampled_from(held.geometry.nodes), min_size=1)))
@@ -80,7 +81,7 @@ def test_what_is_refused_could_not_have_been_had(held: ParityModel, data: st.Dat
         assert set(named) <= lost & set(group)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(worlds(), st.data())
 def test_every_byte_lies_in_one_piece_and_no_node_has_two_fragments_of_a_stripe(
     world: SnapshotWorld, data: st.DataObject
@@ -115,7 +116,7 @@ def test_every_byte_lies_in_one_piece_and_no_node_has_two_fragments_of_a_stripe(
     assert filled == [*geometry.node_bytes]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(worlds(), st.integers(-30, 30))
 def test_offsets_stay_put_while_the_index_wobbles(world: SnapshotWorld, wobble: int) -> None:
     sizes = {rank: ROOM_BYTES // 2 + rank * 5 * ROOM_BYTES for rank in ranks(world)}
@@ -145,7 +146,7 @@ def entry(rank: int, nbytes: int) -> BlockEntry:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(models(), st.data())
 def test_a_byte_flipped_anywhere_in_a_fragment_is_detected(
     held: ParityModel, data: st.DataObject

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from doubles.blocks import make_world
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ edits = st.lists(st.tuples(st.integers(0, LENGTH - 1), st.integers(0, 2)), max_s
 
 
 @given(st.lists(st.tuples(edits, st.integers(0, 5)), max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_part_has_the_bytes_of_the_step_it_is_said_to_be_of(
     history: list[tuple[list[tuple[int, int]], int]],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ GAPS = st.integers(0, 200) | st.integers(SUM_BYTES - 3, SUM_BYTES + 3)
 SIZES = st.integers(1, 300) | st.integers(SUM_BYTES - 2, 2 * SUM_BYTES + 2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     ranges=st.lists(st.tuples(GAPS, SIZES), max_size=8),
     end=GAPS,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from doubles.lanes import FakeLanes
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def states(draw: st.DrawFn) -> dict[str, Any]:
     return state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(state=states(), seed=st.integers(0, 2**32), carried=st.booleans(), two=st.booleans())
 def test_a_shared_copy_equals_a_plain_one(
     state: dict[str, Any], seed: int, carried: bool, two: bool

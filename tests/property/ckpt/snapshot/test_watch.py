@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from doubles.slots import FakeSidecar
+from exploring import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -308,7 +309,7 @@ def described(take: Callable[[], FlatState]) -> Any:
 
 
 @pytest.mark.parametrize("always_new", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     acts=st.lists(st.sampled_from(ACTS), max_size=STEPS),
@@ -342,7 +343,7 @@ def test_tensors_of_an_object_that_were_one_and_are_two_are_found() -> None:
     assert "held.again" in found["names"]
 
 
-def test_a_tensor_that_others_share_with_an_object_is_found_when_the_object_gets_a_new_one() -> None:
+def test_a_tensor_that_others_share_with_an_object_is_found_when_that_gets_another() -> None:
     held, norm = Held(), nn.BatchNorm1d(3)
     norm.running_mean = held.tree["mean"]
     held.tree["scale"] = norm.weight
@@ -426,7 +427,7 @@ def outcome(work: Callable[[], Any]) -> Any:
         return str(error)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), acts=st.lists(st.sampled_from(ACTS), max_size=STEPS))
 def test_a_cached_capture_equals_a_fresh_one_bit_for_bit(seed: int, acts: list[Act]) -> None:
     rng = random.Random(seed)

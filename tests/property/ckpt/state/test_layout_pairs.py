@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from doubles.shards import MemoryShards, capture_world
+from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
@@ -200,7 +201,7 @@ def worlds(draw: st.DrawFn, pair: tuple[str, str]) -> Any:
 
 
 @pytest.mark.parametrize("pair", list(itertools.product(KINDS, KINDS)), ids=" to ".join)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_cell_arrives_in_every_other_layout(
     pair: tuple[str, str], data: st.DataObject

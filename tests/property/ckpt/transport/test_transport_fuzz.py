@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_session import RawSession, flipped, wait_until
@@ -257,7 +258,7 @@ def _await_refusals(server: Server, count: int) -> None:
     wait_until(lambda: server.refusals.total() == count, lambda: (server.refusals, count))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.binary(max_size=60) | nearly_headers | hostile, min_size=1, max_size=4).filter(
         lambda parts: not _is_header(parts[0])

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_worlds import Numbers, Seen, StatefulStream, Stream, World, make_loader
@@ -84,7 +85,7 @@ def disturbed(history: list[Any], *, microbatches: int, make: Make, abreast: int
     history=turns,
     order=st.sampled_from([Sequential(), Shuffled()]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_no_history_of_worlds_shows_in_an_indexed_data_set(
     size: int, rounds: int, abreast: int, more: int, history: list[Any], order: SampleOrder
 ) -> None:
@@ -108,7 +109,7 @@ def test_no_history_of_worlds_shows_in_an_indexed_data_set(
     more=st.integers(0, 6),
     history=turns,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_no_history_of_worlds_shows_in_an_iterable_data_set(
     kind: type[Stream], size: int, rounds: int, abreast: int, more: int, history: list[Any]
 ) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import msgspec
 from doubles.strategies import views
+from exploring import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from unreached import broken_pairs
@@ -27,7 +28,7 @@ from holdfast.elastic.planning.plan import extend_timeline, on_timeline, plan
 from holdfast.elastic.planning.reach import left_out
 
 broadly = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -183,7 +184,7 @@ def test_decision_is_safe_and_has_a_reason(view: JobView, later_s: float) -> Non
                 assert WorkerState.ACTIVE not in {w.state for w in left}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(-1, 12), min_size=1, max_size=20))
 def test_timeline_says_what_the_whole_chain_says(steps: list[int]) -> None:
     timeline: tuple[Origin, ...] = ()

@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 from doubles import fakes
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ class Group:
         return proposed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(End)), max_size=12))
 def test_only_losses_count_against_a_node(ends: list[tuple[str, End]]) -> None:
     group, losses = Group(), Counter[str]()

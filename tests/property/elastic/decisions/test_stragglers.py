@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ ranks = st.integers(2, 80)
 seeds = st.integers(0, 2**32)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(count=ranks, seed=seeds, noise=st.floats(0.0, 0.1), base_s=st.floats(1e-3, 10.0))
 def test_even_ranks_raise_no_alarm(count: int, seed: int, noise: float, base_s: float) -> None:
     draw = random.Random(seed)
@@ -45,7 +46,7 @@ def test_even_ranks_raise_no_alarm(count: int, seed: int, noise: float, base_s: 
     assert outliers(seconds) == {}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(count=ranks, seed=seeds, noise=st.floats(0.0, 0.05), slow=st.floats(2.0, 50.0))
 def test_a_slow_rank_is_found_and_only_that(
     count: int, seed: int, noise: float, slow: float

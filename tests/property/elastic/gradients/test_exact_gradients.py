@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -130,7 +131,7 @@ rows = st.one_of(
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     exact=st.sampled_from(METHODS),
     dtype=dtypes,
@@ -147,7 +148,7 @@ def test_no_split_of_the_microbatches_and_no_world_size_shows_in_the_mean(
     assert split.bounds == alone.bounds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(exact=st.sampled_from(METHODS), rows=st.lists(rows, min_size=1, max_size=9))
 def test_the_mean_is_as_near_as_the_grid_allows(exact: Exact, rows: list[list[float]]) -> None:
     microbatches = [torch.tensor(row) for row in rows]
@@ -162,7 +163,7 @@ def test_the_mean_is_as_near_as_the_grid_allows(exact: Exact, rows: list[list[fl
         assert abs(found.mean[at].item() - true) <= grid / 2 + largest * 2.0**-22 + 2.0**-149
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     exact=st.sampled_from(METHODS),
     growth=st.integers(0, 40),

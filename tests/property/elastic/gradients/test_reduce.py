@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,7 +103,7 @@ def _norm(parts: list[torch.Tensor], *, world: int) -> float:
     return math.sqrt(sum(total.item() for total in sums))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     values=st.lists(floats, min_size=1, max_size=64),
     seed=st.integers(0, 1000),

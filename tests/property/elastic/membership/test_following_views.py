@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from doubles.strategies import views
+from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from holdfast.elastic.planning.plan import changes, plan
 from holdfast.elastic.planning.reach import all_asked, left_out, parted
 
 broadly = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

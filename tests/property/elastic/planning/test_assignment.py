@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from doubles import fakes
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ def best(rows: list[dict[int, int]], taken: frozenset[int] = frozenset()) -> int
     return max([best(rest, taken), *with_one])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(gains)
 def test_small_assignments_are_the_best(case: tuple[int, list[dict[int, int]]]) -> None:
     places, rows = case
@@ -48,7 +49,7 @@ def test_small_assignments_are_the_best(case: tuple[int, list[dict[int, int]]]) 
     assert value(rows, found) == best(rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(gains)
 def test_large_assignments_are_at_least_half_as_good(
     case: tuple[int, list[dict[int, int]]],
@@ -96,7 +97,7 @@ many = st.integers(33, 45).flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(many)
 def test_many_places_are_given_out_as_if_one_by_one(
     case: tuple[int, list[dict[int, int]]],
@@ -108,7 +109,7 @@ def test_many_places_are_given_out_as_if_one_by_one(
 speeds = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.0]), min_size=1, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(speeds, st.integers(0, 6))
 def test_shares_add_up_and_the_step_is_as_short_as_whole_shares_allow(
     measured: list[float], spare: int
@@ -158,7 +159,7 @@ def test_parts_follow_the_shares_and_leave_nothing_out() -> None:
         part(8, rank=0, ranks=3, shares=shares)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 7), st.data())
 def test_trainers_of_a_world_cut_anew_move_the_fewest_bytes(
     saved: int, data: st.DataObject
@@ -185,7 +186,7 @@ def test_trainers_of_a_world_cut_anew_move_the_fewest_bytes(
     assert abs(here - best([dict(held.of(node.node)) for node in there])) <= 2 * saved
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(1, 50), st.integers(1, 50), st.data())
 def test_many_nodes_hold_together_what_each_of_them_holds(
     saved: int, cut: int, data: st.DataObject

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import hypothesis.strategies as st
+from exploring import examples
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -177,5 +178,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.staleness_max <= PLAN.eta
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestLedger = LedgerMachine.TestCase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+from exploring import examples
 from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
@@ -84,7 +85,9 @@ class BoundedMachine(LedgerMachine):
             del self.running[worker][key]
 
 
-BoundedMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+BoundedMachine.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestBoundedLedger = BoundedMachine.TestCase
 
 

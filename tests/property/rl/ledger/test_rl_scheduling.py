@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import hypothesis.strategies as st
+from exploring import examples
 from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
@@ -174,7 +175,7 @@ class ReplayMachine(SchedulingMachine):
     )
 
 
-QUICK = settings(max_examples=40, stateful_step_count=40, deadline=None)
+QUICK = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 for machine in (SchedulingMachine, TightMachine, InOrderMachine, ReplayMachine):
     machine.TestCase.settings = QUICK
 TestByArrival = SchedulingMachine.TestCase

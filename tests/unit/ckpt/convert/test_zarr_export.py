@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from doubles.checkpoints import part_of, sample_arrays, write_checkpoint
+from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr_samples import of_every_dtype
@@ -212,7 +213,7 @@ def test_a_directory_goes_through_the_interchange(
     assert (second.step, second.aliases, second.values) == (7, TIED, VALUES)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_boxes_may_cut_chunks_as_they_like(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ def test_the_best_ratio_there_is_is_allowed() -> None:
         assert codecs.decode(codec, small, nbytes=len(data)).nbytes == len(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(SPELLINGS), st.data())
 def test_damaged_data_is_an_error_or_the_right_size(spelling: str, data: st.DataObject) -> None:
     codec = codec_of(spelling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def test_the_second_run_may_be_of_any_length(power: int) -> None:
     assert found == isal.crc32c(b"head" + second)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.integers(0, 5000), max_size=8), st.integers(0, 2**32 - 1))
 def test_any_cuts_give_the_whole(sizes: list[int], seed: int) -> None:
     data = np.random.default_rng(seed).bytes(sum(sizes))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 from doubles.blocks import make_world
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,7 +136,7 @@ class Group:
             assert points[0].step >= believed, (lost, believed, reason)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     n=st.integers(1, 4),
     parity=st.integers(0, 2),

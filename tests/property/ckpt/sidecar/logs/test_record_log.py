@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=STEPS)
 def test_a_log_is_a_list_that_survives_its_process(steps: list[tuple[str, object]]) -> None:
     with folder() as directory:
@@ -172,7 +173,7 @@ def test_every_flipped_byte_is_detected() -> None:
         log.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     records=st.lists(st.binary(max_size=40), max_size=6),
     edit=st.one_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from doubles.blocks import make_world
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def column(spans: tuple[Span, ...], blocks: list[bytearray], nbytes: int) -> byt
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 3 * SUM_BYTES), min_size=1, max_size=3),
     grown=st.lists(st.integers(-5, 5000), min_size=3, max_size=3),
