@@ -22,6 +22,7 @@ from typing import Final, cast
 
 from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.elastic.errors import ConfigError
+from holdfast.tools.printing import make_logs_printable
 from holdfast.tools.subcommand import Subcommand, Subparsers, report
 
 EXIT_FAILED: Final = 1
@@ -194,6 +195,7 @@ def terminated_in_order() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
+    make_logs_printable()
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     try:

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from typing import Protocol
 
+from holdfast.tools.printing import printable
+
 
 class Subparsers(Protocol):
     """The part that subcommands use of the object from ``ArgumentParser.add_subparsers``."""
@@ -37,7 +39,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 def report(message: str) -> None:
     """Write ``message`` to stderr as one paragraph, wrapped if stderr is a terminal."""
-    text = "error: " + " ".join(message.split())
+    text = printable("error: " + " ".join(message.split()))
     if sys.stderr.isatty():
         width = min(shutil.get_terminal_size().columns, 100)
         text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

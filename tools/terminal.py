@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.text import Text
 
 from holdfast.ckpt import sizes
+from holdfast.tools.printing import json_text, printable
 
 _WIDTH: Final = 160
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -58,10 +61,31 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
 
 
+class SafeConsole(Console):
+    """A console that prints foreign text as it is: no markup, no emoji codes, no control codes."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr, width=width)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return the text to be measured and rendered for a string."""
+        return super().render_str(printable(text, lines=True), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render as rich does, with the text of each segment made `printable`."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text, lines=True), segment.style)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console that is wide if no terminal limits it."""
-    made = Console(highlight=False, stderr=stderr)
-    return made if made.is_terminal else Console(highlight=False, stderr=stderr, width=_WIDTH)
+    made = SafeConsole(stderr=stderr)
+    return made if made.is_terminal else SafeConsole(stderr=stderr, width=_WIDTH)
 
 
 def progress_bar() -> Progress:
@@ -70,7 +94,7 @@ def progress_bar() -> Progress:
     It shows on stderr, only on a terminal, and disappears at the end. Call ``task =
     bar.add_task("reading", total=nbytes)``, then ``bar.advance(task, nbytes)`` from any thread.
     """
-    shown = Console(stderr=True)
+    shown = SafeConsole(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,5 +107,5 @@ def progress_bar() -> Progress:
 
 
 def print_json(content: object) -> None:
-    """Write ``content`` to stdout as one line of JSON."""
-    sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+    """Write ``content`` to stdout as one line of JSON, in characters that print."""
+    sys.stdout.write(json_text(content) + "\n")

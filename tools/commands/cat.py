@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
@@ -28,6 +27,7 @@ from holdfast.ckpt.inspect.values import decode, widened
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_resources, add_step, open_step
+from holdfast.tools.printing import json_text, say
 from holdfast.tools.show.picture import HeatMap, histogram_svg, histogram_text
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive
 from holdfast.tools.terminal import (
@@ -147,8 +147,8 @@ def _print_values(source: StoreSource, args: argparse.Namespace) -> None:
         print_json({"name": args.name, "values": found})
         return
     for path, value in found.items():
-        text = msgspec.json.encode(value).decode()
-        print(text if [args.name] == list(found) else f"{path} = {text}")
+        text = json_text(value)
+        say(text if [args.name] == list(found) else f"{path} = {text}")
 
 
 def _unknown(source: StoreSource, name: str, values: list[str]) -> NotFoundError:
@@ -182,7 +182,7 @@ def _print(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace)
         print_json({**_about(chosen), "truncated": not threshold, "values": numbers})
         return
     shown = console()
-    shown.print(f"[bold]{_title(chosen)}[/bold]" if shown.is_terminal else _title(chosen))
+    shown.print(_title(chosen), style="bold")
     width = shown.width if shown.is_terminal else 100
     text = np.array2string(array, threshold=threshold, edgeitems=_EDGE, max_line_width=width)
     print(text)
@@ -266,7 +266,7 @@ def _stream(reader: BoxReader, chosen: TensorSelection, args: argparse.Namespace
         print_json({**_about(chosen), "stats": summary, "histogram": rows})
         return
     shown = console()
-    shown.print(_title(chosen), style="bold", markup=False)
+    shown.print(_title(chosen), style="bold")
     if args.stats or not args.histogram:
         _show_summary(shown, summary)
     if args.histogram:

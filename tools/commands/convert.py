@@ -27,6 +27,7 @@ from holdfast.tools.commands.formats import (
     source_format,
     target_format,
 )
+from holdfast.tools.printing import say
 from holdfast.tools.subcommand import positive
 from holdfast.tools.terminal import (
     parse_bytes,
@@ -252,9 +253,9 @@ def _report(args: argparse.Namespace, done: Transferred, *, kind: str, wanted: s
             }
         )
         return
-    print(
+    say(
         f"{args.target}: {done.tensors} tensors, {readable(done.bytes)} in {done.seconds:.1f} s, "
         f"{kind} to {wanted}"
     )
     if left_out:
-        print(f"{left_out} plain values were left out: {wanted} cannot store them")
+        say(f"{left_out} plain values were left out: {wanted} cannot store them")

@@ -25,6 +25,7 @@ from holdfast.tools.commands.checkpoints import (
     require,
     tensor_bytes,
 )
+from holdfast.tools.printing import json_text
 from holdfast.tools.show import layout_map, names_tree
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.terminal import console, print_json, readable, shape_text
@@ -188,7 +189,7 @@ def show_tensors(manifest: Manifest, *, console: Console) -> None:
     values.add_column("value", overflow="fold", no_wrap=left >= _VALUE_WIDTH)
     values.add_column("", overflow="ellipsis", no_wrap=True, max_width=max(left, _VALUE_WIDTH))
     for name, value in shown:
-        values.add_row(name, msgspec.json.encode(value).decode())
+        values.add_row(name, json_text(value))
     if more := len(manifest.values) - len(shown):
         values.add_row(f"… and {more} more (--json shows all)", "")
     console.print()

@@ -21,6 +21,7 @@ from holdfast.tools.commands.checkpoints import (
     compression_of,
     pointed_at,
 )
+from holdfast.tools.printing import say
 from holdfast.tools.terminal import parse_bytes, place, print_json, progress_bar, readable
 
 if TYPE_CHECKING:
@@ -155,9 +156,7 @@ def run(args: argparse.Namespace) -> int:
     resumed = (
         (f", {readable(total - done.bytes)} already in the target") if total > done.bytes else ""
     )
-    print(
-        f"step {step} written: {written} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})"
-    )
+    say(f"step {step} written: {written} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})")
     return 0
 
 

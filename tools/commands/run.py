@@ -29,6 +29,7 @@ from holdfast.elastic.launch.local import (
 )
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
+from holdfast.tools.printing import printable
 from holdfast.tools.show.narrate import Narrator
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, positive_number
 
@@ -355,7 +356,7 @@ def _complain(message: str, status: int) -> int:
 
 
 def _say(line: str) -> None:
-    print(f"holdfast: {line}", file=sys.stderr, flush=True)
+    print(printable(f"holdfast: {line}", lines=True), file=sys.stderr, flush=True)
 
 
 def _parity(text: str) -> int | str:

@@ -35,6 +35,7 @@ from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import end_processes
 from holdfast.elastic.rendezvous.link import address_towards
+from holdfast.tools.printing import printable
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 
 RUN_ENV: Final = "HOLDFAST_RUN"
@@ -317,4 +318,4 @@ def _is_keeper(pid: int) -> bool:
 
 
 def _tell(line: str) -> None:
-    print(f"holdfast: {line}", file=sys.stderr, flush=True)
+    print(printable(f"holdfast: {line}", lines=True), file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_step, add_threads, pointed_at
+from holdfast.tools.printing import say
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.terminal import print_json, progress_bar, readable
 
@@ -108,12 +109,12 @@ def _show(found: dict[int, Examination], *, deep: bool, nbytes: int) -> None:
     depth = "every byte checked" if deep else "sizes and indexes checked"
     for step, each in found.items():
         if not each.faults:
-            print(f"step {step}: sound ({depth})")
+            say(f"step {step}: sound ({depth})")
         for fault in each.faults:
-            print(f"step {step}: damaged: {fault.message}")
+            say(f"step {step}: damaged: {fault.message}")
     if deep and len(found) > 1:
         bad = sum(bool(each.faults) for each in found.values())
-        print(f"{len(found)} steps, {readable(nbytes)} read, {bad} damaged")
+        say(f"{len(found)} steps, {readable(nbytes)} read, {bad} damaged")
 
 
 def _described(found: dict[int, Examination], *, deep: bool, nbytes: int) -> object:

@@ -28,6 +28,7 @@ from holdfast.tools.report.record import (
     summarise,
 )
 from holdfast.tools.report.snapshot_costs import Costs
+from holdfast.tools.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from holdfast.adapters.rl.config import RLConfig
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """Run both jobs and write the report; 0 only if every check held."""
     config, plan = _plan(args)
     runs = _prepare(args.report_dir)
-    console = Console(highlight=False)
+    console = SafeConsole()
     config = _warm_up(config, runs / _WARM_START, console)
     hurt = _job(config, runs / "hurt", console, plan=plan, seed=args.seed)
     reference = _job(config, runs / "undisturbed", console)
