@@ -104,6 +104,8 @@ _REMEDIES: Final = {
     errno.EADDRNOTAVAIL: "this machine does not have that address: choose one it has",
     errno.ENOMEM: "free memory, or keep fewer snapshots",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "links lead in a circle: check the path",
 }
 
 

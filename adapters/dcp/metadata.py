@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -20,6 +21,8 @@ from torch.distributed.checkpoint import metadata as dcp
 
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
+from holdfast.ckpt.store.base import SMALL_FILE_BYTES
+from holdfast.ckpt.store.regular import read_regular
 
 METADATA: Final = ".metadata"
 
@@ -40,6 +43,8 @@ _CLASSES: Final[Mapping[tuple[str, str], type]] = {
 
 _PATHS: Final = {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}
 
+_PUTS: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
+
 _FAULTS: Final = (
     pickle.UnpicklingError,
     EOFError,
@@ -50,7 +55,7 @@ _FAULTS: Final = (
     TypeError,
     ValueError,
     OverflowError,
-    RecursionError,
+    RuntimeError,
     MemoryError,
 )
 """Errors that reading a broken pickle may raise."""
@@ -116,14 +121,14 @@ def read_metadata(directory: Path) -> dcp.Metadata:
     and ``CorruptError`` if it cannot be read.
     """
     path = directory / METADATA
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not path.exists():
         raise NotFoundError(
             f"{directory}: no {METADATA}; a DCP checkpoint that was finished has one. Give the "
             "directory that was passed to dcp.save as checkpoint_id"
-        ) from error
+        )
+    data = read_regular(path, most_bytes=SMALL_FILE_BYTES)
     try:
+        _check_memo(data)
         found = _Unpickler(io.BytesIO(data)).load()
     except StateError as error:
         raise StateError(f"{path}: {error}") from None
@@ -131,6 +136,77 @@ def read_metadata(directory: Path) -> dcp.Metadata:
         raise CorruptError(
             f"{path}: cannot be read ({type(error).__name__}: {error}); restore it from a copy"
         ) from error
-    if not isinstance(found, dcp.Metadata) or not isinstance(found.storage_data, dict):
+    if not isinstance(found, dcp.Metadata):
         raise CorruptError(f"{path}: holds no DCP metadata; restore it from a copy")
+    try:
+        fault = next(_faults(found), None)
+    except AttributeError as error:  # of an object that was made without one of its fields
+        fault = str(error)
+    if fault:
+        raise CorruptError(f"{path}: {fault}; restore it from a copy")
     return found
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuse numbers of memo entries that leave gaps: nine bytes would claim a table of 64 GiB."""
+    entries = 0
+    for opcode, number, _ in pickletools.genops(data):
+        if opcode.name == "MEMOIZE":
+            entries += 1
+        elif opcode.name in _PUTS:
+            if not isinstance(number, int) or number > entries:
+                raise pickle.UnpicklingError(f"memo entry {number} of {entries}")
+            entries = max(entries, number + 1)
+
+
+def _faults(metadata: dcp.Metadata) -> Iterator[str]:
+    """Yield what is not of the type that DCP gives it; its classes check nothing themselves."""
+    entries, storage = metadata.state_dict_metadata, metadata.storage_data
+    if not isinstance(entries, dict) or not all(isinstance(fqn, str) for fqn in entries):
+        yield "its entries are not a dict of names"
+        return
+    if not isinstance(storage, dict) or not all(map(_is_index, storage)):
+        yield "its places are not a dict of indices"
+        return
+    for fqn, entry in entries.items():
+        if isinstance(entry, dcp.TensorStorageMetadata):
+            if not isinstance(getattr(entry, "properties", None), dcp.TensorProperties):
+                yield f"{fqn!r}: has no properties"
+            elif not isinstance(entry.properties.dtype, torch.dtype):
+                yield f"{fqn!r}: dtype {entry.properties.dtype!r} is none of torch's"
+            elif not _are_extents(entry.size):
+                yield f"{fqn!r}: size {entry.size!r} is not a shape"
+            elif not _are_chunks(entry.chunks, dims=len(entry.size)):
+                yield f"{fqn!r}: its chunks are not boxes of its {len(entry.size)} dims"
+        elif not isinstance(entry, dcp.BytesStorageMetadata):
+            yield f"{fqn!r}: is neither a tensor nor an object"
+    paths = metadata.planner_data
+    for fqn, path in paths.items() if isinstance(paths, dict) else ():
+        if fqn in entries and not _is_path(path):
+            yield f"{fqn!r}: its path is not of names and numbers"
+
+
+def _is_index(index: object) -> bool:
+    if not isinstance(index, dcp.MetadataIndex) or not isinstance(index.fqn, str):
+        return False
+    return index.offset is None or _are_extents(index.offset)
+
+
+def _are_extents(extents: object) -> bool:
+    return isinstance(extents, tuple | list) and all(
+        isinstance(each, int) and 0 <= each < 1 << 63 for each in extents
+    )
+
+
+def _are_chunks(chunks: object, *, dims: int) -> bool:
+    return isinstance(chunks, list) and all(
+        isinstance(each, dcp.ChunkStorageMetadata)
+        and _are_extents(each.offsets)
+        and _are_extents(each.sizes)
+        and len(each.offsets) == len(each.sizes) == dims
+        for each in chunks
+    )
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, tuple | list) and all(isinstance(each, str | int) for each in path)

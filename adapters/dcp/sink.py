@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +30,11 @@ from holdfast.adapters.dcp.names import DcpView, view_of
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.checkpoints.commit import new_tag
 from holdfast.ckpt.closing import Closing
-from holdfast.ckpt.errors import MismatchError, StoreError
+from holdfast.ckpt.errors import MismatchError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.store.new_folder import NewFolder
+from holdfast.ckpt.store.refusals import refusals
 from holdfast.ckpt.types import Json
 
 FILE_BYTES: Final = 256 << 20
@@ -132,7 +132,7 @@ class DcpSink(Closing):
         """Write the rest and the metadata, and move the directory to its final path."""
         assert self._writer is not None and self._folder is not None, "call begin() first"
         self._flush()
-        with _refusals(self._path):
+        with refusals(self._path, "write it"):
             self._writer.finish(self._metadata, [self._results])
         self._folder.publish()
 
@@ -155,7 +155,7 @@ class DcpSink(Closing):
         plan = SavePlan(items, storage_data=torch_private.storage_prefix(f"__{self._files}_"))
         self._files += 1
         others = {names[0]: names[1:] for names in self._names.values()}
-        with _refusals(self._path):
+        with refusals(self._path, "write it"):
             written = self._writer.write_data(plan, _GivenPlanner(data)).wait()
         for result in written:
             self._results.append(result)
@@ -187,13 +187,3 @@ def _item(index: MetadataIndex, metadata: Metadata, tensor: torch.Tensor) -> Wri
     chunk = ChunkStorageMetadata(offsets=index.offset, sizes=tensor.size())
     data = TensorWriteData(chunk=chunk, properties=found.properties, size=found.size)
     return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
-
-
-@contextmanager
-def _refusals(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot write it: {error.strerror}; make room there or choose another target"
-        ) from error

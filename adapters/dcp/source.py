@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 import threading
 from collections.abc import Mapping
@@ -23,11 +24,14 @@ from holdfast.adapters.dcp import names
 from holdfast.adapters.dcp.metadata import read_metadata
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.convert.interchange import nbytes_of
+from holdfast.ckpt.convert.torch_save import UNREADABLE
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.ckpt.geometry.grid import fault_of_cover
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.store.regular import opened
 from holdfast.ckpt.types import Json
 
 if TYPE_CHECKING:
@@ -35,8 +39,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError)
-"""Errors of ``torch.load`` for bytes that ``torch.save`` did not write."""
+_UNREADABLE = (pickle.UnpicklingError, *UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,12 @@ class DcpSource(Closing):
             raise StateError(
                 f"{self.origin}: {fqn}: stored in a format that only its writer can read"
             )
-        if Path(info.relative_path).name != info.relative_path or info.offset < 0:
-            raise CorruptError(f"{self.origin}: {fqn}: lies at {info.relative_path!r}, outside it")
+        path = getattr(info, "relative_path", None)
+        place = getattr(info, "offset", None), getattr(info, "length", None)
+        if not isinstance(path, str) or path in ("", ".", "..") or Path(path).name != path:
+            raise CorruptError(f"{self.origin}: {fqn}: lies at {path!r}, outside it")
+        if not all(isinstance(each, int) and 0 <= each < 1 << 62 for each in place):
+            raise CorruptError(f"{self.origin}: {fqn}: lies at {place} of {path}; save again")
         if getattr(info, "transform_descriptors", None):
             raise StateError(
                 f"{self.origin}: {fqn}: stored through the extension "
@@ -118,7 +125,13 @@ class DcpSource(Closing):
             raise CorruptError(
                 f"{self.origin}: {fqn}: its chunks are not the whole tensor: {fault}; save again"
             )
-        return TensorSpec(fqn=fqn, dtype=name, shape=shape)
+        spec = TensorSpec(fqn=fqn, dtype=name, shape=shape)
+        held = sum(item.info.length for item in self._items[fqn])
+        if held < nbytes_of(spec):
+            raise CorruptError(
+                f"{self.origin}: {fqn}: {nbytes_of(spec)} bytes, {held} are stored; save again"
+            )
+        return spec
 
     def _values(self, metadata: Metadata) -> dict[str, Json]:
         objects = {
@@ -136,22 +149,29 @@ class DcpSource(Closing):
             raise CorruptError(f"{self.origin}: {fqn}: no file stores it; save again")
         info = self._items[fqn][0].info
         try:
-            with (self._path / info.relative_path).open("rb") as file:
+            with self._opened(fqn, info) as file:
                 return torch.load(_slice(file, info), map_location="cpu", weights_only=True)
-        except FileNotFoundError as error:
-            raise self._absent(fqn, info) from error
         except _UNREADABLE as error:
             raise StateError(
                 f"{self.origin}: {fqn}: is no plain value that torch.load(weights_only=True) "
-                f"admits ({str(error).splitlines()[0]}); turn it into tensors or plain values and "
+                f"admits ({_first_line(error)}); turn it into tensors or plain values and "
                 "save again"
             ) from error
 
-    def _absent(self, fqn: str, info: StorageInfo) -> CorruptError:
-        return CorruptError(
-            f"{self._path / info.relative_path}: the file is missing, and the metadata lists "
-            f"{fqn} in it; restore the file from a copy"
-        )
+    def _opened(self, fqn: str, info: StorageInfo) -> IO[bytes]:
+        """Open an item's file. Raises ``CorruptError`` if it is missing or ends before the item."""
+        path = self._path / info.relative_path
+        try:
+            file = opened(path)
+        except NotFoundError as error:
+            raise CorruptError(
+                f"{path}: the file is missing, and the metadata lists {fqn} in it; restore the "
+                "file from a copy"
+            ) from error
+        if info.offset + info.length > os.fstat(file.fileno()).st_size:
+            file.close()
+            raise self._damaged(fqn, info, "is cut off")
+        return file
 
     def read(self, fqn: str, box: Box) -> memoryview:
         """Return the C-order little-endian bytes of a box of a tensor.
@@ -179,16 +199,18 @@ class DcpSource(Closing):
     def _map_array(self, fqn: str, item: _Stored) -> Array:
         data, info = self._map(fqn, item.info), item.info
         try:
-            with (self._path / info.relative_path).open("rb") as file, torch_private.without_data():
+            with self._opened(fqn, info) as file, torch_private.without_data():
                 tensor = torch.load(_slice(file, info), weights_only=True)  # gives their place
             start = info.offset + torch_private.offset_in_file(tensor)
         except _UNREADABLE as error:
-            raise self._damaged(fqn, info, str(error).splitlines()[0]) from error
+            raise self._damaged(fqn, info, _first_line(error)) from error
         spec = self.specs[fqn]
         found = (torch_dtypes.NAME_OF.get(tensor.dtype), tuple(tensor.shape))
         if found != (spec.dtype, item.box.shape):
             raise self._damaged(fqn, info, f"holds {found}, not {(spec.dtype, item.box.shape)}")
         itemsize = tensor.dtype.itemsize
+        if tensor.numel() * itemsize > info.length:
+            raise self._damaged(fqn, info, f"has {info.length} bytes for {found}")
         last = sum(n * (extent - 1) for n, extent in zip(tensor.stride(), found[1], strict=True))
         first = start + tensor.storage_offset() * itemsize
         if first + (last + 1) * itemsize > len(data):
@@ -210,10 +232,8 @@ class DcpSource(Closing):
     def _map(self, fqn: str, info: StorageInfo) -> mmap.mmap:
         if info.relative_path not in self._maps:
             try:
-                with (self._path / info.relative_path).open("rb") as file:
+                with self._opened(fqn, info) as file:
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except FileNotFoundError as error:
-                raise self._absent(fqn, info) from error
             except ValueError as error:  # an empty file
                 raise self._damaged(fqn, info, "is cut off") from error
             self._maps[info.relative_path] = mapped
@@ -225,6 +245,10 @@ class DcpSource(Closing):
         for mapped in self._maps.values():
             mapped.close()
         self._maps.clear()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _slice(file: IO[bytes], info: StorageInfo) -> IO[bytes]:

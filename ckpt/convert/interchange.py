@@ -18,6 +18,7 @@ from itertools import product
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt.format.wellformed import fault_of_shape
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.grid import whole
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
@@ -236,6 +237,7 @@ def transfer(
     """
     started, budget = time.perf_counter(), TransferBudget.of(memory_bytes)
     chosen = choose(source, select)
+    _check_shapes(chosen, origin=source.origin)
     sink.begin(chosen.specs, aliases=chosen.aliases, values=chosen.values, step=step)
     if isinstance(sink, OrderedSink):
         pieces = sink.pieces(budget.piece_bytes)
@@ -257,6 +259,15 @@ def transfer(
         bytes=nbytes,
         seconds=time.perf_counter() - started,
     )
+
+
+def _check_shapes(chosen: TransferSelection, *, origin: str) -> None:
+    """Refuse tensors that cannot exist, whatever their source says, before anything is made."""
+    for fqn, spec in chosen.specs.items():
+        if fault := fault_of_shape(spec.shape, None, itemsize=itemsize_of(spec)):
+            raise CorruptError(
+                f"{origin}: tensor {chosen.stored[fqn]}: {fault}; restore it from a copy"
+            )
 
 
 def in_order(specs: Mapping[str, TensorSpec], *, most_bytes: int) -> Iterator[Piece]:

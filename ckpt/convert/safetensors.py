@@ -155,10 +155,9 @@ def _files_of(store: Store) -> tuple[list[str], dict[str, str]]:
     if len(indexes) > 1 and INDEX not in indexes:
         raise NotFoundError(f"{store.where('')}: {', '.join(indexes)}; keep one of them there")
     origin = store.where(chosen)
-    if (size := store.size(chosen) or 0) > _INDEX_MOST:
-        raise CorruptError(f"{origin}: {size} bytes are too many for an index")
     try:
-        expected = msgspec.json.decode(store.read(chosen), type=_Index).weight_map
+        data = store.read(chosen, most_bytes=_INDEX_MOST)
+        expected = msgspec.json.decode(data, type=_Index).weight_map
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptError(f"{origin}: not an index of safetensors files: {error}") from error
     files = sorted(set(expected.values()))

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -22,15 +23,33 @@ from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.box_files import split_place
 from holdfast.ckpt.convert.filling import Handover
 from holdfast.ckpt.convert.interchange import itemsize_of, nbytes_of
-from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError, StoreError
+from holdfast.ckpt.errors import CorruptError, MismatchError, StateError, StoreError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.local_boxes import check_tensor
 from holdfast.ckpt.state.names import join
 from holdfast.ckpt.store.places import scheme_of
+from holdfast.ckpt.store.refusals import refusals
+from holdfast.ckpt.store.regular import open_regular
 from holdfast.ckpt.types import Json
 
 _PART_BYTES: Final = 8 << 20
+_PICKLE_BYTES: Final = 1 << 30
+"""The most bytes of the part that is unpickled: names and plain values."""
+_SPARE_BYTES: Final = 256 << 20
+_MOST_ENTRIES: Final = 10_000_000
+UNREADABLE: Final = (
+    RuntimeError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    MemoryError,
+)
+"""Errors of ``torch.load`` for bytes that ``torch.save`` did not write."""
 _TYPE: Final = re.compile(r"(?:GLOBAL|class|type) ([A-Za-z_][\w.]*)")
 
 
@@ -48,28 +67,38 @@ class TorchSaveSource(Closing):
         self.aliases: dict[str, str] = {}
         self.values: dict[str, Json] = {}
         self._first: dict[object, str] = {}
-        self._walk("", _load(path, self.origin), depth=0)
+        if scheme_of(path):
+            raise StoreError(f"{path}: torch.save files are read from directories; copy it first")
+        content, file_bytes = _load(Path(path), self.origin)
+        # Views of one memory may be stored apart, within reason: a view can claim any size.
+        self._most_bytes = self._left_bytes = 2 * file_bytes + _SPARE_BYTES
+        self._entries = _Entries(self.origin)
+        if self._entries.count(content) > _MOST_ENTRIES:
+            raise StateError(
+                f"{self.origin}: has more than {_MOST_ENTRIES} entries, where those that occur "
+                "several times are counted as often; save it with fewer"
+            )
+        self._walk("", content)
         self.specs: Mapping[str, TensorSpec] = {
             fqn: TensorSpec(fqn=fqn, dtype=torch_dtypes.NAME_OF[t.dtype], shape=tuple(t.shape))
             for fqn, t in self._tensors.items()
         }
 
-    def _walk(self, name: str, value: object, *, depth: int) -> None:
-        if depth > plain.MAX_DEPTH:
-            raise StateError(f"{self.origin}: {name}: nested too deeply; flatten it")
+    def _walk(self, name: str, value: object) -> None:
+        holds_tensors = self._entries.holds_tensors(value)
         if isinstance(value, torch.Tensor):
             self._tensor(name or "tensor", value)
-        elif isinstance(value, Mapping) and (not name or _holds_tensors(value)):
+        elif isinstance(value, Mapping) and (not name or holds_tensors):
             for key, item in value.items():
                 if not isinstance(key, str | int) or key == "":
                     raise StateError(
                         f"{self.origin}: {name}: key {key!r} is not a non-empty string or an "
                         "integer"
                     )
-                self._walk(join(name, str(key)), item, depth=depth + 1)
-        elif name and isinstance(value, list | tuple) and _holds_tensors(value):
+                self._walk(join(name, str(key)), item)
+        elif name and isinstance(value, list | tuple) and holds_tensors:
             for number, item in enumerate(value):
-                self._walk(join(name, str(number)), item, depth=depth + 1)
+                self._walk(join(name, str(number)), item)
         elif not name:
             raise StateError(f"{self.origin}: holds a {type(value).__name__}, a dict is needed")
         else:
@@ -87,6 +116,13 @@ class TorchSaveSource(Closing):
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
         first = self._first.setdefault(place, name) if tensor.numel() else name
         if first == name:
+            self._left_bytes -= tensor.numel() * tensor.itemsize
+            if self._left_bytes < 0:
+                raise StateError(
+                    f"{self.origin}: with {name} {list(tensor.shape)} its tensors have more than "
+                    f"{self._most_bytes} bytes, far more than the file: they are views of one "
+                    "memory. Save them after .contiguous(), if they are meant to be so large"
+                )
             self._tensors[name] = tensor
         else:
             self.aliases[name] = first
@@ -102,21 +138,45 @@ class TorchSaveSource(Closing):
         self._tensors.clear()
 
 
-def _holds_tensors(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return any(_holds_tensors(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(_holds_tensors(item) for item in value)
-    return isinstance(value, torch.Tensor)
+class _Entries:
+    """The sizes of what a file holds, each object looked at once, however often it occurs."""
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._counts: dict[int, int] = {}
+        self._with_tensors: set[int] = set()
+
+    def count(self, value: object, *, depth: int = 0) -> int:
+        """Return the number of entries in a tree. Raises ``StateError`` if it is too deep."""
+        if isinstance(value, torch.Tensor):
+            self._with_tensors.add(id(value))
+            return 1
+        if not isinstance(value, Mapping | list | tuple):
+            return 1
+        if depth > plain.MAX_DEPTH:  # as is one that holds itself
+            raise StateError(
+                f"{self._origin}: nested deeper than {plain.MAX_DEPTH} levels; flatten it"
+            )
+        if (known := self._counts.get(id(value))) is None:
+            items = list(value.values()) if isinstance(value, Mapping) else value
+            known = 1 + sum(self.count(item, depth=depth + 1) for item in items)
+            self._counts[id(value)] = known
+            if any(map(self.holds_tensors, items)):
+                self._with_tensors.add(id(value))
+        return known
+
+    def holds_tensors(self, value: object) -> bool:
+        """Say whether a tree that was counted is or has a tensor."""
+        return id(value) in self._with_tensors
 
 
-def _load(path: str | Path, origin: str) -> object:
-    if scheme_of(path):
-        raise StoreError(f"{path}: torch.save files are read from directories; copy it first")
+def _load(path: Path, origin: str) -> tuple[object, int]:
+    """Return a file's content, its tensors mapped, and its size in bytes."""
+    fd, file_bytes = open_regular(path)
+    with os.fdopen(fd, "rb") as file:
+        _check_archive(file, origin)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path}: no such file; check the path") from error
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True), file_bytes
     except pickle.UnpicklingError as error:
         found = _TYPE.search(str(error))
         what = f"an object of type {found[1]}" if found else "an object that is not a tensor"
@@ -124,11 +184,33 @@ def _load(path: str | Path, origin: str) -> object:
             f"{origin}: holds {what}, which is refused: only tensors and plain values load without "
             "running code. Save the state dict alone, in the program that wrote the file"
         ) from error
-    except (RuntimeError, ValueError, EOFError, KeyError) as error:
+    except UNREADABLE as error:
         raise CorruptError(
             f"{origin}: torch cannot read it ({_first_line(error)}); fetch it again, or, if it is "
             "of the format before torch 1.6, load it and save it again"
         ) from error
+
+
+def _check_archive(file: IO[bytes], origin: str) -> None:
+    """Refuse an archive that is larger in memory than on the disk: torch.save stores bytes as is.
+
+    A file that is no archive is of an older format, or damaged: torch says which.
+    """
+    try:
+        parts = zipfile.ZipFile(file).infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, RuntimeError):
+        return
+    for part in parts:
+        if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size:
+            raise CorruptError(
+                f"{origin}: its part {part.filename!r} is compressed, which torch.save never does; "
+                "fetch it again, or unpack it and pack it without compression"
+            )
+        if part.filename.endswith(".pkl") and part.file_size > _PICKLE_BYTES:
+            raise CorruptError(
+                f"{origin}: its part {part.filename!r} has {part.file_size} bytes, at most "
+                f"{_PICKLE_BYTES} are read; save fewer plain values with the tensors"
+            )
 
 
 def _first_line(error: BaseException) -> str:
@@ -220,15 +302,11 @@ class TorchSaveSink(Closing):
 
 def _room(folder: Path, nbytes: int) -> mmap.mmap:
     """Return the mapping of a new nameless file in ``folder``."""
-    try:
+    with refusals(folder, f"make a file of {nbytes} bytes in it"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, nbytes)
             return mmap.mmap(file.fileno(), nbytes)
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: no room for {nbytes} bytes ({error.strerror}); choose another place"
-        ) from error
 
 
 class _Stream:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
@@ -20,12 +22,28 @@ from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.store.base import SMALL_FILE_BYTES
+from holdfast.ckpt.store.regular import open_regular
 from holdfast.ckpt.types import Json, learn
 from holdfast.ckpt.zarr.types import register
 
 Array: TypeAlias = "zarr.Array[Any]"
 Missing: TypeAlias = Literal["error", "fill"]
 
+_CHUNK_BYTES: Final = 16 << 30
+_DAMAGED: Final = (
+    ValueError,
+    TypeError,
+    RuntimeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    OSError,
+)
+"""Errors of zarr-python, its codecs and NumPy for metadata and chunks that make no sense."""
 _DOCUMENTS: Final = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"}
 
 _TORCH_NAMES: Final = {
@@ -50,19 +68,26 @@ class _Attributes(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Json] = {}
 
 
-class _Strict(WrapperStore[LocalStore]):
-    """A store in which a missing chunk is an error."""
+class _Checked(WrapperStore[LocalStore]):
+    """A store of regular files, none larger than it can be; a missing chunk may be an error."""
+
+    strict = True
+    chunk_bytes = SMALL_FILE_BYTES
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        found = await super().get(key, prototype, byte_range)
-        if found is None and key.rpartition("/")[2] not in _DOCUMENTS:
+        path, is_document = self._store.root / key, key.rpartition("/")[2] in _DOCUMENTS
+        if not path.exists():
+            if is_document or not self.strict:
+                return None
             raise CorruptError(
-                f"{self._store.root}/{key}: missing; restore it from a copy, or read missing "
-                "chunks as the fill value (missing='fill')"
+                f"{path}: missing; restore it from a copy, or read missing chunks as the fill "
+                "value (missing='fill')"
             )
-        return found
+        most = None if byte_range else SMALL_FILE_BYTES if is_document else self.chunk_bytes
+        os.close(open_regular(path, most_bytes=most)[0])
+        return await super().get(key, prototype, byte_range)
 
 
 class ZarrDirectorySource(Closing):
@@ -81,8 +106,9 @@ class ZarrDirectorySource(Closing):
         register()
         self._path = Path(path).absolute()
         self.origin = f"Zarr directory {self._path}"
-        store = LocalStore(self._path, read_only=True)
-        root = _opened(store if missing == "fill" else _Strict(store), self._path)
+        store = _Checked(LocalStore(self._path, read_only=True))
+        store.strict = missing == "error"
+        root = _opened(store, self._path)
         ours = "holdfast" in root.attrs
         said = _attributes(root, self.origin) if ours else _Attributes(holdfast=_Said())
         self.step, self.aliases = said.holdfast.step, said.holdfast.aliases
@@ -96,11 +122,22 @@ class ZarrDirectorySource(Closing):
                     "rename one of them"
                 )
             self._arrays[fqn] = array
+            store.chunk_bytes = max(store.chunk_bytes, 2 * self._chunk_bytes(fqn, array))
         self.specs: Mapping[str, TensorSpec] = {
             fqn: TensorSpec(fqn=fqn, dtype=self._dtype(fqn, array), shape=array.shape)
             for fqn, array in self._arrays.items()
         }
         self._check_aliases()
+
+    def _chunk_bytes(self, fqn: str, array: Array) -> int:
+        """Return the bytes of one chunk, which are in memory at once."""
+        nbytes = prod(array.chunks) * array.dtype.itemsize
+        if nbytes > _CHUNK_BYTES:
+            raise MismatchError(
+                f"{self.origin}: array {array.path or fqn}: a chunk {list(array.chunks)} has "
+                f"{nbytes} bytes, at most {_CHUNK_BYTES} are read: write it with smaller chunks"
+            )
+        return nbytes
 
     def _check_aliases(self) -> None:
         for alias, fqn in self.aliases.items():
@@ -138,7 +175,7 @@ class ZarrDirectorySource(Closing):
             return memoryview(b"")
         try:
             found = np.asarray(array[box.slices])
-        except (ValueError, TypeError, RuntimeError, OSError) as error:
+        except _DAMAGED as error:
             raise CorruptError(
                 f"{self._path / array.path}: a chunk of {box} cannot be read: {error}; restore "
                 "the directory from a copy"
@@ -158,8 +195,15 @@ def _opened(store: Any, path: Path) -> zarr.Group | Array:
             f"{path}: there is no Zarr array or group; check the path, and that it is a "
             "directory with a zarr.json"
         ) from error
-    except ValueError as error:
-        raise CorruptError(f"{path}: not a Zarr group: {error}") from error
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CorruptError:
+    return CorruptError(
+        f"{path}: not a Zarr group that can be read ({type(error).__name__}: {error}); restore the "
+        "directory from a copy"
+    )
 
 
 def _attributes(root: zarr.Group | Array, origin: str) -> _Attributes:
@@ -175,7 +219,11 @@ def _attributes(root: zarr.Group | Array, origin: str) -> _Attributes:
 def _walk(root: zarr.Group | Array, path: Path) -> Iterator[tuple[str, Array]]:
     """Yield every array with its path; a lone array has its directory's name."""
     if isinstance(root, zarr.Group):
-        for name, node in sorted(root.members(max_depth=None)):
+        try:
+            members = sorted(root.members(max_depth=None))
+        except _DAMAGED as error:
+            raise _unreadable(path, error) from error
+        for name, node in members:
             if isinstance(node, zarr.Array):
                 yield name, node
     else:

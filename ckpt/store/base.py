@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from typing_extensions import Buffer, TypeIs
+
+SMALL_FILE_BYTES: Final = 1 << 30
+"""The most bytes of a file that is read in one piece. Ours hold far less: a manifest of a million
+tensors has 100 MiB."""
 
 
 class Readable(Protocol):
@@ -75,8 +79,11 @@ class Store(Protocol):
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None when it does not exist."""
 
-    def read(self, name: str) -> bytes:
-        """Return a small file's bytes."""
+    def read(self, name: str, *, most_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        """Return a small file's bytes.
+
+        Raises ``CorruptError``, before it reads them, if there are more than ``most_bytes``.
+        """
 
     def open(self, name: str) -> Readable:
         """Open a file for ranged reads."""

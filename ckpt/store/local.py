@@ -14,7 +14,6 @@ import fcntl
 import functools
 import itertools
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -22,9 +21,11 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError, UnsafePathError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, UnsafePathError
 from holdfast.ckpt.store import direct
-from holdfast.ckpt.store.base import Part, Unpublished
+from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Part, Unpublished
+from holdfast.ckpt.store.refusals import refusals
+from holdfast.ckpt.store.regular import open_regular
 
 _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
@@ -37,39 +38,11 @@ _WRITE: Final = 2
 
 _serial = itertools.count()
 
-_ROOM: Final = "make room there or choose another place; nothing committed before is harmed"
-_RIGHTS: Final = "change the permissions or choose a place that can be written"
-_REMEDIES: Final = {
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another file system",
-    errno.EROFS: "choose a place that can be written",
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.ENOTDIR: "a part of the path is a file: choose another path",
-    errno.EISDIR: "a file was needed there: choose another path",
-    errno.ENAMETOOLONG: "choose a shorter path",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EIO: "the disk fails: choose another place",
-}
-
-
-@contextlib.contextmanager
-def _refusals(path: Path, doing: str) -> Iterator[None]:
-    """Turn system errors into ``StoreError`` with the path and a remedy."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path}: not there (cannot {doing}); check the path") from error
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "see the system's message and try again")
-        raise StoreError(f"{path}: cannot {doing}: {error.strerror}; {remedy}") from error
-
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Like `_refusals`; bytes that the disk cannot return count as damaged: use another copy."""
-    with _refusals(path, "read it"):
+    """Like `refusals`; bytes that the disk cannot return count as damaged: use another copy."""
+    with refusals(path, "read it", reading=True):
         try:
             yield
         except OSError as error:
@@ -94,15 +67,9 @@ class LocalFile:
 
     run_bytes = 1 << 20
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, most_bytes: int | None = None) -> None:
         self._path, self._fd = path, -1
-        with _refusals(path, "open it for reading"):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            found = os.fstat(self._fd)
-        if not stat.S_ISREG(found.st_mode):
-            self.close()
-            raise CorruptError(f"{path}: it is not a regular file; restore the original")
-        self.nbytes = found.st_size
+        self._fd, self.nbytes = open_regular(path, most_bytes=most_bytes)
 
     def read_into(self, buffers: Sequence[Buffer], at: int) -> int:
         """Fill ``buffers`` from offset ``at``; return the bytes read."""
@@ -153,7 +120,7 @@ class LocalStore:
         """Return the names in the folder ``prefix``, without temporary files."""
         path = self._path(prefix)
         try:
-            with _refusals(path, "list it"):
+            with refusals(path, "list it", reading=True):
                 return sorted(p.name for p in path.iterdir() if p.suffix != _TEMPORARY)
         except NotFoundError:
             return []
@@ -161,14 +128,14 @@ class LocalStore:
     def size(self, name: str) -> int | None:
         """Return a file's size, None when it does not exist."""
         try:
-            with _refusals(self._path(name), "look at it"):
+            with refusals(self._path(name), "look at it", reading=True):
                 return self._path(name).stat().st_size
         except NotFoundError:
             return None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, most_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """Return a file's bytes."""
-        with contextlib.closing(LocalFile(self._path(name))) as file:
+        with contextlib.closing(LocalFile(self._path(name), most_bytes=most_bytes)) as file:
             data = bytearray(file.nbytes)
             return bytes(memoryview(data)[: file.read_into([data], 0)])
 
@@ -184,7 +151,7 @@ class LocalStore:
     def _publish(self, path: Path, write: Callable[[int], int]) -> int:
         with self._temporary(path) as (temporary, fd):
             size = write(fd)
-            with _refusals(path, "write it"):
+            with refusals(path, "write it"):
                 os.fsync(fd)
                 temporary.rename(path)
                 _fsync_directory(path.parent)
@@ -200,7 +167,7 @@ class LocalStore:
         path = self._path(name)
         with self._temporary(path) as (temporary, fd):
             _write_all(fd, [data], path)
-            with _refusals(path, "write it"):
+            with refusals(path, "write it"):
                 os.fsync(fd)
             with self._locked(path.parent):
                 try:
@@ -209,7 +176,7 @@ class LocalStore:
                     found = None
                 if found != expected:
                     return False
-                with _refusals(path, "write it"):
+                with refusals(path, "write it"):
                     temporary.rename(path)
                     _fsync_directory(path.parent)
         return True
@@ -223,7 +190,7 @@ class LocalStore:
             path = self._path(str(folder))
             with (
                 contextlib.suppress(NotFoundError),
-                _refusals(path, "remove files in it"),
+                refusals(path, "remove files in it"),
                 self._folder(folder) as fd,
             ):
                 for file in files:
@@ -235,7 +202,7 @@ class LocalStore:
         inside = PurePosixPath(folder)
         with (
             contextlib.suppress(NotFoundError),
-            _refusals(self._path(folder), "remove it"),
+            refusals(self._path(folder), "remove it"),
         ):
             for place, _, _ in os.walk(self._path(folder), topdown=False):
                 below = inside / PurePosixPath(place).relative_to(self._path(folder))
@@ -249,7 +216,7 @@ class LocalStore:
         """Remove the temporary files of writers that are gone."""
         with (
             contextlib.suppress(NotFoundError),
-            _refusals(self._path(folder), "clean it"),
+            refusals(self._path(folder), "clean it"),
             self._folder(PurePosixPath(folder)) as fd,
         ):
             _sweep(fd)
@@ -259,7 +226,7 @@ class LocalStore:
         path = self._path(folder)
         with (
             contextlib.suppress(NotFoundError),
-            _refusals(path, "list it"),
+            refusals(path, "list it"),
             self._folder(PurePosixPath(folder)) as fd,
         ):
             return [
@@ -291,10 +258,10 @@ class LocalStore:
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
         """Lock a folder against other processes that can see it."""
-        with _refusals(path, "lock it"):
+        with refusals(path, "lock it"):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with _refusals(path, "lock it"):
+            with refusals(path, "lock it"):
                 fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
@@ -303,10 +270,10 @@ class LocalStore:
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, int]]:
         """Yield a locked new file beside ``path``; afterwards it is removed (or renamed)."""
-        with _refusals(path.parent, "write in it"):
+        with refusals(path.parent, "write in it"):
             fresh, temporary, fd = _new_file(path)
         try:
-            with _refusals(path.parent, "write in it"):
+            with refusals(path.parent, "write in it"):
                 for folder in fresh:
                     _fsync_directory(folder.parent)
                 with self._folder(PurePosixPath(path.relative_to(self.root).parent)) as inside:
@@ -330,7 +297,7 @@ class DirectStore(LocalStore):
         path = self._path(name)
 
         def write(fd: int) -> int:
-            with _refusals(path, "write it"):
+            with refusals(path, "write it"):
                 return direct.write_all(fd, parts)
 
         return self._publish(path, write)
@@ -432,7 +399,7 @@ def _write_all(fd: int, parts: Iterable[Buffer], path: Path) -> int:
     def flush() -> None:
         nonlocal batch, started
         left = batch
-        with _refusals(path, "write it"):
+        with refusals(path, "write it"):
             while left:
                 left = _behind(left, os.writev(fd, left[:_IOV_MAX]))
         if size - started >= _BATCH_BYTES:

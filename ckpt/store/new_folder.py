@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.refusals import refusals
 
 _PARTIAL: Final = ".partial"
 _THREADS: Final = 4
@@ -39,7 +40,7 @@ class NewFolder(Closing):
             raise StoreError(f"{target}: only a directory of this machine can be written here")
         self._refuse_existing()
         self.path = self.target.parent / f".{self.target.name}.{tag}{_PARTIAL}"
-        with _refusals(self.path):
+        with refusals(self.path, "write it"):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._remove_others()
             self.path.mkdir(exist_ok=True)
@@ -73,7 +74,7 @@ class NewFolder(Closing):
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write a file of the directory, with its folders. It is durable once published."""
         path = self.path / name
-        with _refusals(path):
+        with refusals(path, "write it"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb", buffering=0) as file:
                 for part in parts:
@@ -86,7 +87,7 @@ class NewFolder(Closing):
         room.
         """
         path = self.path / name
-        with _refusals(path):
+        with refusals(path, "write it"):
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
@@ -96,12 +97,12 @@ class NewFolder(Closing):
     def append(self, name: str, data: Buffer) -> None:
         """Write behind the end of a file."""
         path = self.path / name
-        with _refusals(path), path.open("ab", buffering=0) as file:
+        with refusals(path, "write it"), path.open("ab", buffering=0) as file:
             _write_all(file.fileno(), data)
 
     def publish(self) -> None:
         """Make all files durable and give the directory its name: now it becomes visible."""
-        with _refusals(self.target):
+        with refusals(self.target, "write it"):
             folders: list[Path] = []
             files: list[Path] = []
             for folder, _, names in os.walk(self.path, topdown=False):
@@ -119,7 +120,7 @@ class NewFolder(Closing):
     def close(self) -> None:
         """Remove the directory unless it was published."""
         if self._lock >= 0:
-            with _refusals(self.path):
+            with refusals(self.path, "write it"):
                 shutil.rmtree(self.path)
             self._release()
 
@@ -160,13 +161,3 @@ def _fsync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-@contextlib.contextmanager
-def _refusals(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot write it: {error.strerror}; make room there or choose another place"
-        ) from error

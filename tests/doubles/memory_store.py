@@ -9,7 +9,8 @@ from hashlib import sha256
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.ckpt.store.base import Unpublished
+from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Unpublished
+from holdfast.ckpt.store.regular import check_size
 
 
 class MemoryFile:
@@ -60,12 +61,13 @@ class MemoryStore:
             data = self._files.get(name)
         return None if data is None else len(data)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, most_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """Return a file's bytes."""
         with self._lock:
             data = self._files.get(name)
         if data is None:
             raise NotFoundError(f"{self.where(name)}: not there (cannot read it); check the path")
+        check_size(self.where(name), len(data), most_bytes=most_bytes)
         return data
 
     def open(self, name: str) -> MemoryFile:

@@ -33,6 +33,7 @@ from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import ROW_SUFFIX, RowFile
 from holdfast.ckpt.private import is_private, make_private
 from holdfast.ckpt.store import direct
+from holdfast.ckpt.store.refusals import remedy_of
 from holdfast.ckpt.types import learn
 
 KEEP: Final = 2
@@ -157,7 +158,7 @@ class SpillDirectory:
         except OSError as error:
             raise StoreError(
                 f"{self._directory}: step {held.step} cannot be spilled: "
-                f"{error.strerror or error}; make room there or choose another disk"
+                f"{error.strerror or error}; {remedy_of(error)}"
             ) from error
         return snapshot
 

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import InternalError, NotFoundError, StoreError
+from holdfast.ckpt.store.regular import check_size
 from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
 from holdfast.ckpt.store.s3.errors import status_of
 from holdfast.ckpt.store.s3.unfinished import UploadTarget
@@ -67,20 +68,27 @@ def _pieces(views: Views, nbytes: int, piece: int) -> Iterator[tuple[int, list[m
                 start, found = at, []
 
 
-def fetch(connection: S3Connection, target: UploadTarget) -> tuple[bytes, str]:
+def fetch(
+    connection: S3Connection, target: UploadTarget, *, most_bytes: int | None = None
+) -> tuple[bytes, str]:
     """Return an object's bytes and its version."""
     return connection.send(
-        lambda deadline: fetch_once(connection, target, deadline),
+        lambda deadline: fetch_once(connection, target, deadline, most_bytes=most_bytes),
         where=target.where,
         doing="read it",
     )
 
 
 def fetch_once(
-    connection: S3Connection, target: UploadTarget, deadline: Deadline
+    connection: S3Connection,
+    target: UploadTarget,
+    deadline: Deadline,
+    *,
+    most_bytes: int | None = None,
 ) -> tuple[bytes, str]:
     """Like `fetch`, in one attempt: raises the errors of boto3."""
     reply = connection.client.get_object(**target.address)
+    check_size(target.where, reply["ContentLength"], most_bytes=most_bytes)
     data = bytearray(reply["ContentLength"])
     Sink([memoryview(data)]).receive(reply, deadline)
     return bytes(data), str(reply["ETag"]).strip('"')

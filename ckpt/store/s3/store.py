@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.base import Unpublished
+from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Unpublished
 from holdfast.ckpt.store.s3.calls import Deadline, S3Connection, connect
 from holdfast.ckpt.store.s3.conditions import PROBE, replace
 from holdfast.ckpt.store.s3.config import S3Config
@@ -89,9 +89,9 @@ class S3Store:
 
         return self._connection.send(request, where=target.where, doing="look at it")
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, most_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """Return a small file's bytes."""
-        return self.fetch(name)[0]
+        return fetch(self._connection, self._file(name), most_bytes=most_bytes)[0]
 
     def open(self, name: str) -> S3File:
         """Open a file for ranged reads."""
@@ -103,7 +103,7 @@ class S3Store:
 
     def fetch(self, name: str) -> tuple[bytes, str]:
         """Return a small file's bytes and their ETag."""
-        return fetch(self._connection, self._file(name))
+        return fetch(self._connection, self._file(name), most_bytes=SMALL_FILE_BYTES)
 
     def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
         """Publish a small file if its ETag is ``expected``; say whether it was published.

@@ -242,11 +242,107 @@ def test_damaged_directories_are_named(tmp_path: Path) -> None:
     def larger(metadata: dcp.metadata.Metadata) -> None:
         found = metadata.state_dict_metadata["w"]
         assert isinstance(found, TensorStorageMetadata)
-        found.size = found.chunks[0].sizes = torch.Size([400])
+        found.size = found.chunks[0].sizes = torch.Size([100])
 
     change_metadata(fresh("e"), larger)
     with pytest.raises(CorruptError, match=r"holds \('float32', \(40,\)\), not"):
-        DcpSource(tmp_path / "e").read("w", whole((400,)))
+        DcpSource(tmp_path / "e").read("w", whole((100,)))
+
+
+@pytest.mark.parametrize("opcode", [b"r", b"p"])
+def test_nine_bytes_cannot_claim_gigabytes(tmp_path: Path, opcode: bytes) -> None:
+    number = (2**31 - 1).to_bytes(4, "little") if opcode == b"r" else b"2147483647\n"
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02N" + opcode + number + b".")
+    with pytest.raises(CorruptError, match="memo entry 2147483647 of 0"):
+        DcpSource(tmp_path)
+
+
+def test_every_protocol_of_pickle_is_read(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(40), "n": 1}, checkpoint_id=tmp_path)
+    found = pickle.loads((tmp_path / ".metadata").read_bytes())
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(found, protocol=protocol))
+        assert list(DcpSource(tmp_path).specs) == ["w"]
+
+
+def _set(**fields: Any) -> Callable[[dcp.metadata.Metadata], None]:
+    def change(metadata: dcp.metadata.Metadata) -> None:
+        for name, value in fields.items():
+            setattr(metadata, name, value)
+
+    return change
+
+
+def _tensor(**fields: Any) -> Callable[[dcp.metadata.Metadata], None]:
+    def change(metadata: dcp.metadata.Metadata) -> None:
+        for name, value in fields.items():
+            setattr(metadata.state_dict_metadata["w"], name, value)
+
+    return change
+
+
+def _place(**fields: Any) -> Callable[[dcp.metadata.Metadata], None]:
+    def change(metadata: dcp.metadata.Metadata) -> None:
+        (index,) = (each for each in metadata.storage_data if each.fqn == "w")
+        for name, value in fields.items():
+            setattr(metadata.storage_data[index], name, value)
+
+    return change
+
+
+def _large(metadata: dcp.metadata.Metadata) -> None:
+    huge = torch.Size([2**40, 2**20])
+    _tensor(size=huge)(metadata)
+    metadata.state_dict_metadata["w"].chunks[0].sizes = huge
+    metadata.state_dict_metadata["w"].chunks[0].offsets = torch.Size([0, 0])
+    (index,) = (each for each in metadata.storage_data if each.fqn == "w")
+    metadata.storage_data[MetadataIndex("w", [0, 0])] = metadata.storage_data.pop(index)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_set(state_dict_metadata=[1, 2]), "entries are not a dict of names"),
+        (_set(state_dict_metadata={"w": 1}), "'w': is neither a tensor nor an object"),
+        (_set(storage_data=[1]), "places are not a dict of indices"),
+        (_set(storage_data={1: 2}), "places are not a dict of indices"),
+        (_set(planner_data={"w": (("x", 1.5),)}), "'w': its path is not of names"),
+        (_tensor(size=("a", None)), "'w': size .* is not a shape"),
+        (_tensor(chunks=[3]), "'w': its chunks are not boxes"),
+        (_tensor(properties=3), "'w': has no properties"),
+        (lambda m: delattr(m, "state_dict_metadata"), "no attribute 'state_dict_metadata'"),
+        (lambda m: delattr(m.state_dict_metadata["w"], "chunks"), "no attribute 'chunks'"),
+        (_place(relative_path=".."), "w: lies at '..', outside it"),
+        (_place(relative_path=3), "w: lies at 3, outside it"),
+        (_place(offset=2**62, length=2**62), "w: lies at"),
+        (_place(offset="x"), "w: lies at"),
+        (_place(length=10**9), "is cut off"),
+        (_large, r"w: \d+ bytes, \d+ are stored"),
+    ],
+)
+def test_metadata_that_claims_what_cannot_be_is_refused(
+    tmp_path: Path, change: Callable[[dcp.metadata.Metadata], None], said: str
+) -> None:
+    dcp.save({"w": torch.ones(40), "n": 1}, checkpoint_id=tmp_path)
+    change_metadata(tmp_path, change)
+    with pytest.raises((CorruptError, StateError), match=said):
+        DcpSource(tmp_path).read("w", whole((40,)))
+
+
+def test_pipes_and_devices_do_not_stop_the_reader(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(40)}, checkpoint_id=tmp_path)
+    (tmp_path / "__0_0.distcp").unlink()
+    os.mkfifo(tmp_path / "__0_0.distcp")
+    with pytest.raises(CorruptError, match="not a regular file"):
+        DcpSource(tmp_path).read("w", whole((40,)))
+    (tmp_path / "__0_0.distcp").unlink()
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/zero")
+    with pytest.raises(CorruptError, match="not a regular file"):
+        DcpSource(tmp_path).read("w", whole((40,)))
+    (tmp_path / ".metadata").unlink()
+    os.mkfifo(tmp_path / ".metadata")
+    with pytest.raises(CorruptError, match="not a regular file"):
+        DcpSource(tmp_path)
 
 
 def test_objects_that_are_not_plain_are_named(tmp_path: Path) -> None:

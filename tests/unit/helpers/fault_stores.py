@@ -8,7 +8,7 @@ from unittest import mock
 
 from typing_extensions import Buffer
 
-from holdfast.ckpt.store.base import Readable, Store, Unpublished
+from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Readable, Store, Unpublished
 
 MODULES = (
     "holdfast.ckpt.api",
@@ -46,9 +46,9 @@ class Wrapped:
         self.about_to("size", name)
         return self.inner.size(name)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, most_bytes: int = SMALL_FILE_BYTES) -> bytes:
         self.about_to("read", name)
-        return self.inner.read(name)
+        return self.inner.read(name, most_bytes=most_bytes)
 
     def open(self, name: str) -> Readable:
         self.about_to("open", name)

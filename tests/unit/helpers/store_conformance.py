@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.store.base import Store
 
 PATIENCE_S = 60.0
@@ -54,6 +54,12 @@ class StoreConformance:
         assert file.nbytes == 0
         assert file.read_into([bytearray(4)], 0) == 0
         file.close()
+
+    def test_a_file_beyond_a_limit_is_not_read(self, store: Store) -> None:
+        store.write("f", [b"12345"])
+        assert store.read("f", most_bytes=5) == b"12345"
+        with pytest.raises(CorruptError, match="5 bytes, such a file has at most 4"):
+            store.read("f", most_bytes=4)
 
     def test_thousands_of_small_parts(self, store: Store) -> None:
         parts = [bytes([i % 256]) * (i % 5) for i in range(5000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,69 @@ def test_what_is_no_state_is_refused(tmp_path: Path, content: object, said: str)
         TorchSaveSource(tmp_path / "a.pt")
 
 
+def hostile_tree() -> dict[str, Any]:
+    """Return a small object that is 2**60 entries for one who walks it as a tree."""
+    tree: Any = [torch.ones(1)]
+    for _ in range(60):
+        tree = [tree, tree]
+    return {"tree": tree}
+
+
+def cycle() -> dict[str, Any]:
+    tree: dict[str, Any] = {"w": torch.ones(1)}
+    tree["me"] = [tree]
+    return tree
+
+
+def deep() -> dict[str, Any]:
+    tree: dict[str, Any] = {"w": torch.ones(1)}
+    for _ in range(100):
+        tree = {"k": tree}
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"w": torch.zeros(1).expand(1 << 42)}, r"with w \[4398046511104\] .* views of one memory"),
+        ({"w": torch.zeros(1).expand(1 << 30, 4096)}, "views of one memory"),
+        (hostile_tree(), "more than 10000000 entries"),
+        (cycle(), "nested deeper than 64 levels"),
+        (deep(), "nested deeper than 64 levels"),
+    ],
+)
+def test_a_small_file_that_claims_to_be_large_is_refused(
+    tmp_path: Path, content: object, said: str
+) -> None:
+    torch.save(content, tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size < 1 << 20
+    with pytest.raises(StateError, match=said):
+        TorchSaveSource(tmp_path / "a.pt")
+
+
+def test_views_of_one_memory_come_out_as_they_are(tmp_path: Path) -> None:
+    base = torch.arange(6.0)
+    content = {"wide": torch.ones(1).expand(1000, 3), "a": base[:4], "b": base[2:]}
+    torch.save(content, tmp_path / "a.pt")
+    found = read_all(TorchSaveSource(tmp_path / "a.pt"))
+    assert found == {name: raw(tensor) for name, tensor in content.items()}
+
+
+def test_an_archive_with_compressed_parts_is_refused(saved: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as new:
+        for name in old.namelist():
+            kind = zipfile.ZIP_DEFLATED if name.endswith("data.pkl") else zipfile.ZIP_STORED
+            new.writestr(name, old.read(name), compress_type=kind)
+    with pytest.raises(CorruptError, match=r"data\.pkl' is compressed, which torch.save never"):
+        TorchSaveSource(tmp_path / "bomb.pt")
+
+
+def test_a_pipe_does_not_stop_the_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.pt")
+    with pytest.raises(CorruptError, match="not a regular file"):
+        TorchSaveSource(tmp_path / "a.pt")
+
+
 def test_files_that_torch_cannot_read_are_damaged(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.pt").write_bytes(saved.read_bytes()[:500])
     (tmp_path / "junk.pt").write_bytes(b"junk" * 100)
@@ -131,7 +195,7 @@ def test_files_that_torch_cannot_read_are_damaged(saved: Path, tmp_path: Path) -
     for name in ("cut.pt", "junk.pt", "old.pt"):
         with pytest.raises(CorruptError, match=f"{name}: torch cannot read it"):
             TorchSaveSource(tmp_path / name)
-    with pytest.raises(NotFoundError, match="no such file"):
+    with pytest.raises(NotFoundError, match="not there"):
         TorchSaveSource(tmp_path / "none.pt")
     with pytest.raises(CkptError, match="copy it first"):
         TorchSaveSource("s3://bucket/a.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -147,4 +148,38 @@ def test_attributes_that_make_no_sense_are_refused(
 def test_metadata_that_is_no_metadata_is_refused(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text("{")
     with pytest.raises(CorruptError, match="not a Zarr group"):
+        ZarrDirectorySource(tmp_path)
+
+
+def test_every_cut_of_the_metadata_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "w", WEIGHT, chunks=(2, 3))
+    for document in (tmp_path / "w/zarr.json", tmp_path / "zarr.json"):
+        data = document.read_bytes()
+        for end in range(0, len(data), 31):
+            document.write_bytes(data[:end])
+            with pytest.raises((CorruptError, MismatchError, NotFoundError)):
+                assert ZarrDirectorySource(tmp_path).specs
+        document.write_bytes(data)
+
+
+def test_a_chunk_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    zarr.open_group(tmp_path).create_array("w", shape=(1 << 50,), dtype="u1", chunks=(1 << 50,))
+    with pytest.raises(MismatchError, match="write it with smaller chunks"):
+        ZarrDirectorySource(tmp_path, missing="fill")
+
+
+def test_pipes_and_sparse_files_do_not_stop_the_reader(tmp_path: Path) -> None:
+    write(tmp_path, "w", WEIGHT, chunks=(7, 5))
+    chunk = tmp_path / "w/c/0/0"
+    with chunk.open("wb") as file:
+        file.truncate(6 << 30)
+    with pytest.raises(CorruptError, match="6442450944 bytes, such a file has at most"):
+        ZarrDirectorySource(tmp_path).read("w", whole((7, 5)))
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(CorruptError, match="not a regular file"):
+        ZarrDirectorySource(tmp_path).read("w", whole((7, 5)))
+    (tmp_path / "zarr.json").unlink()
+    os.mkfifo(tmp_path / "zarr.json")
+    with pytest.raises(CorruptError, match="not a regular file"):
         ZarrDirectorySource(tmp_path)
