@@ -20,7 +20,13 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt import torch_versions
 from holdfast.ckpt.agreement import check_values
-from holdfast.ckpt.checkpoints.catalog import choose, newest_first, step_folder, verified
+from holdfast.ckpt.checkpoints.catalog import (
+    choose,
+    is_removed,
+    newest_first,
+    step_folder,
+    verified,
+)
 from holdfast.ckpt.checkpoints.commit import (
     PackOptions,
     WriterReceipt,
@@ -35,6 +41,7 @@ from holdfast.ckpt.errors import (
     CorruptError,
     NotFoundError,
     StateError,
+    StoreError,
     VersionError,
 )
 from holdfast.ckpt.geometry.shard_index import ChunkRef
@@ -219,7 +226,9 @@ def load(
         if named is not None and step is None:
             root, step = place, named
         if world.rank == 0:
-            candidates = newest_first(root) if step is None else iter([choose(root, step)])
+            candidates = (
+                newest_first(root) if step is None else iter([choose(root, _step_number(step))])
+            )
         mine = live_keys(flatten(state, rank=world.rank)) if world.size > 1 else []
     elsewhere = {key for keys in _exchanged(mine, world) for key in keys}
     while True:
@@ -242,8 +251,16 @@ def load(
         except (CorruptError, NotFoundError) as error:
             if step is not None:
                 raise
-            _log.warning("step %d cannot be loaded, trying an older one: %s", chosen, error)
             fault = fault or error
+            if isinstance(error, NotFoundError) or _is_gone(root, chosen):
+                continue  # another process removed it since it was listed
+            _log.warning("step %d cannot be loaded, trying an older one: %s", chosen, error)
+
+
+def _is_gone(root: str | Path, step: int) -> bool:
+    with contextlib.suppress(StoreError):
+        return is_removed(open_store(root), step)
+    return False
 
 
 def _exchanged(keys: list[str], world: RankWorld) -> list[list[str]]:
@@ -261,4 +278,5 @@ def open(root: str | Path, *, step: int | None = None) -> Checkpoint:
     steps, ``CorruptError`` naming the damaged file.
     """
     place, named = locate(root)
-    return Checkpoint(StoreSource(place, choose(place, named if step is None else step)))
+    wanted = named if step is None else _step_number(step)
+    return Checkpoint(StoreSource.chosen(place, wanted))

@@ -31,7 +31,7 @@ from torch.futures import Future
 from holdfast.adapters.dcp.names import DcpView, view_of
 from holdfast.adapters.dcp.writer import Place, can_hold
 from holdfast.ckpt.checkpoints.assemble import TensorChunks, parts_of
-from holdfast.ckpt.checkpoints.catalog import choose, step_folder
+from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, MismatchError
 from holdfast.ckpt.geometry.layout import Box
@@ -99,7 +99,7 @@ class HoldfastReader(StorageReader):
             return Metadata({})
         self._close()
         try:
-            source = StoreSource(self._root, choose(self._root, self._step))
+            source = StoreSource.chosen(self._root, self._step)
         except CkptError as error:
             self._fault = error
             raise

@@ -108,6 +108,9 @@ def needed_packs(store: Store) -> set[str] | None:
     """
     found: set[str] = set()
     for info in folders(store):
+        if info.fault:
+            _log.warning("no pack of a removed step is deleted for now: %s", info.fault)
+            return None
         needed = _needed_by(store, step_folder(info.step))
         if needed is None:
             return None

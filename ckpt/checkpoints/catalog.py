@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.format.coherence import check_packs
 from holdfast.ckpt.format.manifest import (
     MANIFEST,
@@ -31,6 +31,7 @@ from holdfast.ckpt.store.places import open_store, scheme_of
 _log = logging.getLogger(__name__)
 
 _THREADS: Final = 8
+_LISTINGS: Final = 100
 
 _STEP: Final = re.compile(r"step-([0-9]{12})")
 
@@ -104,37 +105,57 @@ class StepInfo:
     """A step's directory.
 
     Without a manifest it is the remainder of a save that did not finish. Where it is ``retained``,
-    it is the remainder of a removed step, of which later steps need some packs.
+    it is the remainder of a removed step, of which later steps need some packs. Where there is a
+    ``fault``, this process may not list it, and nothing else is known of it.
     """
 
     step: int
     path: str
     committed: bool
     retained: bool = False
+    fault: str = ""
 
 
 def folders(store: Store) -> list[StepInfo]:
-    """List the steps' directories, oldest first, unfinished and removed ones included."""
+    """List the steps' directories, oldest first, unfinished and removed ones included.
 
-    def look(name: str) -> StepInfo:
-        there = store.names(name)
+    One that may not be listed is in the list with its fault; a file of such a name is not. Raises
+    ``StoreError`` for any other trouble: it may hide the newest step.
+    """
+
+    def look(name: str) -> StepInfo | None:
+        step, path = int(name.removeprefix("step-")), store.where(name)
+        try:
+            there = store.names(name)
+        except StoreError as error:
+            if isinstance(error.__cause__, NotADirectoryError):
+                _log.warning("%s is a file, not the directory of a step: left out", path)
+                return None
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            _log.warning("step %d is left out: %s", step, error)
+            return StepInfo(step=step, path=path, committed=False, fault=str(error))
         return StepInfo(
-            step=int(name.removeprefix("step-")),
-            path=store.where(name),
+            step=step,
+            path=path,
             committed=MANIFEST in there,
             retained=RETAINED in there,
         )
 
     found = [name for name in store.names("") if _STEP.fullmatch(name)]
     if len(found) < _THREADS:
-        return [look(name) for name in found]
+        return [info for info in map(look, found) if info is not None]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-list") as pool:
-        return list(pool.map(look, found))
+        return [info for info in pool.map(look, found) if info is not None]
 
 
 def steps(root: str | Path) -> list[StepInfo]:
     """List the steps below ``root``, oldest first, unfinished ones included."""
-    return [info for info in folders(open_store(root)) if info.committed or not info.retained]
+    return [
+        info
+        for info in folders(open_store(root))
+        if not info.fault and (info.committed or not info.retained)
+    ]
 
 
 def committed(store: Store) -> list[int]:
@@ -165,19 +186,34 @@ def choose(root: str | Path, step: int | None) -> int:
 def newest_first(root: str | Path) -> Iterator[int]:
     """Return the committed steps, newest first, unchecked.
 
-    Raises ``NotFoundError`` if there is none.
+    Those that were committed meanwhile follow: another process may remove all that were listed
+    while it writes new ones. Raises ``NotFoundError`` if there is none at first.
     """
-    there = committed_steps(root)
-    if not there:
+    store = open_store(root)
+    if not (there := committed(store)):
         raise NotFoundError(f"{root}: no checkpoint; {_listing(root, [])}")
-    return reversed(there)
+    return _listed_anew(store, there)
+
+
+def _listed_anew(store: Store, there: Sequence[int]) -> Iterator[int]:
+    known = set[int]()
+    for _ in range(_LISTINGS):
+        fresh = [step for step in reversed(there) if step not in known]
+        if not fresh:
+            return
+        known.update(fresh)
+        yield from fresh
+        there = committed(store)
 
 
 def _listing(root: str | Path, there: list[int]) -> str:
     if there:
         shown = ", ".join(map(str, there[-20:]))
         return f"steps there: {'… ' if len(there) > 20 else ''}{shown}"
-    if unfinished := [info.step for info in steps(root)]:
+    found = folders(open_store(root))
+    if closed := [info for info in found if info.fault]:
+        return f"step {closed[-1].step} cannot be read: {closed[-1].fault}"
+    if unfinished := [info.step for info in found if not info.retained]:
         return f"only saves that did not finish (steps {unfinished}); use another root"
     if not scheme_of(root) and not Path(root).is_dir():
         return "there is no such directory; check the path"
@@ -190,14 +226,15 @@ def verified(root: str | Path) -> Iterator[int]:
     Damaged steps are skipped with a warning; raises ``CorruptError`` when all are damaged.
     """
     store, found = open_store(root), 0
-    there = committed_steps(root)
     faults: list[CorruptError] = []
-    for step in reversed(there):
+    for step in _listed_anew(store, committed(store)):
         try:
             quick_verify(store, step)
         except NotFoundError:
             continue  # removed since it was listed
         except CorruptError as error:
+            if is_removed(store, step):
+                continue  # while it was read
             _log.warning("step %d cannot be trusted, trying an older one: %s", step, error)
             faults.append(error)
             continue
@@ -209,7 +246,12 @@ def verified(root: str | Path) -> Iterator[int]:
 
 def latest(root: str | Path) -> int | None:
     """Return the newest step that passes the quick check, None when nothing was saved."""
-    return choose(root, None) if committed_steps(root) else None
+    return next(verified(root), None)
+
+
+def is_removed(store: Store, step: int) -> bool:
+    """Say whether a step is no longer committed: a fault that a reader then finds is no damage."""
+    return store.size(f"{step_folder(step)}/{MANIFEST}") is None
 
 
 def quick_verify(store: Store, step: int) -> Manifest:

@@ -10,11 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
-from holdfast.ckpt.checkpoints.catalog import load_index, missing, open_step, step_folder
+from holdfast.ckpt.checkpoints.catalog import (
+    choose,
+    is_removed,
+    load_index,
+    missing,
+    open_step,
+    step_folder,
+    verified,
+)
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.format.manifest import PackedChunk, PackIndex, from_root, path_of
@@ -226,6 +234,21 @@ class StoreSource(PackSource):
         self.store, self.folder = store, folder
         self.manifest, packs = open_step(store, step)
         super().__init__(store, folder, packs, threads=threads)
+
+    @classmethod
+    def chosen(cls, root: str | Path, step: int | None, *, threads: int = THREADS) -> Self:
+        """Open ``step``, or the newest verified one for None, whatever is removed meanwhile.
+
+        Raises ``NotFoundError`` listing the existing steps.
+        """
+        store = open_store(root)
+        for candidate in verified(root) if step is None else ():
+            try:
+                return cls(root, candidate, threads=threads)
+            except (NotFoundError, CorruptError):
+                if not is_removed(store, candidate):
+                    raise
+        return cls(root, choose(root, step), threads=threads)
 
     def all_packs(self) -> dict[int, PackIndex]:
         """Return the indexes of all packs, that of the merged cells included (as writer -1)."""

@@ -53,6 +53,8 @@ def unreferenced(store: Store) -> Iterator[Unreferenced]:
     """
     needed = needed_packs(store)
     for info in folders(store):
+        if info.fault:
+            continue
         yield from _files(store, info, needed)
         for part in ("", *(f"/{part}" for part in _PARTS)):
             for each in store.unpublished(f"{step_folder(info.step)}{part}"):

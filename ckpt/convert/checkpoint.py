@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from holdfast.ckpt.checkpoints.boxes import BoxReader
-from holdfast.ckpt.checkpoints.catalog import choose, load_manifest, step_folder
+from holdfast.ckpt.checkpoints.catalog import load_manifest, step_folder
 from holdfast.ckpt.checkpoints.commit import (
     PackOptions,
     WriterReceipt,
@@ -61,7 +61,7 @@ class CheckpointSource(Closing):
     @classmethod
     def open(cls, root: str | Path, step: int | None = None) -> CheckpointSource:
         """Return the source of ``step`` below ``root``; None: the newest that can be trusted."""
-        return cls(StoreSource(root, choose(root, step)))
+        return cls(StoreSource.chosen(root, step))
 
     @property
     def identity(self) -> Identity:

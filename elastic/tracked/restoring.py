@@ -305,13 +305,13 @@ class Restorer(Closing):
             try:
                 with StoreSource(root, step) as store:
                     report = self._fill(state, store)
-            except CorruptError as corrupt:
-                error = str(corrupt)
+            except (CorruptError, NotFoundError) as lost:
+                error = str(lost)
             errors = [found for found in self._world.gather(error) if found]
             if report is not None and not errors:
                 return report
             failed = errors[0]
-            _log.warning("step %d is damaged, trying an older one: %s", step, failed)
+            _log.warning("step %d cannot be read, trying another one: %s", step, failed)
 
     def _agree_on(self, candidates: Iterator[int], root: str) -> int | None:
         """Return rank 0's next candidate on all ranks; collective."""

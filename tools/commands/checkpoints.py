@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Final
 
-from holdfast.ckpt.checkpoints.catalog import choose
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import NotFoundError, StateError
 from holdfast.ckpt.format import codecs
@@ -41,7 +40,7 @@ def pointed_at(path: str, step: int | None) -> tuple[str, int | None]:
 def open_step(path: str, step: int | None) -> StoreSource:
     """Open the step that ``path`` or ``step`` names, or the newest verified step of the root."""
     root, named = pointed_at(path, step)
-    return StoreSource(root, choose(root, named))
+    return StoreSource.chosen(root, named)
 
 
 def add_path(parser: argparse.ArgumentParser, name: str = "path", metavar: str = "PATH") -> None:
