@@ -46,7 +46,7 @@ from holdfast.ckpt.errors import (
 )
 from holdfast.ckpt.geometry.shard_index import ChunkRef
 from holdfast.ckpt.inspect.view import Checkpoint
-from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.local_boxes import regions
@@ -133,7 +133,13 @@ def _axes(mesh: Mapping[str, int] | None, world: RankWorld) -> dict[str, int]:
         return {"dp": world.size}
     if not isinstance(mesh, Mapping):
         raise StateError(f"mesh is {mesh!r}; give axes and their sizes, such as {{'dp': 2}}")
-    return {str(axis): _step_number(size, name=f"mesh[{axis!r}]") for axis, size in mesh.items()}
+    axes: dict[str, int] = {}
+    for axis, size in mesh.items():
+        name = plain.check_text(str(axis), "mesh")
+        axes[name] = _step_number(size, name=f"mesh[{axis!r}]")
+        if not -(2**63) <= axes[name] < 2**63:
+            raise StateError(f"mesh[{axis!r}] is beyond any number of ranks; give the axis's size")
+    return axes
 
 
 def _check_state(state: object) -> None:

@@ -41,6 +41,8 @@ FILE_BYTES: Final = 4 << 30
 """The most bytes of a file, unless one tensor is larger."""
 
 _CONTENT: Final = "holdfast.content"
+_OWN_METADATA: Final = ("format", _CONTENT)
+"""Metadata that says something else than a tied name."""
 _INDEX_MOST: Final = 256 << 20
 _SHOWN: Final = 6
 
@@ -84,7 +86,11 @@ class SafetensorsSource(Closing):
         tied: dict[str, str] = {}
         for name in names:
             header = self._add(store, name, expected)
-            tied |= {k: v for k, v in header.metadata.items() if v in header.specs}
+            tied |= {
+                k: v
+                for k, v in header.metadata.items()
+                if v in header.specs and k not in _OWN_METADATA
+            }
             specs |= {k: spec for k, spec in header.specs.items() if k not in specs}
         self.specs = specs
         self.aliases = {k: v for k, v in (tied | ties).items() if k not in specs}
@@ -205,7 +211,16 @@ class SafetensorsSink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Plan the files. Raises ``MismatchError`` for an element type that the format lacks."""
+        """Plan the files.
+
+        Raises ``MismatchError`` for an element type or a name that the format lacks.
+        """
+        for name in () if self._duplicate_tied else aliases:
+            if name in _OWN_METADATA:
+                raise MismatchError(
+                    f"safetensors: the name {name}, tied to {aliases[name]}, has another meaning "
+                    "in this format; store tied tensors under every name (--duplicate-tied)"
+                )
         stored = {fqn: fqn for fqn in specs} | (dict(aliases) if self._duplicate_tied else {})
         wanted = [
             TensorSpec(fqn=name, dtype=specs[at].dtype, shape=specs[at].shape)

@@ -153,6 +153,11 @@ def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> by
     at = 0
     for spec in specs:
         shape, end = list(spec.shape), at + nbytes_of(spec)
+        if spec.fqn == _METADATA:
+            raise MismatchError(
+                f"safetensors: no tensor can be called {_METADATA}; select others, or write "
+                "another format"
+            )
         if spec.dtype not in NAME_OF or (spec.dtype == _FLOAT4 and not shape):
             raise MismatchError(
                 f"safetensors has no {spec.dtype} of shape {shape} ({spec.fqn}); select other "

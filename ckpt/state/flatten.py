@@ -223,6 +223,7 @@ class _Flattener:
             self.flat.volatile.add(name)
 
     def _claim(self, name: str) -> None:
+        plain.check_text(name, name)
         flat = self.flat
         if name in flat.tensors or name in flat.values or name in flat.aliases:
             raise StateError(f"{name}: two entries of the state have this name; rename one")

@@ -121,6 +121,8 @@ def local_of(leaf: Leaf) -> torch.Tensor:
 def check_tensor(fqn: str, leaf: Leaf) -> None:
     """Raise ``StateError`` if the tensor is not plain bytes, or not materialised."""
     local = local_of(leaf)
+    if local.is_nested:
+        raise StateError(f"{fqn}: a nested tensor cannot be captured; keep what unbind() returns")
     if nn.parameter.is_lazy(local) or local.is_meta:
         raise StateError(f"{fqn}: not materialised yet; run the model or call to_empty() first")
     if local.layout != torch.strided:

@@ -29,6 +29,10 @@ from holdfast.ckpt.types import Json
 
 MAX_DEPTH = 64
 
+_MOST_BITS: Final = 14_000
+"""Python writes and reads integers of at most 4,300 digits unless it is told otherwise."""
+_SHOWN: Final = 60
+
 _NUMPY_KINDS: Final = "biufcmM"
 """The kinds of NumPy scalars that are nothing but their bytes."""
 
@@ -72,12 +76,12 @@ def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 
     if isinstance(value, np.generic) and not isinstance(value, str | bytes):
         return _encode_number(value, path)
     if isinstance(value, int):
-        return int(value)
+        return _checked_integer(int(value), path)
     if isinstance(value, float):
         number = float(value)
         return number if math.isfinite(number) else {"$float": repr(number)}
     if isinstance(value, str):
-        return str(value)
+        return check_text(str(value), path)
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):
@@ -88,6 +92,28 @@ def encode(value: object, path: str, *, leaf: EncodeLeaf = refuse, depth: int = 
         ]
         return {"$tuple": items} if isinstance(value, tuple) else items
     return leaf(path, value)
+
+
+def check_text(text: str, path: str) -> str:
+    """Return ``text``. Raises ``StateError`` if it has half a character, which no file can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise StateError(
+                f"{path!a}: the text {text[:_SHOWN]!a} has a lone surrogate at position "
+                f"{error.start}, which is no character; replace it, or keep the text as bytes"
+            ) from error
+    return text
+
+
+def _checked_integer(value: int, path: str) -> int:
+    if value.bit_length() > _MOST_BITS:
+        raise StateError(
+            f"{path}: an integer of {value.bit_length()} bits, at most {_MOST_BITS} can be "
+            "captured; keep it as bytes: value.to_bytes(…)"
+        )
+    return value
 
 
 def _encode_number(value: np.generic, path: str) -> Json:
@@ -108,6 +134,10 @@ def _encode_mapping(value: Mapping[Any, Any], path: str, *, leaf: EncodeLeaf, de
                 f"{path}: a dict key of type {type(key).__name__} cannot be captured; "
                 "use str or int keys"
             )
+        if isinstance(key, str):
+            check_text(key, path)
+        elif isinstance(key, int):
+            _checked_integer(key, path)
     items = [
         (key, encode(item, f"{path}.{key}", leaf=leaf, depth=depth)) for key, item in value.items()
     ]

@@ -25,8 +25,7 @@ def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
     ``s3`` configures the S3 server; without it the AWS variables of the environment do. Raises
     ``StoreError`` for a scheme that this version does not know.
     """
-    if not str(root):
-        raise StoreError("an empty path; give a directory or s3://bucket/prefix")
+    _check(root)
     match scheme_of(root):
         case "":
             return LocalStore(root)
@@ -48,12 +47,28 @@ def scheme_of(root: str | Path) -> str:
 
 
 def locate(path: str | Path) -> tuple[str, int | None]:
-    """Split a path or URL into the root and, where it names one step, the step."""
+    """Split a path or URL into the root and, where it names one step, the step.
+
+    Raises ``StoreError`` for a text that can be no path.
+    """
+    _check(path)
     place = str(path).rstrip("/") if scheme_of(path) else str(Path(path).absolute())
     root, _, name = place.rpartition("/")
     if match := _STEP.fullmatch(name):
         return root or "/", int(match[1])
     return place, None
+
+
+def _check(path: str | Path) -> None:
+    text = str(path)
+    if not text:
+        raise StoreError("an empty path; give a directory or s3://bucket/prefix")
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{text!a}: {error.reason}; choose another path") from error
+    if b"\0" in encoded:
+        raise StoreError(f"{text!a}: a path has no null characters; choose another one")
 
 
 def _path_of(url: str) -> Path:

@@ -99,7 +99,7 @@ class _Packer:
             raise StateError(f"{path}: nested deeper than {plain.MAX_DEPTH} levels")
         kind = type(value)
         if kind in _PLAIN or isinstance(value, np.generic):
-            return plain.encode(value, path)
+            return _scalar(value, path)
         if kind in (torch.Tensor, nn.Parameter):
             return {"$tensor": self._number(value, path)}
         if kind is np.ndarray:
@@ -142,7 +142,13 @@ class _Packer:
 def _key(key: Any, path: str) -> Json:
     if type(key) not in _PLAIN:
         raise StateError(f"{path} has a key of type {type(key).__name__}")
-    return plain.encode(key, path)
+    return _scalar(key, path)
+
+
+def _scalar(value: Any, path: str) -> Json:
+    if type(value) is str:
+        return value  # any text: the head is ASCII, with escapes
+    return plain.encode(value, path)
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:

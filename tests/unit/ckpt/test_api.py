@@ -279,3 +279,33 @@ def test_what_save_returned_loads_and_is_no_root(tmp_path: Path) -> None:
     assert x.tolist() == [1, 1]
     with pytest.raises(ckpt.StateError, match="the directory of step 1; give the root it is in"):
         ckpt.save(first, {"x": x}, step=3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused(tmp_path: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(ckpt.StateError, match="x: a nested tensor"):
+        ckpt.save(tmp_path, {"x": nested}, step=1)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"a\ud800": torch.ones(1)}, "lone surrogate"),
+        ({"x": {"a\ud800": torch.ones(1)}}, "lone surrogate"),
+        ({"x": ckpt.PerRank({"a": 10**5000})}, "an integer of 16610 bits"),
+        ({"x": ckpt.PerRank("\ud800")}, "lone surrogate"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_a_byte_is_written(
+    tmp_path: Path, state: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ckpt.StateError, match=said):
+        ckpt.save(tmp_path, state, step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_axes_that_are_none_are_refused(tmp_path: Path) -> None:
+    for mesh, said in (({"\ud800": 1}, "lone surrogate"), ({"dp": 10**5000}, "beyond any number")):
+        with pytest.raises(ckpt.StateError, match=said):
+            ckpt.save(tmp_path, make(1), step=1, mesh=mesh)

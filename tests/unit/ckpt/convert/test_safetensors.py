@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from doubles.checkpoints import sample_arrays
@@ -146,6 +147,23 @@ def test_tied_names_in_a_file_of_save_model_are_known(tmp_path: Path) -> None:
     assert torch.equal(other.head.weight, model.head.weight)
     again = SafetensorsSource(tmp_path / "again.safetensors")
     assert again.aliases == source.aliases
+
+
+def test_the_name_format_means_the_format(tmp_path: Path) -> None:
+    save_file({"pt": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    assert SafetensorsSource(tmp_path / "a.safetensors").aliases == {}
+
+
+def test_names_with_another_meaning_in_the_format_are_refused(tmp_path: Path) -> None:
+    array = (np.ones(2, "<f4"), "float32")
+    tied = ArraySource({"w": array}, aliases={"format": "w"})
+    with pytest.raises(MismatchError, match=r"the name format, tied to w.*--duplicate-tied"):
+        write(tied, tmp_path / "a.safetensors")
+    write(tied, tmp_path / "a.safetensors", duplicate_tied=True)
+    assert set(load_file(tmp_path / "a.safetensors")) == {"w", "format"}
+    with pytest.raises(MismatchError, match="no tensor can be called __metadata__"):
+        write(ArraySource({"__metadata__": array}), tmp_path / "b.safetensors")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.safetensors"]
 
 
 def test_ties_can_be_given(tmp_path: Path) -> None:

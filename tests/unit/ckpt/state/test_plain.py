@@ -112,3 +112,30 @@ def test_endless_nesting_is_refused() -> None:
 def test_an_unknown_tag_is_corrupt() -> None:
     with pytest.raises(CorruptError, match=r"\$tensor"):
         plain.decode({"$tensor": "a.b"})
+
+
+HALF = "a\ud800"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([10**5000], "an integer of 16610 bits, at most 14000"),
+        ([-(10**5000)], r"x\.0: an integer"),
+        ({10**5000: 1}, "an integer of 16610 bits"),
+        (HALF, "lone surrogate at position 1"),
+        ((1, [HALF]), r"x\.1\.0': the text"),
+        ({HALF: 1}, "lone surrogate"),
+        ({(HALF,): 1}, "lone surrogate"),
+        (np.str_(HALF), "lone surrogate"),
+    ],
+)
+def test_what_no_json_holds_is_refused_by_path(value: object, said: str) -> None:
+    with pytest.raises(StateError, match=said):
+        plain.encode(value, "x")
+
+
+def test_the_largest_integers_survive() -> None:
+    most = 2**14_000 - 1
+    assert round_trip([most, -most]) == [most, -most]
+    assert round_trip("a ß 語 \0 \U0001f600") == "a ß 語 \0 \U0001f600"

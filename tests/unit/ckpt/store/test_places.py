@@ -78,3 +78,13 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     assert locate("runs/step-000000000001") == (f"{tmp_path}/runs", 1)
     assert locate(Path("runs")) == (f"{tmp_path}/runs", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("", "an empty path"), ("a\0b", "no null characters"), ("a\ud800", "surrogates not allowed")],
+)
+def test_a_text_that_can_be_no_path_is_refused(path: str, said: str) -> None:
+    for use in (open_store, locate):
+        with pytest.raises(StoreError, match=said):
+            use(path)
