@@ -24,10 +24,12 @@ from holdfast.ckpt.checkpoints.catalog import (
     step_folder,
 )
 from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.format.coherence import check_packs
 from holdfast.ckpt.format.manifest import (
     MANIFEST,
     PackedChunk,
     PackedTensor,
+    PackIndex,
     WriterRecord,
     from_root,
     path_of,
@@ -113,16 +115,29 @@ def examine(store: Store, step: int) -> Examination:
     for base in manifest.bases().values():
         with found.noting(store.where(from_root(folder, base.path))):
             check_size(store, folder, base)
+    packs: dict[int, PackIndex] = {}
     for record in manifest.records():
-        _examine_writer(store, folder, record, found)
+        _examine_writer(store, folder, record, found, packs)
+    if all(record.writer in packs for record in manifest.writers):
+        origin = store.where(f"{folder}/{MANIFEST}")
+        with found.noting(origin):
+            writers = {record.writer: packs[record.writer] for record in manifest.writers}
+            check_packs(manifest, writers, origin=origin)
     return found
 
 
-def _examine_writer(store: Store, folder: str, record: WriterRecord, found: Examination) -> None:
+def _examine_writer(
+    store: Store,
+    folder: str,
+    record: WriterRecord,
+    found: Examination,
+    packs: dict[int, PackIndex],
+) -> None:
+    """Check a writer's files; add its index to ``packs`` unless that is damaged."""
     with found.noting(store.where(f"{folder}/{record.pack.path}")):
         check_size(store, folder, record.pack)
     with found.noting(store.where(f"{folder}/{record.index.path}")):
-        index = load_index(store, folder, record)
+        index = packs[record.writer] = load_index(store, folder, record)
         found.ends[f"{folder}/{index.pack}"] = ends_of(index)
         found.chunks += [
             StoredChunk(

@@ -21,6 +21,7 @@ Targets: TypeAlias = Mapping[str, tuple[TensorSpec, Sequence[tuple[Box, torch.Te
 """Per saved name: its spec, and each wanted box with the live tensor (of its shape) to fill."""
 
 _STAGED_BYTES: Final = 256 << 20
+_ALIGN: Final = 64
 
 
 class LandingSource(Protocol):
@@ -36,6 +37,73 @@ def fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -
     Raises ``CorruptError`` if bytes are damaged or missing; tensors may be half filled then.
     """
     return sum(_fill(source, saved, batch) for batch in _batches(targets))
+
+
+def overlapping(targets: Targets) -> list[list[str]]:
+    """Return groups of saved names whose live tensors may share memory, as views of one do."""
+    spans = sorted(
+        (str(parts[0][1].device), *_span([tensor for _, tensor in parts]), fqn)
+        for fqn, (_, parts) in targets.items()
+        if any(tensor.numel() for _, tensor in parts)
+    )
+    groups: list[list[str]] = []
+    here, reach = "", 0
+    for device, start, end, fqn in spans:
+        if groups and device == here and start < reach:
+            groups[-1].append(fqn)
+            reach = max(reach, end)
+        else:
+            groups.append([fqn])
+            here, reach = device, end
+    return [group for group in groups if len(group) > 1]
+
+
+def contradict(source: LandingSource, saved: Sequence[ShardIndex], group: Targets) -> bool:
+    """Say whether live tensors that share memory cannot all have their saved contents.
+
+    All of it is tried in a copy of their memory; nothing live changes.
+    """
+    rooms = {
+        fqn: (spec, [(box, torch.empty(box.shape, dtype=live.dtype)) for box, live in parts])
+        for fqn, (spec, parts) in group.items()
+    }
+    fill(source, saved, rooms)
+    live = [tensor for _, parts in group.values() for _, tensor in parts]
+    read = [tensor for _, parts in rooms.values() for _, tensor in parts]
+    first, end = _span(live)
+    first -= first % _ALIGN
+    copy = torch.empty(end - first, dtype=torch.uint8).untyped_storage()
+    views = [
+        torch.empty(0, dtype=tensor.dtype).set_(
+            copy,
+            (tensor.data_ptr() - first) // tensor.itemsize,
+            tensor.shape,
+            tensor.stride(),
+        )
+        for tensor in live
+    ]
+    carriers = [torch_dtypes.as_carrier(view) for view in views]
+    wanted = [torch_dtypes.as_carrier(tensor) for tensor in read]
+    for view, room in zip(carriers, wanted, strict=True):
+        view.copy_(room)
+    return not all(map(torch.equal, map(_raw, carriers), map(_raw, wanted)))
+
+
+def _raw(carrier: torch.Tensor) -> torch.Tensor:
+    """Return the bytes: no NaN is equal to itself."""
+    return carrier.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _span(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Return the addresses of the first byte of tensors, and of that behind their last one."""
+    starts = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
+    ends = [tensor.data_ptr() + _reach(tensor) for tensor in tensors if tensor.numel()]
+    return min(starts), max(ends)
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((extent - 1) * stride for extent, stride in steps)) * tensor.itemsize
 
 
 def _fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -> int:

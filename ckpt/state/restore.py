@@ -378,19 +378,38 @@ class _RestoreJob:
     def unlike(self, source: ShardSource) -> list[str]:
         """Say in words which live tensors were saved as several tensors that are not equal."""
         wanted = [names for names in self._alike if names[0] in self.targets]
+        found = [names for names in wanted if not _equal(source, self._saved, names)]
+        targets = self._landing_targets()
+        for names in landing.overlapping(targets):
+            group = {name: targets[name] for name in names}
+            if not self._are_equal(source, group) and landing.contradict(
+                source, self._saved.indexes, group
+            ):
+                found.append(tuple(names))
         return [
             f"differs: {', '.join(names)} are one tensor here, and were saved with other contents"
-            for names in wanted
-            if not _equal(source, self._saved, names)
+            for names in found
         ]
+
+    def _are_equal(self, source: ShardSource, group: landing.Targets) -> bool:
+        """Say whether live tensors with the very same memory were saved with equal contents."""
+        places = {
+            (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), box)
+            for _, parts in group.values()
+            for box, tensor in parts
+        }
+        whole = all(len(parts) == 1 for _, parts in group.values())
+        return len(places) == 1 and whole and _equal(source, self._saved, list(group))
 
     def fill(self, source: ShardSource) -> int:
         """Read every wanted byte into its destination; return the number of bytes read."""
-        targets = {
+        return landing.fill(source, self._saved.indexes, self._landing_targets())
+
+    def _landing_targets(self) -> landing.Targets:
+        return {
             fqn: (self._saved.specs[fqn], [(item.box, item.local) for item in boxes])
             for fqn, boxes in self.targets.items()
         }
-        return landing.fill(source, self._saved.indexes, targets)
 
     def finish(self) -> None:
         """Restore optimizers, plain values, Stateful objects and per-rank values."""

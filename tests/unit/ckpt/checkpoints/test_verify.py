@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hostile
 import numpy as np
 import pytest
 from doubles.checkpoints import shard, split_dim, write_checkpoint
 
-from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest
+from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest, open_step
 from holdfast.ckpt.checkpoints.commit import PackOptions, commit, write_pack
 from holdfast.ckpt.checkpoints.verify import Damage, deep_faults, examine, faults
+from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.store.local import LocalStore
 
@@ -155,3 +157,24 @@ def test_merged_cells_are_checked(tmp_path: Path) -> None:
     flip(merged, 2)
     (fault,) = found(LocalStore(tmp_path))
     assert fault.file == str(merged)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body["values"].update(lr=0.25),
+        lambda body: body["aliases"].update(tied="packed"),
+        lambda body: body["tensors"]["uneven"].update(shape=[7], cell=[7]),
+        lambda body: body["tensors"]["packed"].update(dtype="float64"),
+        lambda body: body["tensors"].pop("uneven"),
+        lambda body: body.update(run="another"),
+        lambda body: body.update(generation=9),
+    ],
+)
+def test_a_manifest_that_contradicts_its_indexes_is_not_sound(change: hostile.Change) -> None:
+    store = hostile.with_manifest(hostile.sample(), change)
+    with pytest.raises(CorruptError) as refused:
+        open_step(store, hostile.STEP)
+    for deep in (False, True):
+        (damage,) = faults(store, hostile.STEP, deep=deep)
+        assert damage.message == str(refused.value)
