@@ -23,6 +23,7 @@ from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.decisions import agree, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.decisions.standing import where_ranks_wait
 from holdfast.elastic.decisions.stragglers import Straggler, stragglers
 from holdfast.elastic.events import (
@@ -46,7 +47,6 @@ from holdfast.elastic.processes.node_sidecar import SidecarPlan
 _PROGRESS_EVERY_S = 0.5
 _NODES_WAIT_S = 10.0
 _RETRY_S = 0.1
-_MAX_SIDECAR_FAILURES = 5
 _COMPARE_EVERY_S = 1.0
 _STEPS_IN_STAGE = 10**12
 """More than any stage has: a protected step of a later stage is progress."""
@@ -81,7 +81,7 @@ class Conductor:
         self._inventory_asked = False
         self.progress, self._base = -1, 0
         self._progress_asked_s = 0.0
-        self._sidecar_failures = 0
+        self._sidecar_restarts = Restarts()
         self._leave_by_s: float | None = None
         self._told_s = 0.0
         self._place = 0
@@ -92,6 +92,8 @@ class Conductor:
         self.stragglers: dict[str, str] = {}
         self.failure = ""
         self.left = False
+        self.unusable = False
+        """Whether the node should leave the job because it cannot keep a sidecar."""
         self.sidecar = SidecarKeeper(
             plan, inbox=inbox, events=self, stop_grace_s=config.timing.stop_grace_s
         )
@@ -135,7 +137,7 @@ class Conductor:
         self._enter()
         if self.sidecar.address:
             assigned = seating.assigned(self.view.seating, self._config.node)
-            self._crew.follow(assigned, sidecar=self.sidecar.address)
+            self._crew.follow(assigned, sidecar=self.sidecar.address, progress=self.progress)
         self._fail_job(now_s)
         if self.view.number > self._stood and self._crew.stand(self.view.number):
             self._stood = self.view.number
@@ -370,24 +372,33 @@ class Conductor:
 
     def sidecar_started(self) -> None:
         """See `SidecarEvents`."""
-        self._sidecar_failures, self._inventory_asked, self.failure = 0, False, ""
+        self._inventory_asked, self.failure = False, ""
         self._reporter.emit(SidecarStarted(pid=self.sidecar.pid, address=self.sidecar.address))
 
     def sidecar_ended(self, *, pid: int) -> None:
         """See `SidecarEvents`."""
         victim = f"{self._config.node}/sidecar"
         self._reporter.emit(Detected(what="sidecar_exit", victim=victim, pid=pid))
+        self._start_sidecar_again("its sidecar ended again and again; see its log")
 
     def sidecar_failed(self, error: Exception) -> None:
-        """See `SidecarEvents`; a node that cannot start a sidecar is useless to the job."""
-        self._sidecar_failures += 1
-        self.failure = f"its sidecar does not start: {error}"
+        """See `SidecarEvents`."""
         self._reporter.emit(SidecarFailed(error=str(error)))
+        self._start_sidecar_again(f"its sidecar does not start: {error}")
 
-    @property
-    def unusable(self) -> bool:
-        """Whether the node should leave the job because its sidecar does not start."""
-        return self._sidecar_failures >= _MAX_SIDECAR_FAILURES
+    def _start_sidecar_again(self, why: str) -> None:
+        """Set when the next sidecar is due; a node that cannot keep one is useless to the job."""
+        restarts = again(
+            self._sidecar_restarts,
+            progress=self.progress,
+            most=self._config.max_attempts,
+            now_s=time.monotonic(),
+        )
+        self.failure = why
+        if restarts is None:
+            self.unusable = True
+            return
+        self._sidecar_restarts, self.sidecar.due_s = restarts, restarts.due_s
 
     def _ask_progress(self, now_s: float) -> None:
         active = self._known > self._fencing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import statistics
 import time
@@ -20,6 +21,7 @@ from holdfast.elastic.decisions.detect import (
     silence_limit_s,
     stall_limit_s,
 )
+from holdfast.elastic.decisions.restarting import Restarts, again, pause_s
 from holdfast.elastic.events import (
     DataWorkerDeath,
     DataWorkerHang,
@@ -46,6 +48,8 @@ from holdfast.elastic.processes.children import ChildChange, ChildStatus, descri
 
 _STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, while another worker starts
 _AT_WORK = (WorkerState.READY, WorkerState.ACTIVE)
+_PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+"""Reasons why a process cannot be started now, which may pass."""
 
 
 class Crew:
@@ -68,6 +72,7 @@ class Crew:
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
         self._over = False
+        self._unstarted: dict[str, Restarts] = {}
 
     @property
     def suspicious(self) -> bool:
@@ -90,8 +95,11 @@ class Crew:
 
     # -- the seating -------------------------------------------------------------------------
 
-    def follow(self, seats: Sequence[Seating], *, sidecar: str) -> None:
-        """Start workers that are seated here but not running; end those no longer seated here."""
+    def follow(self, seats: Sequence[Seating], *, sidecar: str, progress: int = -1) -> None:
+        """Start workers that are seated here but not running; end those no longer seated here.
+
+        ``progress`` grows with every newly protected step.
+        """
         orders = {order.seat: order for order in seats}
         for worker in self.table:
             if worker.seat not in orders:
@@ -101,8 +109,16 @@ class Crew:
         for order in seats:
             known = self.table.get(order.seat)
             due = known is None or (not known.alive and order.attempt > known.attempt)
-            if due and not self._yields(known):
-                self._start(order, sidecar=sidecar)
+            if due and not self._waits(order, known) and not self._yields(known):
+                self._start(order, sidecar=sidecar, progress=progress)
+
+    def _waits(self, order: Seating, lost: SeatProcess | None) -> bool:
+        """Return whether the seat failed so often in a row that its cause gets time to pass."""
+        now_s = time.monotonic()
+        if lost and now_s < lost.ended_s + pause_s(order.failures):
+            return True
+        unstarted = self._unstarted.get(order.seat)
+        return unstarted is not None and now_s < unstarted.due_s
 
     def _yields(self, lost: SeatProcess | None) -> bool:
         """Return whether a replacement waits a little; its start takes seconds of processor time.
@@ -122,13 +138,12 @@ class Crew:
         workers = [worker for node in self._roster.nodes for worker in node.workers]
         return sum(role_of(w.seat) == TRAINER and w.state in going for w in workers)
 
-    def _start(self, order: Seating, *, sidecar: str) -> None:
+    def _start(self, order: Seating, *, sidecar: str, progress: int) -> None:
         try:
             before = self.table.get(order.seat)
             worker = SeatProcess(order, config=self._config, sidecar=sidecar, before=before)
         except OSError as error:
-            command = " ".join(self._config.command)
-            self._fail_job(f"{order.seat} cannot be started ({command}): {error}")
+            self._not_started(order.seat, error, progress=progress)
             return
         self.table.put(worker)
         self._listen(worker, selectors.EVENT_READ)
@@ -136,6 +151,20 @@ class Crew:
         self._reporter.emit(
             WorkerStarted(seat=worker.seat, pid=worker.child.pid, attempt=worker.attempt)
         )
+
+    def _not_started(self, seat: str, error: OSError, *, progress: int) -> None:
+        """End the job if there is no such program, or if the machine refuses again and again."""
+        restarts = again(
+            self._unstarted.get(seat, Restarts()),
+            progress=progress,
+            most=self._config.max_attempts,
+            now_s=time.monotonic(),
+        )
+        if error.errno not in _PASSING or restarts is None:
+            command = " ".join(self._config.command)
+            self._fail_job(f"{seat} cannot be started ({command}): {error}")
+            return
+        self._unstarted[seat] = restarts
 
     def _fail_job(self, reason: str) -> None:
         self.job_failure = self.job_failure or reason

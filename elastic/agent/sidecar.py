@@ -15,7 +15,6 @@ from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 0.5
 _GIVE_UP_S = 10.0
 """Time limit to undo a start: a fork, a kill and a removal, even on a loaded machine."""
 
@@ -27,7 +26,7 @@ class SidecarEvents(Protocol):
         """A sidecar serves at ``keeper.address``."""
 
     def sidecar_ended(self, *, pid: int) -> None:
-        """The sidecar is gone; another is being started."""
+        """The sidecar is gone; the keeper starts another."""
 
     def sidecar_failed(self, error: Exception) -> None:
         """A sidecar could not be started; the keeper retries."""
@@ -46,7 +45,8 @@ class SidecarKeeper:
     """Starts the sidecar, and restarts it when it ends; all its calls run in the background.
 
     A sidecar that fails a call is killed. Its exit is handled like any other death, and the next
-    sidecar takes over the memory.
+    sidecar takes over the memory. ``due_s`` is the time of `time.monotonic` before which none is
+    started: a callback on an end or a failed start may postpone the next.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SidecarKeeper:
         self._fresh: NodeSidecar | None = None
         self._starting = False
         self._give_up_fd = os.eventfd(0)
-        self._retry_s = 0.0
+        self.due_s = 0.0
         self._status_asked = False
         self.starts = 0
 
@@ -80,7 +80,7 @@ class SidecarKeeper:
         if self._sidecar and not self._sidecar.alive():
             self._ended, self._sidecar = self._sidecar, None
             self._events.sidecar_ended(pid=self._ended.pid)
-        if self._sidecar is None and not self._starting and time.monotonic() >= self._retry_s:
+        if self._sidecar is None and not self._starting and time.monotonic() >= self.due_s:
             self._starting = True
             self._background.submit(self._launch, then=self._started, failed=self._not_started)
 
@@ -102,7 +102,7 @@ class SidecarKeeper:
         self._events.sidecar_started()
 
     def _not_started(self, error: Exception) -> None:
-        self._starting, self._retry_s = False, time.monotonic() + _RETRY_S
+        self._starting = False
         self._events.sidecar_failed(error)
 
     def adopt(self, record: GenerationRecord) -> None:

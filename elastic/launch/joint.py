@@ -265,7 +265,7 @@ class JointLauncher(Launcher):
 
     def _hopeless(self) -> str | None:
         """Return why this launcher cannot continue; it ignores other launchers' nodes."""
-        if any(agent.alive for agent in self._agents.values()):
+        if self._due or any(agent.alive for agent in self._agents.values()):
             return None
         lost = ", ".join(f"{name} ({ending})" for name, ending in self._lost.items())
         return f"every node of this machine is lost: {lost}; look for the cause in their output"

@@ -370,8 +370,7 @@ class Launcher:
                 self._lose_node(node, agent)
             elif node.name in self._due:
                 if time.monotonic() >= self._restarts[node.name].due_s:
-                    self._due.discard(node.name)
-                    self._start_agent(node)
+                    self._restart_agent(node)
             elif returns and status is None and not self._is_going(node.name, agent):
                 self._returning.discard(node.name)
                 if not agent.alive:
@@ -399,19 +398,38 @@ class Launcher:
         self.emit(NodeExited(victim=node.name, status=ending, memory_kept=kept))
         if not any(other.alive for other in self._agents.values()):
             self.emit(Detected(what="node_lost", victim=node.name))
+        useless = found is not None and bool(found.failure)  # it has failed repeatedly
+        wanted = not useless and not left and (kept or self._hopeless() is not None)
+        progress = found.progress if found else -1
+        if not wanted or not self._may_restart(node.name, progress=progress):
+            self._give_up(node.name)
+
+    def _may_restart(self, node: str, *, progress: int) -> bool:
+        """Set when the node's agent is started again, unless that was done too often in a row."""
         restarts = again(
-            self._restarts.get(node.name, Restarts()),
-            progress=found.progress if found else -1,
+            self._restarts.get(node, Restarts()),
+            progress=progress,
             most=self.config.node_restarts,
             now_s=time.monotonic(),
         )
-        useless = found is not None and bool(found.failure)  # it has failed repeatedly
-        wanted = not useless and not left and (kept or self._hopeless() is not None)
-        if wanted and restarts is not None:
-            self._restarts[node.name] = restarts
-            self._due.add(node.name)
-            return
-        self._remove_memory(node.name)
+        if restarts is None:
+            return False
+        self._restarts[node] = restarts
+        self._due.add(node)
+        return True
+
+    def _restart_agent(self, node: NodeSpec) -> None:
+        """Start a lost node's agent; where the machine refuses, that is one more failure of it."""
+        self._due.discard(node.name)
+        try:
+            self._start_agent(node)
+        except (OSError, HoldfastError) as error:
+            self._lost[node.name] = f"its agent cannot be started: {error}"
+            if not self._may_restart(node.name, progress=-1):
+                self._give_up(node.name)
+
+    def _give_up(self, node: str) -> None:
+        self._remove_memory(node)
         if reason := self._hopeless():
             self.stop(reason)
 

@@ -139,7 +139,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=positive,
         default=5,
         metavar="N",
-        help="give up when a worker failed N times in a row without progress (default 5)",
+        help="give up when a process failed N times in a row without a newly protected step "
+        "(default 5)",
     )
     add(
         "--min-hang-s",

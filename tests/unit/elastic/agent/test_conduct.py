@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from doubles.memory_coordinator import MemoryCoordinator
 
 from holdfast.ckpt.transport import RunKey
@@ -84,3 +85,36 @@ def test_a_failure_of_the_job_is_written_again_until_the_coordinator_has_it(
             conductor.carry_on()
             time.sleep(0.01)
         assert crew.job_failure in entry.value
+
+
+def sidecars_lost(conductor: Conductor, *, progress: int, most: int = 5) -> list[float]:
+    """Lose sidecars at one step until the node gives up; return the pauses before the next."""
+    conductor.progress, pauses = progress, list[float]()
+    for _ in range(most):
+        now_s = time.monotonic()
+        conductor.sidecar_ended(pid=1)
+        if conductor.unusable:
+            break
+        pauses.append(conductor.sidecar.due_s - now_s)
+        conductor.sidecar_started()
+    return pauses
+
+
+def test_a_sidecar_that_ends_again_and_again_is_started_ever_later_while_nothing_moves(
+    tmp_path: Path,
+) -> None:
+    with conducting(tmp_path, MemoryCoordinator()) as (conductor, _):
+        pauses = sidecars_lost(conductor, progress=3)
+        assert pauses == pytest.approx([0, 0.5, 1, 2, 4], abs=0.4)
+        assert not conductor.unusable
+        conductor.sidecar_failed(RuntimeError("no memory"))
+        assert conductor.unusable
+        assert "no memory" in conductor.failure
+
+
+def test_a_node_that_protects_steps_may_lose_any_number_of_sidecars(tmp_path: Path) -> None:
+    with conducting(tmp_path, MemoryCoordinator()) as (conductor, _):
+        for step in range(30):
+            assert len(sidecars_lost(conductor, progress=step, most=4)) == 4
+        assert not conductor.unusable
+        assert not conductor.failure, "the last one serves"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import selectors
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -81,13 +85,13 @@ class Node:
             wake=lambda: None,
         )
 
-    def seat(self, *attempts: int) -> list[int]:
+    def seat(self, *attempts: int, failures: int = 0, progress: int = -1) -> list[int]:
         """Order the attempts of trainer/0, 1, ...; return those that run now."""
         orders = [
-            Seating(seat=f"trainer/{i}", node="a", attempt=attempt)
+            Seating(seat=f"trainer/{i}", node="a", attempt=attempt, failures=failures)
             for i, attempt in enumerate(attempts)
         ]
-        self.crew.follow(orders, sidecar="tcp://x")
+        self.crew.follow(orders, sidecar="tcp://x", progress=progress)
         return [worker.attempt for worker in self.crew.table]
 
     def train(self, generation: int, *, stepped: int) -> None:
@@ -161,6 +165,66 @@ def test_workers_that_die_before_they_are_ready_are_counted_in_a_row(make) -> No
         node.end("trainer/0")
     node.seat(4)
     assert unready() == 0, "the one before it had been ready"
+
+
+def test_a_seat_that_fails_again_and_again_is_taken_ever_later(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    now_s = 100.0
+    monkeypatch.setattr(crew_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    node = make(yield_s=MOMENT_S)
+    node.seat(1)
+    node.end("trainer/0")
+    assert node.seat(2, failures=1) == [2]
+    for failures, pause_s in enumerate([0.5, 1.0, 2.0], start=2):
+        node.end("trainer/0")
+        assert node.seat(failures + 1, failures=failures) == [failures]
+        now_s += pause_s - 0.01
+        assert node.seat(failures + 1, failures=failures) == [failures]
+        now_s += 0.02
+        assert node.seat(failures + 1, failures=failures) == [failures + 1]
+
+
+class RefusedWorker(FakeWorker):
+    """A worker whose process the machine refuses to start, with one error after another."""
+
+    errors: ClassVar[list[int]] = []
+
+    def _spawn(self, *_: object, **__: object) -> FakeChild:  # type: ignore[override]
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        return FakeChild()
+
+
+def test_a_machine_that_refuses_a_process_for_a_while_ends_no_job(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    now_s = 100.0
+    monkeypatch.setattr(crew_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(crew_module, "SeatProcess", RefusedWorker)
+    RefusedWorker.errors = [errno.EAGAIN] * 12
+    node, tries = make(), 0
+    while not node.seat(1, progress=tries // 4):
+        now_s, tries = now_s + 5.0, tries + 1
+    assert tries == 12
+    assert not node.crew.job_failure
+    RefusedWorker.errors = [errno.ENOMEM] * 9
+    while not node.crew.job_failure:
+        node.seat(1, 1, progress=7)
+        now_s += 30.0
+    assert len(RefusedWorker.errors) == 3, "five more attempts without progress"
+    assert "trainer/1 cannot be started (python train.py)" in node.crew.job_failure
+
+
+def test_a_program_that_does_not_exist_is_named_at_once(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(crew_module, "SeatProcess", RefusedWorker)
+    RefusedWorker.errors = [errno.ENOENT]
+    node = make()
+    assert node.seat(1) == []
+    assert "No such file" in node.crew.job_failure
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.elastic.decisions.restarting import Restarts
 from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
 from holdfast.elastic.processes.children import ChildChange, ChildStatus
 
@@ -79,3 +83,35 @@ def test_a_machine_that_comes_back_while_its_agent_is_still_dying_is_started_aga
     for _ in range(5):
         launcher._check_agents()
     assert started == ["n0"]
+
+
+def test_an_agent_that_the_machine_refuses_to_start_is_one_more_failure_of_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher: Any = object.__new__(Launcher)
+    node = NodeSpec(name="n0", domain="d0", slots={"trainer": 1})
+    launcher.config = LaunchConfig(
+        command=("true",), nodes=(node,), wanted={"trainer": 1}, node_restarts=3
+    )
+    launcher._returning, launcher._taken, launcher._stopped_s = set[str](), set[str](), {}
+    launcher._due, launcher._lost, launcher._stop_reason = {"n0"}, {}, None
+    launcher._restarts = {"n0": Restarts(count=1, progress=4)}
+    launcher._agents = {"n0": Agent(EXITED, between=lambda: None)}
+    launcher._agents["n0"].poll()
+    removed: list[str] = []
+
+    def refuse(node: NodeSpec) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launcher, "_start_agent", refuse, raising=False)
+    monkeypatch.setattr(launcher, "_remove_memory", removed.append, raising=False)
+    for _ in range(2):
+        launcher._restarts["n0"] = msgspec.structs.replace(launcher._restarts["n0"], due_s=0.0)
+        launcher._check_agents()
+        assert launcher._due == {"n0"}
+        assert launcher._restarts["n0"].due_s > time.monotonic() - 5.0
+        assert not removed
+    launcher._restarts["n0"] = msgspec.structs.replace(launcher._restarts["n0"], due_s=0.0)
+    launcher._check_agents()
+    assert removed == ["n0"]
+    assert "cannot be started: [Errno 11]" in launcher._stop_reason
