@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.checkpoints import refmap
+from holdfast.ckpt.checkpoints import fence, refmap
 from holdfast.ckpt.checkpoints.assemble import parts_of
 from holdfast.ckpt.checkpoints.bases import known_chunks, require_bases
 from holdfast.ckpt.checkpoints.catalog import check_size, load_index, noted, step_folder
@@ -203,11 +203,13 @@ def commit(
     generation: int,
     receipts: Sequence[WriterReceipt],
     mesh: Mapping[str, int],
+    right: fence.RightToPublish | None = None,
 ) -> None:
     """Publish a step whose packs are all written; atomic, and harmless to repeat.
 
-    Raises ``CorruptError`` unless the packs hold every tensor exactly once, ``FencedError`` when a
-    newer generation of the run has committed this step, ``StoreError`` when the store refuses.
+    A ``right`` to publish is compared with the root's fence. Raises ``CorruptError`` unless the
+    packs hold every tensor exactly once, ``FencedError`` when a newer generation of the run has
+    committed this step or a newer run has taken the fence, ``StoreError`` when the store refuses.
     """
     store, folder = open_store(root), step_folder(step)
     writers = _writers(
@@ -215,7 +217,15 @@ def commit(
     )
     try:
         for _ in range(_ATTEMPTS):
-            if _published(store, folder, writers, run=run, generation=generation, mesh=mesh):
+            if _published(
+                store,
+                folder,
+                writers,
+                run=run,
+                generation=generation,
+                mesh=mesh,
+                right=right,
+            ):
                 return
         raise StoreError(
             f"{store.where(folder)}: {_ATTEMPTS} times another process committed first; let one "
@@ -234,10 +244,13 @@ def _published(
     run: str,
     generation: int,
     mesh: Mapping[str, int],
+    right: fence.RightToPublish | None,
 ) -> bool:
     """Publish the step, unless another saver is quicker; say whether it is published."""
     origin = store.where(folder)
     before, version = _standing(store, folder)
+    if right is not None:  # after the step was read: one that a newer run writes now stays
+        fence.require(store, right)
     if before is not None and before.run == run:
         if before.generation > generation:
             _withdraw(store, folder, writers, generation=generation, winner=before)
@@ -255,6 +268,8 @@ def _published(
     if before is not None:
         kept = {file.path for file in manifest.files()}
         note(store, folder, (file.path for file in before.files() if file.path not in kept))
+    if right is not None:
+        fence.require(store, right)  # the description may have taken long
     if not store.replace(f"{folder}/{MANIFEST}", data, expected=version):
         return False
     _settle(store, folder, manifest)

@@ -77,7 +77,8 @@ class Sidecar:
         self.exchange = exchange = ParityExchange(core, parities)
         self.room = room = SlotRoom(core, parity_bytes=parities.nbytes, log_bytes=self._log_bytes)
         self._rebuild = rebuild = Rebuild(core, exchange, parities, room=room)
-        self.persistence = Persistence(core, exchange, rebuild=rebuild.request)
+        lease = LeasePage(config.lease_fd) if config.lease_fd >= 0 else None
+        self.persistence = Persistence(core, exchange, rebuild=rebuild.request, lease=lease)
         self.disk = Disk(core, parities)
         self.logs = RecordLogs(core, exchange, admit=room.admit_log)
         self._writing = writing = WriteOperations(
@@ -85,7 +86,7 @@ class Sidecar:
             room,
             on_sealed=self._on_sealed,
             on_abandoned=exchange.give_up,
-            lease=LeasePage(config.lease_fd) if config.lease_fd >= 0 else None,
+            lease=lease,
         )
         reading = ReadOperations(core, parities, rebuild=rebuild)
         self._ops: dict[str, Op] = {

@@ -40,4 +40,4 @@ def pause_s(count: int) -> float:
     if count < 2:
         return 0.0
     doublings = min(count - 2, 16)
-    return min(_FIRST_PAUSE_S * 2**doublings, _LONGEST_PAUSE_S)
+    return min(_FIRST_PAUSE_S * float(1 << doublings), _LONGEST_PAUSE_S)

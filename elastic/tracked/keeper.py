@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 
-from holdfast.ckpt.errors import HoldfastError, StoreError
+from holdfast.ckpt.checkpoints import fence
+from holdfast.ckpt.errors import CkptError, HoldfastError, StoreError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
+from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -149,6 +152,24 @@ class StateKeeper:
                 StepUnprotected(generation=self._world.generation, step=step, reason=reason)
             )
 
+    def _take_fence(self) -> None:
+        """Let nothing of an older generation or run be published from now on.
+
+        That needs the store, so the training does not wait for it: the commit does it again.
+        """
+        checkpoint = self._settings.checkpoint
+        if checkpoint is None or self._world.rank:
+            return
+        root, run, generation = checkpoint.root, self._channel.run, self._world.generation
+
+        def take() -> None:
+            try:
+                fence.take(open_store(root), run=run, generation=generation)
+            except (CkptError, OSError) as error:
+                _log.warning("checkpoints to %s: %s", root, error)
+
+        threading.Thread(target=take, name="take-fence", daemon=True).start()
+
     def _restore(self) -> Restored:
         """Restore the state, or leave it as it was built if ``anew`` says so."""
         start = time.perf_counter()
@@ -159,6 +180,7 @@ class StateKeeper:
             root = None if checkpoint is None else checkpoint.root
             restored = self._restorer.restore(self._state, root=root)
         self._restorer.close()  # prefetched chunks take as much memory as the state
+        self._take_fence()
         if restored.tier == "checkpoint":
             self._stored = restored.step
         self._channel.emit(

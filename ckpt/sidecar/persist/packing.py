@@ -9,9 +9,10 @@ from time import monotonic
 
 import msgspec
 
-from holdfast.ckpt.errors import CkptError, GivenUpError, NotFoundError
+from holdfast.ckpt.errors import CkptError, FencedError, GivenUpError, NotFoundError
 from holdfast.ckpt.geometry.shard_index import decode_index
 from holdfast.ckpt.sidecar.core.core import Core, WaitingWork
+from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.core.slots import Slot
 from holdfast.ckpt.sidecar.persist.paced_writer import PACK_THREADS, PacedWriter
 from holdfast.ckpt.sidecar.persist.pending import CheckpointJob
@@ -25,19 +26,21 @@ class Packing:
 
     ``written(job, rank, receipt, error)`` and ``committed(job, error)`` end each piece of work, and
     ``retried(job, attempt, error)`` reports failures that are tried again; all three are called
-    under the lock. ``progressed(job)`` is called after every few bytes, without the lock.
+    under the lock. ``progressed(job)`` is called after every few bytes, without the lock. Past the
+    time of ``lease`` nothing is published.
     """
 
     def __init__(
         self,
         core: Core,
         *,
+        lease: LeasePage | None,
         written: Callable[[CheckpointJob, int, Json, str | None], None],
         committed: Callable[[CheckpointJob, str | None], None],
         progressed: Callable[[CheckpointJob], None],
         retried: Callable[[CheckpointJob, int, str], None],
     ) -> None:
-        self._core, self.pen = core, PacedWriter()
+        self._core, self._lease, self.pen = core, lease, PacedWriter()
         self._on_written, self._on_committed = written, committed
         self._on_progress, self._on_retry = progressed, retried
 
@@ -119,8 +122,17 @@ class Packing:
         if job.over:
             raise GivenUpError(f"the checkpoint of step {job.step} was cancelled")
 
+    def _check_lease(self, job: CheckpointJob) -> None:
+        """Raise ``FencedError`` if others may go on without this node.
+
+        The last save of a stopped job needs no lease: the coordinator may be gone already.
+        """
+        if self._lease is not None and self._lease.expired and not job.urgent:
+            raise FencedError(f"the lease of node {self._core.node} ran out; others may publish")
+
     def _commit(self, job: CheckpointJob, receipts: tuple[Json, ...]) -> None:
         from holdfast.ckpt.checkpoints import commit as persist
+        from holdfast.ckpt.checkpoints import fence
 
         failed: str | None = words("see the sidecar's log", job)
         try:
@@ -133,6 +145,11 @@ class Packing:
                     generation=job.key[0],
                     receipts=found,
                     mesh={"dp": len(job.world.rank_nodes)},
+                    right=fence.RightToPublish(
+                        run=job.world.run,
+                        generation=self._core.book.generation,
+                        check=functools.partial(self._check_lease, job),
+                    ),
                 ),
                 job.target,
                 failed=functools.partial(self._again, job),

@@ -27,6 +27,7 @@ from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op, Refusable
 from holdfast.ckpt.sidecar.core.durable_note import Note
+from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.core.messages import (
     Durable,
     OpenBlock,
@@ -58,7 +59,8 @@ PROGRESS_S: Final = 2.0
 class Persistence:
     """Checkpoints that are wanted, being written, or done; its state is guarded by the lock.
 
-    ``rebuild(request, answer, refusable)`` rebuilds a lost block.
+    ``rebuild(request, answer, refusable)`` rebuilds a lost block. Nothing is published past the
+    time of ``lease``.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Persistence:
         exchange: ParityExchange,
         *,
         rebuild: Callable[[OpenBlock, Callable[[Slot], None], Refusable], None],
+        lease: LeasePage | None = None,
     ) -> None:
         self._core, self._exchange, self._rebuild = core, exchange, rebuild
         self._packing = Packing(
             core,
+            lease=lease,
             written=self._written,
             committed=self._committed,
             progressed=self._progressed,

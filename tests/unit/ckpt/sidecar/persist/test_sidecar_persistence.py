@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,16 @@ from sidecar_group import (
     wait_until,
 )
 
-from holdfast.ckpt.checkpoints import commit
+from holdfast.ckpt.checkpoints import commit, fence
 from holdfast.ckpt.checkpoints.assemble import Assembler
+from holdfast.ckpt.checkpoints.catalog import committed
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.events import CheckpointCarried, CheckpointFailed
 from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.persist import paced_writer, persistence
 from holdfast.ckpt.store.local import LocalStore
 
@@ -120,6 +123,46 @@ def all_unpinned(group: SidecarGroup) -> bool:
         for sidecar in group.sidecars.values()
         for slot in sidecar.core.slots.all()
     )
+
+
+# -- the right to publish -------------------------------------------------------------------------
+
+
+def failure_of(group: SidecarGroup) -> str:
+    found: list[str] = []
+
+    def failed() -> bool:
+        news = [item.event for item in group.clients["a"].news()]
+        found.extend(event.error for event in news if isinstance(event, CheckpointFailed))
+        return bool(found)
+
+    wait_until(failed, "a checkpoint fails")
+    return found[-1]
+
+
+def test_nothing_is_published_after_another_run_took_the_root(three: SidecarGroup) -> None:
+    world, target = three.adopt(), target_of(three)
+    payloads = save(three, world, 1, target)
+    await_durable(three, 1)
+    store = LocalStore(target.root)
+    fence.take(store, run="newer", generation=1)
+    save(three, world, 2, target)
+    assert "run newer has begun to write here" in failure_of(three)
+    assert committed(store) == [1]
+    assert_saved(three, 1, payloads)
+
+
+def test_nothing_is_published_past_the_nodes_lease(three: SidecarGroup) -> None:
+    world, target = three.adopt(), target_of(three)
+    page = LeasePage.create("test")
+    page.extend(1)
+    three.sidecars["a"].persistence._packing._lease = page
+    save(three, world, 1, target)
+    assert "the lease of node a ran out" in failure_of(three)
+    assert committed(LocalStore(target.root)) == []
+    page.extend(time.monotonic_ns() + int(1e12))
+    save(three, world, 2, target)
+    await_durable(three, 2)
 
 
 # -- slow and failing stores ---------------------------------------------------------------------
