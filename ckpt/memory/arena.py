@@ -367,6 +367,21 @@ def hold(directory: Path) -> int:
     raise FencedError(f"{directory}: removed again and again while being opened; stop the sweeper")
 
 
+def hold_existing(directory: Path) -> int:
+    """Return what `hold` does, -1 if the directory does not exist."""
+    if not is_private(directory):
+        return -1
+    try:
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return -1
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    if is_held(directory, fd):
+        return fd
+    os.close(fd)
+    return -1
+
+
 def is_held(directory: Path, fd: int) -> bool:
     """Say whether ``fd``, from `hold`, still holds the directory that lies at ``directory``.
 

@@ -32,6 +32,7 @@ from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.coordinator.service import JOURNAL
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.events import Detected
 from holdfast.elastic.membership.records import JobOutcome, WorkerState
@@ -45,9 +46,6 @@ _ORDER_S = 1.0
 _REGISTER_AGAIN_S = 0.25
 _FAREWELL_S = 5.0
 _POLL_S = 0.02
-
-JOURNAL = "coordinator.journal"
-"""File of the coordinator that an agent serves, in the run directory."""
 
 
 class Agent:

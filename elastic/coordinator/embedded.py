@@ -6,7 +6,8 @@ cannot renew its lease for ``self_fence_s`` ends its workers. The effect of its 
 process:
 
 - in the launcher (one machine): the job ends with the launcher, and the table with both;
-- in an agent, with a journal: the restarted agent serves the same table at the same address. No
+- in a process of its own (`holdfast.elastic.coordinator.service`) or in an agent, with a journal:
+  it is started again, and serves the same table at the same address. No
   revision is used twice, the chain of generations continues, and every lease starts again, because
   no agent could have renewed it. For the same reason a pause of the process ends no lease: all
   leases are extended by its length;
@@ -19,6 +20,7 @@ It can bind any address; clients on any machine need the run's key.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from holdfast.ckpt.transport import Client, Request, RunKey, Server
 from holdfast.ckpt.types import Json
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
-from holdfast.elastic.coordinator.journal import Journal
+from holdfast.elastic.coordinator.journal import Journal, TableChange
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
@@ -41,6 +43,8 @@ PAUSE_S = 0.3
 MAX_WATCH_S = 60.0
 _WATCH_SLICE_S = 1.0
 _JOURNAL_BYTES = 32 << 20
+_CATCH_UP_S = 1.0
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -68,8 +72,9 @@ class EmbeddedServer:
     """Serves a table until closed; everything runs on the transport's one I/O thread.
 
     With a ``journal`` the table is loaded from it, and every change is written there before the
-    answer. Raises ``CoordinatorError`` if the address cannot be bound or the journal cannot be
-    used.
+    answer. A change that cannot be written, as on a full disk, is refused; with ``goes_on`` it is
+    made, and the journal, of no use until then, is written anew once there is room. Raises
+    ``CoordinatorError`` if the address cannot be bound or the journal cannot be used.
     """
 
     def __init__(
@@ -78,19 +83,22 @@ class EmbeddedServer:
         *,
         bind: str = "tcp://127.0.0.1:*",
         journal: Path | None = None,
+        goes_on: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._table = KeyValueTable()
         self._journal = Journal(journal) if journal else None
         self._journal_limit_bytes = _JOURNAL_BYTES
+        self._goes_on = goes_on
+        self._retry_s: float | None = None  # since a change could not be written
         self._watches: dict[bytes, _ServedWatch] = {}
         self._answered = 0
         self._ticked_s = self._clock.now_s()
         try:
             if self._journal:
                 self._table.replay(self._journal.load(), now_s=self._ticked_s)
-                self._table.write_down = self._journal.append
+                self._table.write_down = self._write_down
         except CoordinatorError:
             self._close_journal()
             raise
@@ -100,6 +108,11 @@ class EmbeddedServer:
             self._close_journal()
             raise CoordinatorError(f"the coordinator {error}") from error
         self.address = self._server.address
+
+    def value(self, key: str) -> str | None:
+        """Return a key's value without a call; callable from any thread."""
+        entry = self._table.get(key)
+        return entry.value if entry else None
 
     def close(self) -> None:
         """Stop serving; without a journal the table is lost."""
@@ -160,8 +173,28 @@ class EmbeddedServer:
     def _tick(self) -> None:
         with contextlib.suppress(CoordinatorError):  # a full disk: the next request reports it
             self._advance()
+            self._catch_up()
             self._shorten_journal()
         self._answer_watches(self._ticked_s)
+
+    def _write_down(self, change: TableChange) -> None:
+        if self._journal is None or self._retry_s is not None:
+            return
+        try:
+            self._journal.append(change)
+        except CoordinatorError as error:
+            if not self._goes_on:
+                raise
+            _log.warning("%s; until then this process must not end", error)
+            self._journal.spoil()
+            self._retry_s = self._clock.now_s() + _CATCH_UP_S
+
+    def _catch_up(self) -> None:
+        """Write the journal anew, a while after a change could not be written."""
+        if self._journal and self._retry_s is not None and self._ticked_s >= self._retry_s:
+            self._retry_s = self._ticked_s + _CATCH_UP_S
+            self._journal.rewrite(self._table.changes())
+            self._retry_s = None
 
     def _shorten_journal(self) -> None:
         if self._journal and self._journal.size_bytes > self._journal_limit_bytes:

@@ -8,6 +8,7 @@ Lines after a bad one are not trusted: a torn last line is cut off, any other da
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import zlib
@@ -101,6 +102,13 @@ class Journal:
             os.ftruncate(self._fd, self.size_bytes)
             raise self._error(error) from error
         self.size_bytes += written
+
+    def spoil(self) -> None:
+        """Make the file unusable: it lacks changes that were made."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.write(self._fd, b"incomplete\n")
+        self.size_bytes = 0
 
     def rewrite(self, changes: list[TableChange]) -> None:
         """Replace all lines atomically. If it raises ``CoordinatorError``, nothing has changed."""

@@ -125,7 +125,8 @@ class JointLauncher(Launcher):
         """Serve or reach the coordinator, read the job's record, and wait for enough launchers."""
         joint = self._joint
         self.key: RunKey = shared_key(joint.key_file)
-        self._server = self._serve()
+        self.key.save(self.run_dir / "key.json")
+        self._server = self._serve_others()
         self.coordinator_address = joint.place.url
         self._coordinator = connect(joint.place.url, self.key, timeout_s=_CALL_S)
         deadline_s = time.monotonic() + joint.join_s
@@ -141,7 +142,7 @@ class JointLauncher(Launcher):
                 self._server.close()
             raise
 
-    def _serve(self) -> EmbeddedServer | None:
+    def _serve_others(self) -> EmbeddedServer | None:
         bind = "" if self._joint.joins else self._joint.place.bind()
         if not bind:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -14,12 +15,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
 from holdfast.ckpt.descriptors import allow_many, patiently, readable
-from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt.errors import HoldfastError, PeerError
 from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
 from holdfast.ckpt.private import PRIVATE
 from holdfast.ckpt.transport import RunKey
@@ -30,10 +32,12 @@ from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, r
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.coordinator.service import JOURNAL, RECORD, ServiceConfig, launcher_key
 from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import Detected, Event, JobEnded, JobStarted, NodeExited
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventWriter, events_file
+from holdfast.elastic.launch.coordinator_process import CoordinatorProcess
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.membership.view import (
     JobView,
@@ -53,17 +57,22 @@ _UNHEARD_S = 10.0
 _AGENT_END_S = 15.0
 _SWEEP_S = 2.0
 _SWEEP_TICK_S = 0.01
+_KEY = "key.json"
+_log = logging.getLogger(__name__)
 
 
 LOCAL_TIMING = AgentTiming(lease_ttl_s=3.0, self_fence_s=2.1)
 """On one machine the launcher detects the end of an agent at once. Leases are only a backup, and
 should not end because the machine is busy."""
 
+APART_TIMING = AgentTiming(lease_ttl_s=12.0, self_fence_s=9.0)
+"""With the coordinator as a process of its own, workers should outlive its next start."""
+
 ETCD_TIMING = AgentTiming(lease_ttl_s=6.0, self_fence_s=4.5)
 """With etcd a lease must outlast the election of a new leader: 1 to 2 s with etcd's defaults."""
 
 EMBEDDED = "embedded"
-"""The name of the coordinator that is part of the launcher and ends with it."""
+"""The name of the coordinator that the launcher itself brings."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +103,9 @@ class LaunchConfig:
     the nodes share no memory, as if each were a host of its own: for tests and benchmarks of
     transfers between hosts. Nodes in ``absent`` do not start with the others but by
     `Launcher.return_machine`. ``env`` is for the workers, ``agent_env`` for all processes of every
-    node.
+    node. With ``return_s`` and a ``run_dir`` the embedded coordinator is a process of its own. If
+    the launcher is killed, that process keeps the nodes' memory for so many seconds; a launcher of
+    the same job and ``run_dir`` that starts within them continues the job.
     """
 
     command: tuple[str, ...]
@@ -115,6 +126,7 @@ class LaunchConfig:
     apart: bool = False
     absent: frozenset[str] = frozenset()
     agent_env: Mapping[str, str] = field(default_factory=dict)
+    return_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -137,6 +149,14 @@ class LaunchConfig:
                 )
         if self.max_attempts < 1:
             raise ConfigError(f"max_attempts is {self.max_attempts}: give 1 or more")
+        if self.return_s < 0:
+            raise ConfigError(f"return_s is {self.return_s}: give 0 or more")
+
+    @property
+    def job(self) -> str:
+        """The identity of the job: a digest of its command, nodes, workers and settings."""
+        parts = (self.command, self.nodes, dict(self.wanted), dict(self.settings), dict(self.env))
+        return sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
 class Launcher:
@@ -160,6 +180,8 @@ class Launcher:
         self._outcome: JobOutcome | None = None
         self._stop_reason: str | None = None
         self._deciding_s = 0.0
+        self._server: EmbeddedServer | CoordinatorProcess | None = None
+        self._coordinator_restarts = Restarts()
         self._lifeline_read, self._lifeline_write = -1, -1
 
     def start(self) -> None:
@@ -171,15 +193,17 @@ class Launcher:
         allow_many()
         sweep()
         run_dirs.sweep()
-        self.key = RunKey.new()
         try:
-            self._prepare_run_dir()
+            self._lock_run_dir()
+            before = self._predecessor()
+            if before is None:
+                self.key = RunKey.new()
+                self._clear_run_dir()
             self._connect()
         except HoldfastError:
             if self._temporary:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
             raise
-        self.key.save(self.run_dir / "key.json")
         self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
         self._lifeline_read, self._lifeline_write = os.pipe()
         first = [node for node in self.config.nodes if node.name not in self.config.absent]
@@ -243,8 +267,8 @@ class Launcher:
         """
         self._returning.add(node)
 
-    def _prepare_run_dir(self) -> None:
-        """Lock the run directory and remove the files of an earlier run."""
+    def _lock_run_dir(self) -> None:
+        """Make the run directory and lock it."""
         try:
             self.run_dir.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -257,9 +281,6 @@ class Launcher:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._temporary:
                 run_dirs.mark(self.run_dir)
-            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, "key.json"):
-                for stale in self.run_dir.glob(pattern):
-                    stale.unlink()
         except BlockingIOError:
             raise ConfigError(
                 f"run directory {self.run_dir}: another job uses it; choose another directory"
@@ -269,13 +290,99 @@ class Launcher:
                 f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
             ) from error
 
+    def _predecessor(self) -> CoordinatorProcess | None:
+        """Take up the coordinator of a killed launcher of the same job; end that of another."""
+        if self.config.coordinator != EMBEDDED:
+            return None
+        try:
+            self.key = RunKey.load(self.run_dir / _KEY)
+        except PeerError:
+            return None
+        if (found := CoordinatorProcess.found(self.run_dir, self.key)) is None:
+            return None
+        if found.job != self.config.job:
+            _log.warning(
+                "%s: the job that ran here (%s) had another command or other options; it is not "
+                "continued",
+                self.run_dir,
+                found.run,
+            )
+            found.close()
+            return None
+        self.run, self._server = found.run, found
+        return found
+
+    def _clear_run_dir(self) -> None:
+        """Remove the files of an earlier run, and write this run's key."""
+        try:
+            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, _KEY, RECORD, JOURNAL):
+                for stale in self.run_dir.glob(pattern):
+                    stale.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
+            ) from error
+
+    def _take_over(self) -> None:
+        """Hold the nodes' memory, and end the remaining processes of the launcher before."""
+        self._coordinator.put(launcher_key(self.run), str(os.getpid()))
+        for node in self.config.nodes:
+            if arena_path(self.run, node.name).exists():
+                self._hold_memory(node.name)
+            if found := read_processes(self.run_dir, node.name):
+                pids = [found.agent, found.sidecar, *found.workers.values()]
+                end_processes(pids, mark=self.run)
+            self._coordinator.delete(node_key(self.run, node.name))
+
+    def _serve(self) -> EmbeddedServer | CoordinatorProcess:
+        """Serve the coordinator here or, if it is to outlive this launcher, in its own process."""
+        bind = f"tcp://127.0.0.1:{self.config.port or '*'}"
+        if self._temporary or not self.config.return_s:
+            return EmbeddedServer(self.key, bind=bind)
+        return CoordinatorProcess.start(self._service(bind))
+
+    def _service(self, bind: str) -> ServiceConfig:
+        return ServiceConfig(
+            run=self.run,
+            job=self.config.job,
+            run_dir=str(self.run_dir.absolute()),
+            key_file=str((self.run_dir / _KEY).absolute()),
+            bind=bind,
+            nodes=tuple(node.name for node in self.config.nodes),
+            return_s=self.config.return_s,
+        )
+
+    def _check_coordinator(self) -> None:
+        """Start the coordinator's process again if it has ended; it continues with its journal."""
+        server, restarts = self._server, self._coordinator_restarts
+        if not isinstance(server, CoordinatorProcess) or server.alive:
+            return
+        if time.monotonic() < restarts.due_s:
+            return
+        listed = [read_processes(self.run_dir, node.name) for node in self.config.nodes]
+        following = again(
+            restarts,
+            progress=max((found.progress for found in listed if found), default=-1),
+            most=self.config.node_restarts,
+            now_s=time.monotonic(),
+        )
+        if following is None:
+            self._stop_reason = self._stop_reason or "the coordinator ended again and again"
+            return
+        self._coordinator_restarts = following
+        try:
+            self._server = CoordinatorProcess.start(self._service(server.address))
+        except (CoordinatorError, OSError) as error:
+            _log.warning("%s", error)
+
     def _connect(self) -> None:
         """Serve the coordinator, or connect to an existing one."""
-        self._server: EmbeddedServer | None = None
         self.coordinator_address = self.config.coordinator
+        taken = self._server is not None
+        if not taken:
+            self.key.save(self.run_dir / _KEY)
         if self.config.coordinator == EMBEDDED:
-            bind = f"tcp://127.0.0.1:{self.config.port or '*'}"
-            self._server = EmbeddedServer(self.key, bind=bind)
+            self._server = self._server or self._serve()
             self.coordinator_address = self._server.address
         self._coordinator: Coordinator = connect(
             self.coordinator_address, self.key, timeout_s=_CALL_TIMEOUT_S
@@ -283,6 +390,10 @@ class Launcher:
         if self._server is None:
             with contextlib.closing(connect(self.coordinator_address, self.key)) as patient:
                 patient.get(outcome_key(self.run))
+        elif taken:
+            self._take_over()
+        elif isinstance(self._server, CoordinatorProcess):
+            self._coordinator.put(launcher_key(self.run), str(os.getpid()))
 
     def _start_agent(self, node: NodeSpec) -> None:
         self._hold_memory(node.name)
@@ -291,7 +402,7 @@ class Launcher:
             node=node.name,
             domain=node.domain,
             run_dir=str(self.run_dir),
-            key_file=str(self.run_dir / "key.json"),
+            key_file=str(self.run_dir / _KEY),
             coordinator=self.coordinator_address,
             slots=node.slots,
             wanted=dict(self.config.wanted),
@@ -330,6 +441,7 @@ class Launcher:
         try:
             while self._outcome is None and not self._killed.is_set():
                 self._check_agents()
+                self._check_coordinator()
                 if self._stop_reason is not None:
                     self._decide(self._stop_reason)
                 self._await_exit(_TICK_S)
@@ -437,6 +549,9 @@ class Launcher:
         """Remove the memory of a node's processes, the last of which may still be ending."""
         self._release_memory(node)
         directory, deadline_s = arena_path(self.run, node), time.monotonic() + _SWEEP_S
+        if isinstance(self._server, CoordinatorProcess) and self._server.alive:
+            with take_away(directory):
+                return  # it holds the memory too, until nothing lies there
         while directory.exists() and time.monotonic() < deadline_s:
             if not sweep(exactly=directory.name):
                 time.sleep(_SWEEP_TICK_S)

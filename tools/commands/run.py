@@ -11,6 +11,7 @@ from types import FrameType
 import msgspec
 
 from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.coordinator.connecting import is_etcd
@@ -19,6 +20,7 @@ from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import (
+    APART_TIMING,
     EMBEDDED,
     ETCD_TIMING,
     LOCAL_TIMING,
@@ -42,6 +44,7 @@ examples:
 
 Arguments after the script go to the script. The job survives a SIGKILL of any worker.
 """
+_RETURN_S = 600.0
 _POLL_S = 0.1
 
 
@@ -113,6 +116,15 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
     )
     add("--run-dir", type=Path, metavar="DIR", help="keep events and logs in DIR")
+    add(
+        "--return-s",
+        type=float,
+        default=_RETURN_S,
+        metavar="S",
+        help="with --run-dir: if this command is killed, keep the snapshots in memory S seconds; "
+        "the same command in DIR then continues the job (default %(default)g; 0: nothing outlives "
+        "the command)",
+    )
     add(
         "--coordinator",
         default=EMBEDDED,
@@ -265,7 +277,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Json]:
 def _launcher(args: argparse.Namespace) -> Launcher:
     joint = run_machines.joint_config(args)
     if joint is None:
-        return Launcher(_config(args))
+        return Launcher(_config(args, return_s=args.return_s if args.run_dir else 0.0))
     return JointLauncher(_config(args, machines=joint.most), joint)
 
 
@@ -281,7 +293,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     return python_command(script, args.args)
 
 
-def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
+def _config(args: argparse.Namespace, *, machines: int = 1, return_s: float = 0.0) -> LaunchConfig:
     command = _command(args)
     if args.capture_output and args.run_dir is None:
         raise ConfigError("--capture-output needs --run-dir DIR: the output goes there")
@@ -303,8 +315,9 @@ def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
         settings=_settings(args),
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts,
+        return_s=return_s,
         timing=msgspec.structs.replace(
-            ETCD_TIMING if is_etcd(args.join or args.coordinator) else LOCAL_TIMING,
+            _timing(args, returns=return_s > 0),
             min_hang_s=args.min_hang_s,
             max_hang_s=max(args.min_hang_s, args.max_hang_s),
             first_hang_s=args.first_hang_s,
@@ -312,6 +325,12 @@ def _config(args: argparse.Namespace, *, machines: int = 1) -> LaunchConfig:
         ),
         notice=_notice(args),
     )
+
+
+def _timing(args: argparse.Namespace, *, returns: bool) -> AgentTiming:
+    if is_etcd(args.join or args.coordinator):
+        return ETCD_TIMING
+    return APART_TIMING if returns else LOCAL_TIMING
 
 
 def _coordinator(text: str) -> str:

@@ -14,9 +14,9 @@ from ports import free_ports
 from holdfast.ckpt.memory.arena import sweep
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig, AgentTiming
-from holdfast.elastic.agent.loop import JOURNAL
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.coordinator.service import JOURNAL
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.launch.local import start_agent
 from holdfast.elastic.membership.records import JobOutcome

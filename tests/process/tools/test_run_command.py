@@ -119,7 +119,7 @@ def test_a_second_interrupt_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    words = ["--nproc", "1", "--nodes", "2", "--role", "rollout=1"]
+    words = ["--nproc", "1", "--nodes", "2", "--role", "rollout=1", "--return-s", "0"]
     job = holdfast(*words, "--run-dir", tmp_path / "run", *toy(tmp_path, "--steps", "1000000"))
     (tmp_path / "run").mkdir(exist_ok=True)
     run = started(tmp_path / "run")
@@ -131,7 +131,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_a_stopped_agent_does_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
-    words = ["--nproc", "1", "--nodes", "2"]
+    words = ["--nproc", "1", "--nodes", "2", "--return-s", "0"]
     job = holdfast(*words, "--run-dir", tmp_path / "run", *toy(tmp_path, "--steps", "1000000"))
     (tmp_path / "run").mkdir(exist_ok=True)
     run = started(tmp_path / "run")

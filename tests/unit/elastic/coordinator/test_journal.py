@@ -184,3 +184,56 @@ def test_a_journal_does_not_grow_for_ever(path: Path, monkeypatch: pytest.Monkey
     assert client.put("r/a", "end") == newest + 1
     client.close()
     server.close()
+
+
+def test_a_coordinator_that_goes_on_without_room_never_serves_an_incomplete_journal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, full = RunKey.new(), True
+
+    class Full(Journal):
+        def append(self, change: TableChange) -> None:
+            if full:
+                raise CoordinatorError("no space left")
+            super().append(change)
+
+        def rewrite(self, changes: list[TableChange]) -> None:
+            if full:
+                raise CoordinatorError("no space left")
+            super().rewrite(changes)
+
+    monkeypatch.setattr("holdfast.elastic.coordinator.embedded.Journal", Full)
+    monkeypatch.setattr("holdfast.elastic.coordinator.embedded._CATCH_UP_S", 0.01)
+    full = False
+    server = EmbeddedServer(key, journal=path, goes_on=True)
+    client = EmbeddedCoordinator(server.address, key)
+    client.put("r/a", "1")
+    full = True
+    revision = client.put("r/a", "2")
+    assert server.value("r/a") == "2"
+    with pytest.raises(CoordinatorError, match="line 1 is damaged"):
+        _loaded(path)
+    full = False
+    while not path.stat().st_size > len(b"incomplete\n"):
+        client.get("r/a")
+    newest = client.put("r/b", "3")
+    client.close()
+    server.close()
+    table = KeyValueTable()
+    table.replay(_loaded(path), now_s=0.0)
+    assert (table.revision, newest) == (revision + 1, revision + 1)
+    assert [(entry.key, entry.value) for entry in table.range("r/")[0]] == [
+        ("r/a", "2"),
+        ("r/b", "3"),
+    ]
+
+
+def _loaded(path: Path) -> list[TableChange]:
+    """Read a copy: another process may hold the file itself."""
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    journal = Journal(copy)
+    try:
+        return journal.load()
+    finally:
+        journal.close()

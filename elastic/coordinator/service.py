@@ -1,0 +1,137 @@
+"""The embedded coordinator as a process of its own, which outlives the launcher that started it.
+
+It also holds the nodes' memory, which the launcher can take away from it by a removal. A launcher
+that is started again with the same run directory finds its record, takes it up, and the job
+continues from the memory. If none comes within ``return_s``, the service ends, and the memory goes
+with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.memory.arena import arena_path, hold_existing, is_held, sweep
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import learn
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
+
+JOURNAL = "coordinator.journal"
+"""File of the served table, in the run directory."""
+
+RECORD = "coordinator.json"
+"""File by which a launcher finds the service, in the run directory."""
+
+_LOOK_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of the service of one run on this machine.
+
+    ``job`` identifies the launcher's command and options; ``nodes`` are those whose memory it
+    holds.
+    """
+
+    run: str
+    job: str
+    run_dir: str
+    key_file: str
+    bind: str
+    nodes: tuple[str, ...]
+    return_s: float
+
+
+class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The file `RECORD`: the running service, and the job that it serves."""
+
+    run: str
+    job: str
+    pid: int
+    address: str
+
+
+def launcher_key(run: str) -> str:
+    """Return the key under which a run's launcher writes its process id."""
+    return f"launchers/{run}"
+
+
+class Service:
+    """Serves a run's coordinator until told to stop, or until no launcher comes back.
+
+    Raises ``CoordinatorError`` if the address or the journal cannot be used.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self.stopped = threading.Event()
+        self._held: dict[str, int] = {}
+        self._launcher, self._pidfd = "", -1
+        run_dir = Path(config.run_dir)
+        key = RunKey.load(Path(config.key_file))
+        self._server = EmbeddedServer(
+            key, bind=config.bind, journal=run_dir / JOURNAL, goes_on=True
+        )
+        self._write_record(run_dir)
+
+    def _write_record(self, run_dir: Path) -> None:
+        record = ServiceRecord(
+            run=self._config.run,
+            job=self._config.job,
+            pid=os.getpid(),
+            address=self._server.address,
+        )
+        fresh = run_dir / f"{RECORD}.new"
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(record))
+        fresh.replace(run_dir / RECORD)
+
+    def serve(self) -> None:
+        """Serve; on return the memory that was held is removed unless others hold it."""
+        missed_s = time.monotonic()
+        while not self.stopped.is_set():
+            self._hold()
+            if self._launcher_lives():
+                missed_s = time.monotonic()
+                continue
+            if time.monotonic() - missed_s > self._config.return_s:
+                _log.warning("no launcher came back within %g s", self._config.return_s)
+                break
+            self.stopped.wait(_LOOK_S)
+        self._server.close()
+        for node in self._config.nodes:
+            self._let_go(node)
+            sweep(exactly=arena_path(self._config.run, node).name)
+
+    def _launcher_lives(self) -> bool:
+        """Wait a moment; return whether the launcher that wrote its number last is alive."""
+        written = self._server.value(launcher_key(self._config.run)) or ""
+        if written != self._launcher:
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+            self._launcher, self._pidfd = written, -1
+            with contextlib.suppress(ProcessLookupError):
+                self._pidfd = os.pidfd_open(int(written))
+        return self._pidfd >= 0 and not readable([self._pidfd], _LOOK_S)
+
+    def _hold(self) -> None:
+        """Hold the memory that is there now."""
+        for node in self._config.nodes:
+            directory = arena_path(self._config.run, node)
+            if not is_held(directory, self._held.get(node, -1)):
+                self._let_go(node)
+                self._held[node] = hold_existing(directory)
+
+    def _let_go(self, node: str) -> None:
+        if (fd := self._held.pop(node, -1)) >= 0:
+            os.close(fd)
+
+
+learn(globals())

@@ -1,0 +1,139 @@
+"""The launcher's side of a coordinator that is a process of its own: start, find, watch, end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.transport import RunKey
+from holdfast.ckpt.types import learn
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.coordinator.service import (
+    JOURNAL,
+    RECORD,
+    ServiceConfig,
+    ServiceRecord,
+    launcher_key,
+)
+from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.processes.children import Child, describe_exit, end_processes
+
+_MODULE = "holdfast.elastic.coordinator"
+_START_S = 30.0
+_ANSWER_S = 5.0
+_LOOK_S = 0.01
+_END_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class CoordinatorProcess:
+    """A running service; ``run`` is the run that it serves, ``address`` that of its clients."""
+
+    def __init__(self, record: ServiceRecord, *, run_dir: Path) -> None:
+        """Raises ``ProcessLookupError`` if it has ended."""
+        self._record, self._run_dir = record, run_dir
+        self.run, self.address = record.run, record.address
+        self._pidfd = os.pidfd_open(record.pid)
+        self._child: Child | None = None
+
+    @classmethod
+    def start(cls, config: ServiceConfig) -> CoordinatorProcess:
+        """Start it, continuing with its journal if there is one.
+
+        Raises ``CoordinatorError`` if it does not serve.
+        """
+        run_dir = Path(config.run_dir)
+        with contextlib.suppress(FileNotFoundError):
+            (run_dir / RECORD).unlink()
+        log = run_dir / "logs" / "coordinator.log"
+        child = _spawn(config, log=log)
+        deadline_s = time.monotonic() + _START_S
+        while (record := read_record(run_dir)) is None or record.pid != child.pid:
+            if child.poll() is not None or time.monotonic() > deadline_s:
+                child.kill()
+                said = log.read_text(errors="replace")[-1000:].strip()
+                how = describe_exit(child.code) if child.code is not None else "no answer"
+                raise CoordinatorError(f"the coordinator does not start ({how}): {said}")
+            time.sleep(_LOOK_S)
+        started = cls(record, run_dir=run_dir)
+        started._child = child
+        return started
+
+    @classmethod
+    def found(cls, run_dir: Path, key: RunKey) -> CoordinatorProcess | None:
+        """Return the one that serves in ``run_dir`` and knows ``key``, None if there is none."""
+        if (record := read_record(run_dir)) is None:
+            return None
+        try:
+            found = cls(record, run_dir=run_dir)
+        except ProcessLookupError:
+            return None
+        try:
+            with contextlib.closing(connect(found.address, key, timeout_s=_ANSWER_S)) as asked:
+                asked.get(launcher_key(found.run))
+        except CoordinatorError as error:
+            _log.warning("%s: run %s cannot be continued: %s", run_dir, found.run, error)
+            end_processes([record.pid], mark=found.mark)  # unless the number is another's by now
+            os.close(found._pidfd)
+            return None
+        return found
+
+    @property
+    def mark(self) -> str:
+        """A part of its command line."""
+        return "\0".join((_MODULE, "--name", self.run))
+
+    @property
+    def job(self) -> str:
+        """The identity of its job's command and options."""
+        return self._record.job
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not exited."""
+        return not readable([self._pidfd], 0)
+
+    def close(self) -> None:
+        """End it, and remove its files."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        if not readable([self._pidfd], _END_S):
+            end_processes([self._record.pid], mark=self.mark)
+        if self._child is not None:
+            self._child.wait(_END_S)
+        os.close(self._pidfd)
+        for name in (RECORD, JOURNAL):
+            (self._run_dir / name).unlink(missing_ok=True)
+
+
+def read_record(run_dir: Path) -> ServiceRecord | None:
+    """Return the record in ``run_dir``, None if there is no readable one."""
+    try:
+        return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=ServiceRecord)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _spawn(config: ServiceConfig, *, log: Path) -> Child:
+    with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
+        file.write(msgspec.json.encode(config))
+        file.seek(0)
+        argv = (sys.executable, "-P", "-m", _MODULE, "--name", config.run)
+        return Child.start(
+            (*argv, "--config-fd", str(file.fileno())),
+            env=os.environ,
+            tied=False,
+            output=log,
+            pass_fds=(file.fileno(),),
+        )
+
+
+learn(globals())
