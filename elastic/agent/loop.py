@@ -46,6 +46,7 @@ _ORDER_S = 1.0
 _REGISTER_AGAIN_S = 0.25
 _FAREWELL_S = 5.0
 _POLL_S = 0.02
+_LOGS_EVERY_S = 5.0
 
 
 class Agent:
@@ -94,7 +95,7 @@ class Agent:
         self._ending: JobOutcome | None = None
         self._ending_s = 0.0
         self._orphaned = False
-        self._terminated_s = 0.0
+        self._terminated_s = self._logs_due_s = 0.0
         self._over = threading.Event()
         self._notices: NoticeWatch | None = None
 
@@ -120,6 +121,7 @@ class Agent:
             elif self._crew.end_late(time.monotonic() - self._ending_s, grace_s=self._grace_s):
                 break
             self._list_processes()
+            self._bound_logs()
         return self._leave()
 
     def _wire(self, lifeline: int) -> None:
@@ -265,6 +267,11 @@ class Agent:
                 progress=self._conductor.progress,
             )
         )
+
+    def _bound_logs(self) -> None:
+        if time.monotonic() >= self._logs_due_s:
+            self._logs_due_s = time.monotonic() + _LOGS_EVERY_S
+            self._reporter.bound_logs(worker.seat for worker in self._crew.table)
 
     def _leave(self) -> int:
         """End the remaining processes, fast if orphaned; the sidecar removes its shared memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from holdfast.elastic.events import Event
 from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.elastic.membership.records import Roster
 from holdfast.elastic.membership.view import JobView
+from holdfast.elastic.processes.log_files import bound
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +73,12 @@ class Reporter:
             self._refused = True
             return
         self._processes, self._refused = processes, False
+
+    def bound_logs(self, seats: Iterable[str]) -> None:
+        """Keep the logs of the node's sidecar and of its workers within their bound."""
+        logs = self._run_dir / "logs"
+        for name in (f"sidecar-{self._node}", *(seat.replace("/", "-") for seat in seats)):
+            bound(logs / f"{name}.log")
 
     def close(self) -> None:
         """Close the event file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,7 +18,12 @@ from holdfast.elastic.events.wire import EventFormatError, decode, encode
 
 _log = logging.getLogger(__name__)
 
+MOST_BYTES = 32 << 20
+"""Size at which a writer begins another file: two days of a small job's steps."""
+
 EVENTS_PATTERN = "events-*.jsonl"
+_SUFFIX, _BEFORE = ".jsonl", ".before"
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 def events_file(run_dir: Path, writer: str) -> Path:
@@ -28,14 +34,16 @@ def events_file(run_dir: Path, writer: str) -> Path:
 class EventWriter:
     """Appends events to one file; each is a single write of a whole line.
 
-    An event that cannot be written, as on a full disk, is lost; `EventsLost` says how many were.
+    An event that cannot be written, as on a full disk, is lost; `EventsLost` says how many were. At
+    `MOST_BYTES` the file becomes that of the writer's earlier events, ``NAME.before``, in place of
+    the one there; a new file follows.
     """
 
     def __init__(self, path: Path, *, node: str) -> None:
         self._node = node
         self._path, self._lock = path, threading.Lock()
         self._lost = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, _APPEND, 0o600)
 
     def write(self, event: Event, *, source: str) -> None:
         """Append an event of a part; its time is now where it has none."""
@@ -60,6 +68,9 @@ class EventWriter:
         size_bytes = 0
         try:
             size_bytes = os.fstat(self._fd).st_size
+            if size_bytes >= MOST_BYTES:
+                self._begin_anew()
+                size_bytes = 0
             if os.write(self._fd, line) == len(line):
                 return True
             os.ftruncate(self._fd, size_bytes)
@@ -67,6 +78,14 @@ class EventWriter:
             if not self._lost:
                 _log.warning("%s: events are lost: %s", self._path, error.strerror)
         return False
+
+    def _begin_anew(self) -> None:
+        name = self._path.name.removesuffix(_SUFFIX)
+        with contextlib.suppress(FileNotFoundError):  # renamed before, and no other could be made
+            self._path.replace(self._path.with_name(f"{name}{_BEFORE}{_SUFFIX}"))
+        fd = os.open(self._path, _APPEND, 0o600)
+        os.close(self._fd)
+        self._fd = fd
 
     def close(self) -> None:
         """Close the file; later events are dropped."""
@@ -77,20 +96,31 @@ class EventWriter:
 
 
 class FreshLines:
-    """Reads the complete lines that appear in the files of a directory."""
+    """Reads the complete lines that appear in the files of a directory, renamed ones too."""
 
     def __init__(self, directory: Path, *, pattern: str) -> None:
         self._directory, self._pattern = directory, pattern
-        self._offsets: dict[Path, int] = {}
+        self._offsets: dict[tuple[int, int], int] = {}
+        self._before: dict[tuple[int, int], int] = {}
 
     def new(self) -> Iterator[tuple[Path, bytes]]:
         """Yield the lines that appeared since the last call, with their files."""
+        known = {**self._before, **self._offsets}  # a file may have been missed while renamed
+        self._before, self._offsets = self._offsets, {}
         for path in sorted(self._directory.glob(self._pattern)):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                continue  # renamed in this moment: its lines come next time
+            with file:
+                about = os.fstat(file.fileno())
+                identity = about.st_dev, about.st_ino
+                offset = self._offsets.get(identity, known.get(identity, 0))
+                offset = offset if offset <= about.st_size else 0  # another file with that number
+                file.seek(offset)
                 data = file.read()
             end = data.rfind(b"\n") + 1
-            self._offsets[path] = self._offsets.get(path, 0) + end
+            self._offsets[identity] = offset + end
             for line in data[:end].splitlines():
                 yield path, line
 

@@ -10,15 +10,47 @@ import tempfile
 from pathlib import Path
 
 from holdfast.ckpt.private import is_private
+from holdfast.elastic.errors import ConfigError
 
 LOCK = "lock"
 _PREFIX = "holdfast-"
 _MARK = "temporary"
+_LARGE = Path("/var/tmp")
+_ENOUGH_BYTES = 1 << 30
 
 
 def make() -> Path:
-    """Make a directory in the system's directory for temporary files."""
-    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    """Make a directory for temporary files; raises ``ConfigError`` if there is no place for it.
+
+    A small or full /tmp, often memory, gives way to /var/tmp unless ``TMPDIR`` names a place.
+    """
+    room = {place: _free_bytes(place) for place in _places()}
+    best = next((p for p, free in room.items() if free >= _ENOUGH_BYTES), None)
+    best = best or max(room, key=room.__getitem__)
+    try:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=best))
+    except OSError as error:
+        raise ConfigError(
+            f"{best}: no directory for events and logs can be made ({error.strerror}): give "
+            "--run-dir DIR"
+        ) from error
+
+
+def _places() -> list[Path]:
+    try:
+        usual = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "no directory for temporary files can be written: set TMPDIR, or give --run-dir DIR"
+        ) from error
+    return [usual] if os.environ.get("TMPDIR") else [*dict.fromkeys((usual, _LARGE))]
+
+
+def _free_bytes(place: Path) -> int:
+    try:
+        return shutil.disk_usage(place).free if os.access(place, os.W_OK) else -1
+    except OSError:
+        return -1
 
 
 def mark(directory: Path) -> None:
@@ -28,7 +60,7 @@ def mark(directory: Path) -> None:
 
 def sweep() -> None:
     """Remove directories left by killed launchers: ours, with a mark and a free lock."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for directory in (found for place in _places() for found in place.glob(f"{_PREFIX}*")):
         if not is_private(directory) or not (directory / _MARK).exists():
             continue
         with contextlib.suppress(OSError):  # in use, or just removed by another job

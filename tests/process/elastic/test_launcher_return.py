@@ -113,7 +113,7 @@ def test_a_job_goes_on_in_memory_when_its_killed_launcher_is_back(job: Job) -> N
     assert len(memory_of(run)) >= 2
     job.start()
     begun = [line["begins"] for line in job.await_waiting(after=seen) if "begins" in line]
-    assert begun == [6, 6], "no step is lost, and there is no checkpoint"
+    assert {*begun} == {6}, "no step is lost, and there is no checkpoint"
     assert (job.run, job.coordinator()) == (run, coordinator)
     assert job.finish() == 0
     done = [line for line in job.lines() if "done" in line]
@@ -146,7 +146,7 @@ def test_another_command_in_the_directory_begins_its_own_job(job: Job) -> None:
     job.kill()
     job.start("--nproc", "1", "--world", "2", "--parity", "0", "--min-hang-s", "31")
     begun = [line["begins"] for line in job.await_waiting(after=seen) if "begins" in line]
-    assert begun == [0, 0]
+    assert {*begun} == {0}
     assert job.run != run
     assert "it is not continued" in (job.folder / "stderr").read_text()
     assert job.finish() == 0

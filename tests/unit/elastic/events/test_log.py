@@ -79,3 +79,43 @@ def test_what_a_full_disk_refuses_is_counted_and_never_raised(
     assert isinstance(lost, EventsLost)
     assert lost.count == 2
     assert [each.kind for each in (first, again, last)] == ["first", "again", "last"]
+
+
+def test_event_files_stay_within_a_bound_and_a_follower_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.elastic.events.log.MOST_BYTES", 2000)
+    writer, reader = EventWriter(events_file(tmp_path, "n0"), node="n0"), EventReader(tmp_path)
+    seen: list[int] = []
+    for step in range(300):
+        writer.write(StepDone(step=step, time_s=float(step + 1)), source="worker")
+        if step % 7 == 0:
+            seen += [event.step for event in reader.new() if isinstance(event, StepDone)]
+    writer.close()
+    seen += [event.step for event in reader.new() if isinstance(event, StepDone)]
+    assert seen == list(range(300))
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["events-n0.before.jsonl", "events-n0.jsonl"]
+    assert all(file.stat().st_size < 2300 for file in files)
+    late = [event.step for event in EventReader(tmp_path).new() if isinstance(event, StepDone)]
+    assert late == list(range(late[0], 300)), "the newest events are kept, without a gap"
+
+
+def test_a_writer_whose_next_file_cannot_be_made_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = EventWriter(events_file(folder, "n0"), node="n0")
+    writer.write(StepDone(step=1), source="worker")
+    most_bytes = events_file(folder, "n0").stat().st_size + 1
+    monkeypatch.setattr("holdfast.elastic.events.log.MOST_BYTES", most_bytes)
+    writer.write(StepDone(step=2), source="worker")
+    away = folder.rename(tmp_path / "away")
+    writer.write(StepDone(step=3), source="worker")
+    away.rename(folder)
+    writer.write(StepDone(step=4), source="worker")
+    found = EventReader(folder).new()
+    assert [event.step for event in found if isinstance(event, StepDone)] == [1, 2, 4]
+    assert [event.count for event in found if isinstance(event, EventsLost)] == [1]
+    writer.close()

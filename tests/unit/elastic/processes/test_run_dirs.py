@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes import run_dirs
 
 
@@ -61,3 +62,45 @@ def test_a_directory_that_others_can_write_to_is_left(tmp_path: Path) -> None:
     run_dirs.sweep()
     assert prepared.exists()
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "told", "chosen"),
+    [
+        (2 << 30, 8 << 30, False, "small"),
+        (64 << 20, 8 << 30, False, "large"),
+        (64 << 20, 32 << 20, False, "small"),
+        (0, 8 << 30, True, "small"),
+    ],
+)
+def test_a_small_place_gives_way_unless_the_user_named_it(
+    small: int,
+    large: int,
+    told: bool,
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = {tmp_path / "small": small, tmp_path / "large": large}
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
+    monkeypatch.setattr(run_dirs, "_LARGE", tmp_path / "large")
+    monkeypatch.setattr(run_dirs, "_free_bytes", lambda place: places[place])
+    monkeypatch.delenv("TMPDIR", raising=False)
+    if told:
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "small"))
+    left = made()
+    assert left.parent.name == chosen
+    run_dirs.sweep()
+    assert not left.exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(tempfile, "tempdir", str(gone))
+    monkeypatch.setattr(run_dirs, "_LARGE", gone)
+    with pytest.raises(ConfigError, match="give --run-dir DIR"):
+        run_dirs.make()
