@@ -128,6 +128,17 @@ transient_buffers_of: Final[Callable[[nn.Module], set[str]]] = attrgetter(
     "_non_persistent_buffers_set"
 )
 
+# The method by which a module adds its own entries to a ``state_dict()``.
+SAVE_METHOD: Final = "_save_to_state_dict"
+
+# The hooks before and after the ``state_dict()`` of a module and of an optimizer: two dicts each.
+state_dict_hooks_of: Final[Callable[[nn.Module], tuple[Any, Any]]] = attrgetter(
+    "_state_dict_pre_hooks", "_state_dict_hooks"
+)
+optimizer_state_dict_hooks_of: Final[Callable[[Optimizer], tuple[Any, Any]]] = attrgetter(
+    "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"
+)
+
 # The class of all batch norms, of any number of dims and of `SyncBatchNorm`.
 BatchNorm: Final = nn.modules.batchnorm._BatchNorm
 

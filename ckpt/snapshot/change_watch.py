@@ -175,6 +175,7 @@ def _insides(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
         list(chain.from_iterable(dicts)),
         list(map(id, chain.from_iterable(map(dict.values, dicts)))),
         list(map(type, modules)),
+        list(map(len, chain.from_iterable(map(torch_private.state_dict_hooks_of, modules)))),
         [
             frozenset(found) if found else None
             for found in map(torch_private.transient_buffers_of, modules)
@@ -212,7 +213,7 @@ class _OptimizerRoute:
         items = list(chain.from_iterable(map(dict.values, entries)))
         ids = list(map(id, items))
         for at, _ in self._plain:
-            if at < len(ids) and not isinstance(items[at], torch.Tensor):
+            if at < len(ids) and plain.is_plain(items[at]):
                 ids[at] = 0
         self._items = items if self._plain else []
         return (
@@ -223,6 +224,7 @@ class _OptimizerRoute:
             list(map(len, entries)),
             list(chain.from_iterable(entries)),
             ids,
+            list(map(len, torch_private.optimizer_state_dict_hooks_of(self._optimizer))),
         )
 
     def values(self) -> Iterator[tuple[str, Json]]:
@@ -276,7 +278,11 @@ class _TreeRoute:
         if isinstance(tree.take, PerRank):
             encoder.add(tree.name, tree.take)
         else:
-            values[tree.name] = encoder.encode(tree.take(), tree.name)
+            found = encoder.encode(tree.take(), tree.root)
+            if bool(found) != (tree.name in self._flat.values) and tree.may_be_empty:
+                return False
+            if found or not tree.may_be_empty:
+                values[tree.name] = found
         rank_values.update(encoder.rank_values)
         self._flat.per_rank.update(encoder.per_rank)
         known = encoder.rank_values.keys() <= self._flat.rank_values.keys()

@@ -45,7 +45,14 @@ from holdfast.ckpt.state.trees.arrays import tensor_of
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
 from holdfast.ckpt.state.trees.refill import refill
-from holdfast.ckpt.state.trees.stateful import stateful_of
+from holdfast.ckpt.state.trees.state_dicts import (
+    OWN_STATE,
+    OwnModuleState,
+    OwnOptimizerState,
+    has_own,
+    optimizer_has_own,
+)
+from holdfast.ckpt.state.trees.stateful import Stateful, stateful_of
 from holdfast.ckpt.types import Json
 
 
@@ -53,11 +60,14 @@ from holdfast.ckpt.types import Json
 class TracedTree:
     """A tree: the function that returns it, or its per-rank holder, and its tensors' paths.
 
-    ``name`` is that of a Stateful object's tree, or the path of a `PerRank`.
+    ``name`` is that of a Stateful object's tree, or the path of a `PerRank`; ``root`` begins the
+    names of its tensors. One that ``may_be_empty`` has a value only while it is not.
     """
 
     name: str
     take: Callable[[], Any] | PerRank
+    root: str = ""
+    may_be_empty: bool = False
     paths: list[str] = field(default_factory=list)
 
 
@@ -83,10 +93,14 @@ class Trace:
 class Tree:
     """A Stateful object, or a `PerRank`: its tensors, by the name under which they are stored.
 
-    ``direct`` are those that it holds itself, so that a restore may fill them.
+    ``own`` are those that nothing else in the state holds. ``direct`` are those that it holds
+    itself, so that a restore may fill them. One that ``may_be_empty`` is loaded in any case, with
+    an empty dict where none was saved.
     """
 
     tensors: dict[str, Leaf] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+    may_be_empty: bool = False
     direct: set[str] = field(default_factory=set)
     load: Callable[[Any], Any]
 
@@ -146,6 +160,7 @@ class _Flattener:
         self._windows: dict[int, list[OptimizedParameter]] = {}
         self._flattened = set[str]()
         self._pending: list[tuple[str, Optimizer]] = []
+        self._undivided: list[tuple[str, Optimizer]] = []
 
     def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:  # noqa: PLR0912 - a branch for each kind
         if isinstance(value, nn.Module):
@@ -155,6 +170,7 @@ class _Flattener:
             for part in value:
                 self._module(name, part)
         elif isinstance(value, LBFGS):  # its history is in lists, one for all parameters
+            self._undivided.append((name, value))
             self._tree(name, value.state_dict, value.load_state_dict)
         elif isinstance(value, Optimizer):
             self._pending.append((name, value))
@@ -293,6 +309,8 @@ class _Flattener:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             path = join(name, "_extra_state")
             self._tree(path, module.get_extra_state, module.set_extra_state)
+        if has_own(module):
+            self._own_state(name, OwnModuleState(name, module), root=name)
         parallel = isinstance(module, DistributedDataParallel | DataParallel)
         for key, child in children.items():
             hidden = key in WRAPPER_ATTRIBUTES or (parallel and key == "module")
@@ -300,19 +318,37 @@ class _Flattener:
                 self._walk(name if hidden else join(name, key), child)
 
     def _tree(self, name: str, take: Callable[[], Any], load: Callable[[Any], Any]) -> None:
-        tree, traced = Tree(load=load), TracedTree(name=name, take=take)
+        tree, traced = Tree(load=load), TracedTree(name=name, take=take, root=name)
         self._trace.trees.append(traced)
         self._claim(name)
+        self._add_tree(tree, traced, take())
+
+    def _own_state(self, name: str, own: Stateful, *, root: str) -> None:
+        """Add the entries that a module's or an optimizer's ``state_dict()`` adds itself."""
+        name = join(name, OWN_STATE)
+        entries = own.state_dict()
+        if entries:
+            self._claim(name)
+        tree = Tree(load=own.load_state_dict, may_be_empty=True)
+        traced = TracedTree(name=name, take=own.state_dict, root=root, may_be_empty=True)
+        self._trace.trees.append(traced)
+        self._add_tree(tree, traced, entries)
+
+    def _add_tree(self, tree: Tree, traced: TracedTree, entries: Any) -> None:
         encoder = self._encoder(tree, traced)
-        self.flat.values[name] = encoder.encode(take(), name)
+        found = encoder.encode(entries, traced.root)
+        if found or not tree.may_be_empty:
+            self.flat.values[traced.name] = found
         self._add_ranks(encoder)
-        self.flat.trees[name] = tree
+        self.flat.trees[traced.name] = tree
 
     def _encoder(self, tree: Tree, traced: TracedTree) -> TreeEncoder:
         def add(path: str, leaf: Leaf, *, own: bool) -> str:
             stored = (self._state if own else self.tensor)(path, leaf, volatile=True)
             if own:
                 self.flat.own.add(stored)
+            if stored == path:
+                tree.own.add(stored)
             tree.tensors[stored] = leaf
             return stored
 
@@ -334,6 +370,15 @@ class _Flattener:
         return [OptimizedParameter(fqn=name, parameter=parameter, leaf=self.flat.tensors[name])]
 
     def add_optimizers(self) -> None:
+        for name, optimizer in self._undivided:
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                for part in self._members(parameter):
+                    if part.window is not None or not isinstance(part.leaf, torch.Tensor):
+                        raise StateError(
+                            f"{name}: {type(optimizer).__name__} keeps one history for all "
+                            f"parameters, and this rank has only a part of {part.fqn}; use an "
+                            "optimizer that keeps state by parameter"
+                        )
         for name, optimizer in self._pending:
             parts = flatten_optimizer(
                 name,
@@ -343,6 +388,12 @@ class _Flattener:
                 value=self.value,
             )
             self.flat.optimizers[name] = parts
+            if parts.nests:
+                self._trace.is_repeatable = False
+            if optimizer_has_own(optimizer):
+                self._own_state(
+                    name, OwnOptimizerState(name, optimizer), root=join(name, OWN_STATE)
+                )
 
 
 def encode_small_tensor(path: str, value: Any) -> Json:

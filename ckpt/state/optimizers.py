@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, empty_like, like, local_of
+from holdfast.ckpt.state.trees.encoding import REFERENCES, TreeEncoder, stored_names
 from holdfast.ckpt.types import Json
 
 HOW_NOT_WHAT = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
@@ -69,13 +71,15 @@ class OptimizedParameter:
 class OptimizerParts:
     """An optimizer with its parameters' names: the members of each group, in order.
 
-    ``keys`` are the keys of the state that belong to it, of tensors and of plain values.
+    ``keys`` are the keys of the state that belong to it, of tensors and of plain values. ``nests``
+    says whether a parameter's state has tensors inside lists or dicts.
     """
 
     name: str
     optimizer: Optimizer
     groups: list[list[OptimizedParameter]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
+    nests: bool = False
 
     def described(self, values: Mapping[str, Json]) -> Iterator[tuple[str, dict[str, Json]]]:
         """Yield each group's key with its parameters and settings, for comparison between ranks."""
@@ -167,8 +171,39 @@ def _flatten_state(
         if isinstance(item, torch.Tensor):
             tensor(prefix + key, member.place(prefix + key, item), volatile=False)
             parts.keys.add(prefix + key)
-        else:
+        elif plain.is_plain(item):
             _add(parts, prefix + key, item, value=value)
+        else:
+            _add_tree(parts, member, prefix + key, item, tensor=tensor, value=value)
+
+
+def _add_tree(
+    parts: OptimizerParts,
+    member: OptimizedParameter,
+    key: str,
+    item: Any,
+    *,
+    tensor: _AddTensor,
+    value: Callable[[str, Json, Setter], None],
+) -> None:
+    """Add a list or a dict with tensors in it, each placed as the parameter is."""
+    if member.window is not None:
+        raise StateError(
+            f"{key}: tensors in a {type(item).__name__}, for a parameter that FSDP has flattened: "
+            "whose they are cannot be known; use use_orig_params=True"
+        )
+
+    def take(path: str, leaf: Leaf, *, own: bool) -> str:
+        if own:
+            raise StateError(f"{path}: optimizer state belongs to all ranks; take PerRank away")
+        placed = member.place(path, leaf) if isinstance(leaf, torch.Tensor) else leaf
+        parts.keys.add(path)
+        return tensor(path, placed, volatile=False)
+
+    encoder = TreeEncoder(rank=0, take=take)
+    value(key, encoder.encode(item, key), _restored_with_the_optimizer)
+    parts.keys.add(key)
+    parts.nests = True
 
 
 def state_prefix(name: str, fqn: str) -> str:
@@ -179,8 +214,18 @@ def state_prefix(name: str, fqn: str) -> str:
 def _add(
     parts: OptimizerParts, key: str, item: Any, *, value: Callable[[str, Json, Setter], None]
 ) -> None:
-    value(key, plain.encode(item, key), _restored_with_the_optimizer)
+    value(key, plain.encode(item, key, leaf=_refuse_setting), _restored_with_the_optimizer)
     parts.keys.add(key)
+
+
+def _refuse_setting(path: str, item: object) -> Json:
+    if isinstance(item, torch.Tensor):
+        raise StateError(
+            f"{path}: a tensor of shape {list(item.shape)} inside a setting of a group; a setting "
+            "may be a scalar tensor, a number, or a container of numbers: keep tensors in the "
+            "state of a parameter"
+        )
+    return plain.refuse(path, item)
 
 
 def _restored_with_the_optimizer(_: Any) -> None:
@@ -222,18 +267,26 @@ class Attachment:
                     group[key] = item
 
 
+@dataclass(frozen=True, slots=True)
+class _SavedTree:
+    """A saved list or dict with tensors in it, as JSON."""
+
+    tree: Json
+
+
 class SavedOptimizer:
     """The saved keys of one optimizer, sorted by group and by parameter.
 
-    ``states`` has per parameter the plain values and the specs of the tensors that were saved with
-    it.
+    ``states`` has per parameter the plain values, trees and the specs of the tensors that were
+    saved with it. ``nested`` are the specs of the tensors in trees, by name.
     """
 
     def __init__(
         self, name: str, *, specs: Mapping[str, TensorSpec], values: Mapping[str, Json]
     ) -> None:
         self.groups: dict[int, dict[str, Any]] = {}
-        self.states: dict[str, dict[str, TensorSpec | Any]] = {}
+        self.states: dict[str, dict[str, TensorSpec | _SavedTree | Any]] = {}
+        self.nested: dict[str, TensorSpec] = {}
         groups, states = f"{name}.groups.", f"{name}.state."
         for key, value in values.items():
             if key.startswith(groups):
@@ -241,9 +294,12 @@ class SavedOptimizer:
                 self.groups.setdefault(int(number), {})[hyper] = plain.decode(value)
             elif key.startswith(states):
                 fqn, _, item = key.removeprefix(states).rpartition(".")
-                self.states.setdefault(fqn, {})[item] = plain.decode(value)
+                inside = {name: specs[name] for name in stored_names(value) if name in specs}
+                self.nested |= inside
+                found = _SavedTree(value) if inside else plain.decode(value)
+                self.states.setdefault(fqn, {})[item] = found
         for key, spec in specs.items():
-            if key.startswith(states):
+            if key.startswith(states) and key not in self.nested:
                 fqn, _, item = key.removeprefix(states).rpartition(".")
                 self.states.setdefault(fqn, {})[item] = spec
         self.group_of = {
@@ -361,6 +417,8 @@ class _Filler:
             if all(isinstance(item, TensorSpec) for item in items):
                 specs = [item for item in items if isinstance(item, TensorSpec)]
                 state[key] = self._tensor(matched, specs, live.get(key))
+            elif isinstance(items[0], _SavedTree) and len(matched) == 1:
+                state[key] = plain.decode(items[0].tree, leaf=partial(self._nested, matched))
             elif any(item != items[0] for item in items):
                 self._found.differs.append(
                     f"{state_prefix(self._name, matched[0][0].fqn)}{key}: the parameters of one "
@@ -369,6 +427,14 @@ class _Filler:
             else:
                 state[key] = items[0]
         self._found.states.append((parameter, state))
+
+    def _nested(
+        self, matched: Sequence[tuple[OptimizedParameter, str]], tag: str, payload: Any
+    ) -> Any:
+        if tag not in REFERENCES or payload not in self._saved.nested:
+            return plain.no_tags(tag, payload)
+        room = self._tensor(matched, [self._saved.nested[payload]], None)
+        return room.numpy() if tag == "$array" and room is not None else room
 
     def _wanted(self, matched: Sequence[tuple[OptimizedParameter, str]], key: str) -> bool:
         return any(self._chosen(state_prefix(self._name, m.fqn) + key) for m, _ in matched)

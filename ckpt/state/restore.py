@@ -257,8 +257,8 @@ class _RestoreJob:
         owned = set(self._flat.own)
         for parts in self._flat.optimizers.values():
             owned |= parts.keys
-        for name, tree in self._flat.trees.items():
-            owned |= {fqn for fqn in tree.tensors if fqn.startswith(f"{name}.")}
+        for tree in self._flat.trees.values():
+            owned |= tree.own
         for fqn, leaf in self._flat.tensors.items():
             if fqn not in owned and any(map(self._chosen, (fqn, *self._live_names.get(fqn, ())))):
                 names = self._saved_names(fqn)
@@ -355,6 +355,7 @@ class _RestoreJob:
         for trees in saved.ranks.values():
             used.update(stored_names(list(trees.values())))
         known = used | flat.tensors.keys() | flat.aliases.keys() | flat.values.keys()
+        known |= flat.trees.keys()
         found: dict[str, str] = {}
         for kind, keys in (("", saved.specs), ("value ", saved.values)):
             for key in keys:
@@ -420,8 +421,8 @@ class _RestoreJob:
             if name in saved.values and chosen(name):
                 setter(plain.decode(saved.values[name]))
         for name, tree in flat.trees.items():
-            if name in saved.values and chosen(name):
-                tree.load(plain.decode(saved.values[name], leaf=self._tree_leaf))
+            if chosen(name) and (name in saved.values or tree.may_be_empty):
+                tree.load(plain.decode(saved.values.get(name, {}), leaf=self._tree_leaf))
         for path in (*self.ranks.taken, *self.ranks.merged):
             if path in flat.rank_trees:
                 flat.rank_trees[path].load(self._own(path))
