@@ -45,8 +45,12 @@ LOST, REFUSED = int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_CONNECT_RETRIED)
 DENIED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
 
-HANDSHAKE_MS = 5000
-"""Time in which a new connection to a server must have shown its key; ZeroMQ's default is 30 s."""
+HANDSHAKE_MS = 15_000
+"""Time in which a new connection to a server must have shown its key; ZeroMQ's default is 30 s.
+
+A process that gets no processor for some seconds must not be taken for a stranger: a client that
+watches its connection takes the end of a handshake for the end of the server.
+"""
 
 QUEUED = 16
 """The most messages that wait to be sent; one is in progress at a time."""

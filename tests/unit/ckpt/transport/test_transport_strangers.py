@@ -11,6 +11,7 @@ import zmq
 
 from holdfast.ckpt.transport import Client, RunKey, Server, bulk_server, server
 from holdfast.ckpt.transport.envelope import CONTROL_BYTES, PART_BYTES
+from holdfast.ckpt.transport.sockets import HANDSHAKE_MS
 
 KEY = RunKey.new()
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -89,5 +90,5 @@ def test_no_socket_of_a_server_is_without_limits() -> None:
     assert zmq.zmq_version_info() >= (4, 3)
     served = Server(lambda request: request.reply(), key=KEY)
     assert served._router.getsockopt(zmq.MAXMSGSIZE) == CONTROL_BYTES
-    assert served._router.getsockopt(zmq.HANDSHAKE_IVL) == 5000
+    assert served._router.getsockopt(zmq.HANDSHAKE_IVL) == HANDSHAKE_MS
     served.close()
