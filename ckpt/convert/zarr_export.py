@@ -48,15 +48,17 @@ def export_zarr(
     source: StoreSource,
     target: str | Path,
     *,
-    portable: bool = False,
+    portable: bool = True,
     select: Sequence[str] | None = None,
     progress: Progress = lambda _: None,
 ) -> Path:
     """Copy a checkpoint to the new directory ``target`` and return its path.
 
     Chunks are copied as they are stored, and each is checked; memory holds at most one per thread.
-    ``select`` has globs of the wanted names; ``portable`` writes bfloat16 and float8 as unsigned
-    integers; ``progress`` is called with bytes done. The next call continues a killed export.
+    ``select`` has globs of the wanted names. ``portable`` writes bfloat16 and float8 as unsigned
+    integers with their type in an attribute, which every reader opens; without it they have Zarr
+    data types of these names, which TensorStore knows, and stock zarr-python cannot even list the
+    group. ``progress`` is called with bytes done. The next call continues a killed export.
     Raises ``CorruptError`` if a chunk is damaged or missing, ``StoreError`` if ``target``
     exists or cannot be written, ``MismatchError`` if nothing is selected.
     """
@@ -152,16 +154,16 @@ class ZarrDirectorySink(Closing):
     """Writes boxes of tensors as a plain Zarr v3 directory.
 
     A `holdfast.ckpt.convert.interchange.TensorSink`. Chunks are whole tensors or pieces of about 16
-    MiB, or as ``cells`` says by FQN. Boxes may come in any order and cut chunks in any way: whole
-    chunks are written at once, others into their chunk's file, so memory holds a box and a chunk.
-    Call it from one thread at a time.
+    MiB, or as ``cells`` says by FQN; ``portable`` is as in `export_zarr`. Boxes may come in any
+    order and cut chunks in any way: whole chunks are written at once, others into their chunk's
+    file, so memory holds a box and a chunk. Call it from one thread at a time.
     """
 
     def __init__(
         self,
         target: str | Path,
         *,
-        portable: bool = False,
+        portable: bool = True,
         cells: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._folder = NewFolder(target, tag=f"sink-{token_hex(4)}")

@@ -26,7 +26,8 @@ class DType:
 
     ``numpy`` is the numpy type under which the bytes are viewed, ``zarr`` the Zarr v3 name of that
     view. ``native`` is False where the view is an unsigned integer in place of the true type;
-    ``registered`` is then the true type's Zarr v3 name, or None if there is none to use.
+    ``registered`` is then the true type's Zarr v3 name, or None if there is none to use, and
+    ``nan_bits`` the integer that is not a number, or 0 if there is none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class DType:
     zarr: str
     native: bool = True
     registered: str | None = None
+    nan_bits: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -50,8 +52,9 @@ class DType:
         It never stands for data. If a file of an exported array is lost, a reader that uses the
         fill value gets NaN, not plausible zeros.
         """
-        kind = "f" if not portable and self.registered else np.dtype(self.numpy).kind
-        return {"f": "NaN", "b": False, "c": ["NaN", "NaN"]}.get(kind, 0)
+        if not self.native:
+            return "NaN" if self.registered and not portable else self.nan_bits
+        return {"f": "NaN", "b": False, "c": ["NaN", "NaN"]}.get(np.dtype(self.numpy).kind, 0)
 
 
 _NATIVE: Final = {
@@ -72,21 +75,23 @@ _NATIVE: Final = {
 }
 
 _VIEWED: Final = {
-    "bfloat16": ("<u2", "uint16", "bfloat16"),
-    "float8_e4m3fn": ("|u1", "uint8", "float8_e4m3fn"),
-    "float8_e4m3fnuz": ("|u1", "uint8", "float8_e4m3fnuz"),
-    "float8_e5m2": ("|u1", "uint8", "float8_e5m2"),
-    "float8_e5m2fnuz": ("|u1", "uint8", "float8_e5m2fnuz"),
-    "float8_e8m0fnu": ("|u1", "uint8", "float8_e8m0fnu"),
-    "float4_e2m1fn_x2": ("|u1", "uint8", None),
-    "complex32": ("<u4", "uint32", None),
+    "bfloat16": ("<u2", "uint16", "bfloat16", 0x7FC0),
+    "float8_e4m3fn": ("|u1", "uint8", "float8_e4m3fn", 0x7F),
+    "float8_e4m3fnuz": ("|u1", "uint8", "float8_e4m3fnuz", 0x80),
+    "float8_e5m2": ("|u1", "uint8", "float8_e5m2", 0x7F),
+    "float8_e5m2fnuz": ("|u1", "uint8", "float8_e5m2fnuz", 0x80),
+    "float8_e8m0fnu": ("|u1", "uint8", "float8_e8m0fnu", 0xFF),
+    "float4_e2m1fn_x2": ("|u1", "uint8", None, 0),
+    "complex32": ("<u4", "uint32", None, 0x7E007E00),
 }
 
 DTYPES: Final[Mapping[str, DType]] = {
     **{name: DType(name=name, numpy=view, zarr=name) for name, view in _NATIVE.items()},
     **{
-        name: DType(name=name, numpy=view, zarr=zarr, native=False, registered=registered)
-        for name, (view, zarr, registered) in _VIEWED.items()
+        name: DType(
+            name=name, numpy=view, zarr=zarr, native=False, registered=registered, nan_bits=nan
+        )
+        for name, (view, zarr, registered, nan) in _VIEWED.items()
     },
 }
 """Every element type that can be stored."""

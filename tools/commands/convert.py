@@ -129,6 +129,12 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         "(default: 4GiB)",
     )
     ways.add_argument(
+        "--named-types",
+        action="store_true",
+        help="zarr target: give bfloat16 and float8 the Zarr data types of these names, which "
+        "TensorStore knows; else they are unsigned integers, which every reader opens",
+    )
+    ways.add_argument(
         "--memory",
         type=parse_bytes,
         default=MEMORY_BYTES,
@@ -167,6 +173,7 @@ def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
         "--compress": (args.compress, "holdfast"),
         "--file-size": (args.file_size, "safetensors"),
         "--duplicate-tied": (args.duplicate_tied, "safetensors"),
+        "--named-types": (args.named_types, "zarr"),
     }
     for option, (given, served) in of_target.items():
         if given and wanted != served:
@@ -193,6 +200,7 @@ def run(args: argparse.Namespace) -> int:
             file_bytes=args.file_size,
             memory_bytes=args.memory,
             duplicate_tied=args.duplicate_tied,
+            named_types=args.named_types,
             identity=_identity(source, args),
         )
         sink = stack.enter_context(closing(FORMATS[wanted].sink(args.target, writing)))

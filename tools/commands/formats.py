@@ -44,6 +44,7 @@ class TargetOptions:
     file_bytes: int | None = None
     memory_bytes: int = MEMORY_BYTES
     duplicate_tied: bool = False
+    named_types: bool = False
     identity: Identity = field(default_factory=Identity)
 
 
@@ -159,10 +160,10 @@ def _zarr_source(path: str, _: SourceOptions) -> TensorSource:
     return ZarrDirectorySource(path)
 
 
-def _zarr_sink(path: str, _: TargetOptions) -> TensorSink:
+def _zarr_sink(path: str, writing: TargetOptions) -> TensorSink:
     from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink
 
-    return ZarrDirectorySink(_new(path))
+    return ZarrDirectorySink(_new(path), portable=not writing.named_types)
 
 
 FORMATS: Final[Mapping[str, Format]] = {
