@@ -54,7 +54,10 @@ class CoordinatorProcess:
         with contextlib.suppress(FileNotFoundError):
             (run_dir / RECORD).unlink()
         log = run_dir / "logs" / "coordinator.log"
-        child = _spawn(config, log=log)
+        try:
+            child = _spawn(config, log=log)
+        except OSError as error:
+            raise CoordinatorError(f"the coordinator cannot be started: {error}") from error
         deadline_s = time.monotonic() + _START_S
         while (record := read_record(run_dir)) is None or record.pid != child.pid:
             if child.poll() is not None or time.monotonic() > deadline_s:

@@ -193,6 +193,7 @@ class Launcher:
         allow_many()
         sweep()
         run_dirs.sweep()
+        before: CoordinatorProcess | None = None
         try:
             self._lock_run_dir()
             before = self._predecessor()
@@ -201,6 +202,8 @@ class Launcher:
                 self._clear_run_dir()
             self._connect()
         except HoldfastError:
+            if isinstance(self._server, CoordinatorProcess) and before is None:
+                self._server.close()
             if self._temporary:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
             raise

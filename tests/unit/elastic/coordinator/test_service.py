@@ -16,6 +16,7 @@ from holdfast.ckpt.memory.arena import arena_path, hold, sweep, take_away
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.service import Service, ServiceConfig, launcher_key
+from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.launch.coordinator_process import CoordinatorProcess, read_record
 
 DEADLINE_S = 30.0
@@ -124,6 +125,23 @@ def test_memory_that_is_taken_away_is_let_go_and_the_next_one_is_held(
     assert not NODE.exists()
     os.close(hold(NODE))
     wait_for(lambda: serving.service._held["n0"] >= 0)
+
+
+def test_a_coordinator_that_cannot_serve_is_named_with_its_reason(
+    make: Callable[[float], Serving],
+) -> None:
+    serving = make(DEADLINE_S)
+    serving.thread.start()  # the journal is in use
+    with pytest.raises(CoordinatorError, match="another process serves the coordinator"):
+        CoordinatorProcess.start(serving.config)
+
+
+def test_a_coordinator_whose_log_cannot_be_written_is_named(tmp_path: Path) -> None:
+    config = ServiceConfig(
+        run=RUN, job="", run_dir=str(tmp_path), key_file="", bind="", nodes=(), return_s=1.0
+    )
+    with pytest.raises(CoordinatorError, match="cannot be started"):
+        CoordinatorProcess.start(config)
 
 
 def test_a_record_of_a_process_that_does_not_know_the_key_harms_nobody(
