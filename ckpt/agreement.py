@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.state import plain
 from holdfast.ckpt.state.flatten import FlatState
 from holdfast.ckpt.state.optimizers import HOW_NOT_WHAT
 
@@ -55,9 +56,13 @@ def agreeing(flat: FlatState) -> Iterable[str]:
 
 
 def _digest(value: Any) -> str:
-    return sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    return sha256(_text(value)).hexdigest()[:16]
 
 
 def _shown(value: Any) -> str:
-    text = msgspec.json.encode(value, order="deterministic").decode()
+    text = _text(value).decode()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({_digest(value)})"
+
+
+def _text(value: Any) -> bytes:
+    return msgspec.json.encode(plain.unordered(value), order="deterministic")

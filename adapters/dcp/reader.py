@@ -39,6 +39,7 @@ from holdfast.ckpt.geometry.reshard import Copy, chunk_key
 from holdfast.ckpt.geometry.shard_index import ChunkRef
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.local_boxes import local_of, overlaps_itself
 from holdfast.ckpt.store.places import locate
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -248,6 +249,11 @@ class _Fill:
             raise MismatchError(
                 f"{fqn}: was saved as {ref.dtype}, is to be loaded as {target.dtype}; give a "
                 "tensor of the saved dtype, or HoldfastReader(…, cast=True) to convert it"
+            )
+        if overlaps_itself(local_of(target)):
+            raise MismatchError(
+                f"{fqn}: several elements of the tensor to fill share memory, as after expand(); "
+                "load into a copy, such as clone() of it"
             )
         copy = Copy(
             fqn=fqn,

@@ -130,10 +130,22 @@ def value_at(values: Mapping[str, Json], path: str) -> Json:
     if path in values:
         return values[path]
     for at, letter in enumerate(path):
-        below = values.get(path[:at]) if letter == "." else None
-        if isinstance(below, dict) and (found := value_at(below, path[at + 1 :])) is not None:
+        below = _entries(values.get(path[:at])) if letter == "." else {}
+        if (found := value_at(below, path[at + 1 :])) is not None:
             return found
     return None
+
+
+def _entries(value: Json) -> Mapping[str, Json]:
+    """Return the entries of an encoded dict of any kind (`holdfast.ckpt.state.plain`) by name."""
+    match value:
+        case {"$map": list(pairs)} | {"$python": ["OrderedDict", [list(pairs), _]]}:
+            return {key: item for key, item in pairs if isinstance(key, str)}
+        case {"$python": ["Counter", held]} | {"$python": ["defaultdict", [_, held]]}:
+            return _entries(held)
+        case dict():
+            return value
+    return {}
 
 
 def _place(best: Best, place: int, value: float) -> str:

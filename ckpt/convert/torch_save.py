@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from typing_extensions import Buffer
 
+from holdfast.ckpt import python_types
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.box_files import split_place
 from holdfast.ckpt.convert.filling import Handover
@@ -32,6 +33,9 @@ from holdfast.ckpt.store.places import scheme_of
 from holdfast.ckpt.store.refusals import refusals
 from holdfast.ckpt.store.regular import open_regular
 from holdfast.ckpt.types import Json
+
+_ADMITTED: Final = ("OrderedDict", "Counter", "set", "bytearray", "complex")
+"""Standard types that ``torch.load(weights_only=True)`` admits."""
 
 _PART_BYTES: Final = 8 << 20
 _PICKLE_BYTES: Final = 1 << 30
@@ -113,7 +117,8 @@ class TorchSaveSource(Closing):
         self._claim(name)
         check_tensor(f"{self.origin}: {name}", tensor)
         tensor = tensor.detach()
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
+        lazy = (tensor.is_conj(), tensor.is_neg())
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), lazy)
         first = self._first.setdefault(place, name) if tensor.numel() else name
         if first == name:
             self._left_bytes -= tensor.numel() * tensor.itemsize
@@ -271,7 +276,10 @@ class TorchSaveSink(Closing):
         tensors = {fqn: self._mapped(spec) for fqn, spec in self._specs.items()}
         tensors |= {name: tensors[stored] for name, stored in self._aliases.items()}
         leaf = _leaf(tensors)
-        values = {name: plain.decode(value, leaf=leaf) for name, value in self._values.items()}
+        values = {
+            name: plain.decode(value, leaf=leaf, make=_loadable)
+            for name, value in self._values.items()
+        }
         handover = Handover(lambda parts: self._store.write(self._name, parts))
         try:
             stream = _Stream(handover, self._opened())
@@ -331,6 +339,13 @@ class _Stream:
         if part:
             self._handover.push(memoryview(part))
             self._room.madvise(mmap.MADV_DONTNEED)
+
+
+def _loadable(name: str, parts: Any) -> Any:
+    """Make a value of a type that ``torch.load(weights_only=True)`` admits; others stay as data."""
+    if name in _ADMITTED:
+        return python_types.make(name, parts)
+    return {python_types.TAG: [name, parts]}
 
 
 def _leaf(tensors: Mapping[str, torch.Tensor]) -> plain.DecodeLeaf:

@@ -32,6 +32,19 @@ _MAX_BYTES: Final = 1 << 63
 _SMALL_BYTES: Final = 1 << 16
 _FLOATS: Final = ("inf", "-inf", "nan")
 _SHOWN: Final = 60
+_PYTHON_TYPES: Final = frozenset(
+    (
+        *("OrderedDict", "Counter", "defaultdict", "deque", "set", "frozenset", "range", "slice"),
+        *("bytearray", "complex", "Decimal", "Fraction", "datetime", "date", "time", "timedelta"),
+        *("UUID", "PurePosixPath", "PureWindowsPath", "Path"),
+    )
+)
+"""The names that ``$python`` may have: those of `holdfast.ckpt.python_types`."""
+
+_TAGS: Final = frozenset(
+    "$" + name
+    for name in ["tuple", "float", "map", "tensor", "array", "rank", "data", "python", "torch"]
+)
 _NUMBER: Final = re.compile(
     r"[<>|](?P<kind>[biufcmM])(?P<size>\d{1,9})(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 )
@@ -127,9 +140,22 @@ def _tagged_parts(tag: str, payload: Json, is_key: bool) -> Iterable[tuple[Json,
         case "$data" if not is_key:
             _check_small_tensor(payload)
             return ()
+        case "$python" | "$torch":
+            return _parts_of_type(tag, payload)
         case "$tuple" | "$float" | "$map" | "$tensor" | "$array" | "$rank" | "$data":
             raise ValueError(f"{tag} of {_shown(payload)}")
     raise ValueError(f"unknown tag {_shown(tag)}")
+
+
+def _parts_of_type(tag: str, payload: Json) -> Iterable[tuple[Json, bool]]:
+    match tag, payload:
+        case "$python", [str(name), parts] if name in _PYTHON_TYPES:
+            return [(parts, False)]
+        case "$torch", ["dtype" | "device", str()]:
+            return ()
+        case "$torch", ["Size", list(parts)]:
+            return [(part, True) for part in parts]
+    raise ValueError(f"{tag} of {_shown(payload)}")
 
 
 def _key_and_value(pair: Json) -> tuple[tuple[Json, bool], tuple[Json, bool]]:

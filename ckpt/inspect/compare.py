@@ -206,7 +206,7 @@ def compare_values(
 def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     """Yield path and leaf of a stored tree; empty lists and dicts are leaves too.
 
-    Tuples are entered like lists, dicts with other than string keys like dicts. The tags of
+    Tuples are entered like lists, all kinds of dicts alike. The tags of
     ``holdfast.ckpt.state.plain`` that hold one thing (``$float``, ``$bytes``, ``$tensor``, …)
     stay leaves.
     """
@@ -216,6 +216,8 @@ def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
         items = [(str(i), item) for i, item in enumerate(value[tag])]
     elif tag == "$map":
         items = [(_key(key), item) for key, item in value[tag]]
+    elif tag == "$python":
+        items = _parts(*value[tag])
     elif isinstance(value, dict) and not tag.startswith("$"):
         items = list(value.items())
     elif isinstance(value, list):
@@ -224,6 +226,20 @@ def leaves(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
         yield path, value
     for key, item in items:
         yield from leaves(item, f"{path}.{key}" if path else key)
+
+
+def _parts(name: str, parts: Json) -> list[tuple[str, Json]]:
+    """Return what a container of a standard type holds, by key or position."""
+    match name:
+        case "OrderedDict":
+            return [(_key(key), item) for key, item in parts[0]]
+        case "deque":
+            return [(str(i), item) for i, item in enumerate(parts[0])]
+        case "Counter" | "defaultdict":
+            held = parts if name == "Counter" else parts[1]
+            pairs = held["$map"] if set(held) == {"$map"} else held.items()
+            return [(_key(key), item) for key, item in pairs]
+    return []
 
 
 def _key(key: Json) -> str:

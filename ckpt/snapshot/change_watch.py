@@ -9,6 +9,7 @@ check fails, the state is flattened as if for the first time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, eq, is_
@@ -112,7 +113,7 @@ class _Route:
             value = holders[holder][key]
             if not _is_value(value):
                 return False
-            values[name] = plain.encode(value, name)
+            values[name] = plain.encode(value, name, refilled=True)
         for optimizer in self._optimizers:
             values.update(optimizer.values())
         rank_values = dict(self.flat.carried.values) if self.flat.carried is not None else {}
@@ -157,7 +158,7 @@ def _is_value(value: object) -> bool:
         return False
     if stateful_of(value) is not None:
         return False
-    return not isinstance(value, Mapping | list | tuple) or plain.is_plain(value)
+    return not isinstance(value, Mapping | list | tuple | deque) or plain.is_plain(value)
 
 
 def _contents(modules: Sequence[nn.Module]) -> list[Any]:

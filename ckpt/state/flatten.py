@@ -10,9 +10,19 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
+import operator
+from collections import deque
+from collections.abc import (
+    Callable,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -54,6 +64,11 @@ from holdfast.ckpt.state.trees.state_dicts import (
 )
 from holdfast.ckpt.state.trees.stateful import Stateful, stateful_of
 from holdfast.ckpt.types import Json
+
+_Replace: TypeAlias = Callable[[Any], object] | None
+"""Puts another value into the place of one; None where the holder cannot be changed."""
+
+_REFILLED: Final = (MutableMapping, MutableSequence, MutableSet)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +127,8 @@ class FlatState:
     ``volatile`` names the tensors that may change before the next optimizer step: buffers, loose
     tensors, and the state of Stateful objects. All others are parameters and optimizer state.
     ``setters`` put a restored plain value back; ``trees`` and ``optimizers`` are restored as a
-    whole.
+    whole. ``fixed`` are the plain values that cannot be replaced, because what holds them cannot be
+    changed, with the refusal in words.
 
     ``per_rank`` are the `PerRank` entries by path; ``rank_values`` have the trees of this rank, and
     of the ranks that it carries, by their own names. ``own`` names the tensors of these, which no
@@ -126,6 +142,7 @@ class FlatState:
     rank_values: dict[str, Json] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     setters: dict[str, Setter] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=dict)
     per_rank: dict[str, PerRank] = field(default_factory=dict)
     rank_trees: dict[str, Tree] = field(default_factory=dict)
     carried: CarriedRanks | None = None
@@ -162,7 +179,7 @@ class _Flattener:
         self._pending: list[tuple[str, Optimizer]] = []
         self._undivided: list[tuple[str, Optimizer]] = []
 
-    def visit(self, name: str, value: Any, *, holder: Any, key: Any) -> None:  # noqa: PLR0912 - a branch for each kind
+    def visit(self, name: str, value: Any, *, holder: Any, key: Any, replace: _Replace) -> None:  # noqa: PLR0912 - a branch for each kind
         if isinstance(value, nn.Module):
             self._module(name, value)
         elif isinstance(value, ModelParts):
@@ -186,10 +203,16 @@ class _Flattener:
             self._tree(name, found.state_dict, found.load_state_dict)
         elif isinstance(value, Mapping) and not plain.is_plain(value):
             self.mapping(name, value)
-        elif isinstance(value, list | tuple) and not plain.is_plain(value):
-            self._sequence(name, value)
+        elif isinstance(value, list | tuple | deque) and not plain.is_plain(value):
+            self._sequence(name, value, replace=replace)
         else:
-            self.value(name, plain.encode(value, name), _item_setter(name, holder, key, value))
+            encoded = plain.encode(value, name, refilled=True)
+            self.value(name, encoded, _item_setter(value, replace))
+            if replace is None and not isinstance(value, _REFILLED):
+                self.flat.fixed[name] = (
+                    f"{name} is a plain value inside a {type(holder).__name__}, which cannot be "
+                    "changed; use a dict or a list"
+                )
             self._trace.values.append((name, holder, key))
 
     def mapping(self, name: str, value: Mapping[Any, Any]) -> None:
@@ -197,12 +220,18 @@ class _Flattener:
         for key, item in value.items():
             if not isinstance(key, str) or not key:
                 raise StateError(f"{name or 'state'}: key {key!r} is not a name; use string keys")
-            self.visit(join(name, key), item, holder=value, key=key)
+            changes = isinstance(value, MutableMapping)
+            replace = partial(operator.setitem, value, key) if changes else None
+            self.visit(join(name, key), item, holder=value, key=key, replace=replace)
 
-    def _sequence(self, name: str, value: list[Any] | tuple[Any, ...]) -> None:
+    def _sequence(self, name: str, value: Sequence[Any], *, replace: _Replace) -> None:
         self._trace.holders.append(value)
+        tuples = _TupleItems(value, replace) if isinstance(value, tuple) and replace else None
         for i, item in enumerate(value):
-            self.visit(join(name, str(i)), item, holder=value, key=i)
+            put: _Replace = partial(tuples.put, i) if tuples else None
+            if isinstance(value, MutableSequence):
+                put = partial(operator.setitem, value, i)
+            self.visit(join(name, str(i)), item, holder=value, key=i, replace=put)
 
     def value(self, name: str, value: Json, setter: Setter) -> None:
         self._claim(name)
@@ -437,19 +466,24 @@ def _set_own(path: str, holder: PerRank, saved: Any) -> None:
     holder.value = found
 
 
-def _item_setter(path: str, holder: Any, key: Any, old: Any) -> Setter:
-    """Return a function that replaces ``holder[key]``; containers are refilled in place."""
+class _TupleItems:
+    """The items of a tuple: to put one in another's place is to replace the tuple in its holder."""
+
+    def __init__(self, value: tuple[Any, ...], replace: Callable[[Any], object]) -> None:
+        self._kind, self._items, self._replace = type(value), [*value], replace
+
+    def put(self, i: int, item: Any) -> None:
+        self._items[i] = item
+        plain_tuple = self._kind is tuple
+        self._replace(tuple(self._items) if plain_tuple else self._kind(*self._items))
+
+
+def _item_setter(old: Any, replace: _Replace) -> Setter:
+    """Return a function that replaces a plain value; a container is refilled in place."""
 
     def assign(value: Any) -> None:
         found = refill(old, value)
-        if found is old:
-            return
-        if isinstance(holder, MutableMapping | MutableSequence):
-            holder[key] = found
-        else:
-            raise StateError(
-                f"{path}: a plain value inside a {type(holder).__name__} cannot be put back; "
-                "use a dict or a list"
-            )
+        if found is not old and replace is not None:
+            replace(found)
 
     return assign

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from holdfast.ckpt.errors import MismatchError, StateError
-from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.flatten import flatten
 
 
@@ -34,7 +34,7 @@ def state_hash(state: Mapping[str, Any], *, group: dist.ProcessGroup | None = No
         name = torch_dtypes.NAME_OF[full.dtype]
         digest.update(f"{fqn} {name} {tuple(full.shape)}\n".encode())
         digest.update(torch_dtypes.as_carrier(full).reshape(-1).numpy().view(np.uint8).data)
-    digest.update(msgspec.json.encode(flat.values, order="deterministic"))
+    digest.update(msgspec.json.encode(plain.unordered(flat.values), order="deterministic"))
     result = digest.hexdigest()
     if group is not None:
         everyone: list[str | None] = [None] * dist.get_world_size(group)

@@ -1,21 +1,25 @@
 """Transfer of saved bytes into live tensors, which a source fills as arrays.
 
 A CPU tensor is filled in place. A tensor on another device is filled through host memory, a bounded
-amount at a time.
+amount at a time. Where several elements share memory, as after ``expand``, those in one place must
+have been saved with one value: their bytes are read and compared before anything is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 import torch
 
+from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.geometry.reshard import plan
 from holdfast.ckpt.geometry.scatter import ByChunk, grouped
 from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state.local_boxes import LocalBox, overlaps_itself
 
 Targets: TypeAlias = Mapping[str, tuple[TensorSpec, Sequence[tuple[Box, torch.Tensor]]]]
 """Per saved name: its spec, and each wanted box with the live tensor (of its shape) to fill."""
@@ -150,3 +154,69 @@ def _batches(targets: Targets) -> Iterator[Targets]:
         size += nbytes
     if batch:
         yield batch
+
+
+@dataclass(slots=True, kw_only=True)
+class Expanded:
+    """A box of the live tensor ``name``: ``places`` is a view of each place in its memory, once.
+
+    ``room`` receives the box as it was saved.
+    """
+
+    name: str
+    box: Box
+    places: torch.Tensor
+    room: torch.Tensor
+
+    @classmethod
+    def of(cls, name: str, held: LocalBox) -> Expanded:
+        """Return the box ``held``.
+
+        Raises ``StateError`` if its elements share memory in another way than by dims of stride 0.
+        """
+        places = held.local
+        for dim, stride in enumerate(held.local.stride()):
+            if stride == 0:
+                places = places.narrow(dim, 0, 1)
+        if overlaps_itself(places):
+            raise StateError(
+                f"{name}: several of its elements share memory, so it cannot be filled in place; "
+                "put a copy into the state, such as its clone()"
+            )
+        room = torch.empty(held.box.shape, dtype=places.dtype)
+        return cls(name=name, box=held.box, places=places, room=room)
+
+    def is_consistent(self) -> bool:
+        """Say whether the elements of ``room`` that share a place have equal bits."""
+        room = torch_dtypes.as_carrier(self.room)
+        first = room[tuple(slice(n) for n in self.places.shape)]
+        raw = [each.contiguous().view(torch.uint8) for each in (room, first.expand_as(room))]
+        return torch.equal(*raw)
+
+    def land(self) -> int:
+        """Copy ``room`` into the live memory; return the number of bytes."""
+        first = self.room[tuple(slice(n) for n in self.places.shape)]
+        with torch.no_grad():
+            torch_dtypes.as_carrier(self.places).copy_(torch_dtypes.as_carrier(first))
+        return self.room.nbytes
+
+
+def read_expanded(
+    source: LandingSource,
+    saved: Sequence[ShardIndex],
+    specs: Mapping[str, TensorSpec],
+    expanded: Mapping[str, Sequence[Expanded]],
+) -> list[str]:
+    """Read the boxes of all; return in words which cannot be filled, because values differ."""
+    targets = {
+        fqn: (specs[fqn], [(each.box, each.room) for each in boxes])
+        for fqn, boxes in expanded.items()
+    }
+    fill(source, saved, targets)
+    return [
+        f"differs: {each.name} has elements that share memory (expand() makes such tensors), and "
+        "they were saved with different values; put a copy into the state, such as its clone()"
+        for boxes in expanded.values()
+        for each in boxes
+        if not each.is_consistent()
+    ]

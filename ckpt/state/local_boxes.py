@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from math import prod
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -91,6 +92,8 @@ Leaf: TypeAlias = torch.Tensor | TensorShard | FlatShard
 
 LEAVES = (torch.Tensor, TensorShard, FlatShard)
 
+_COUNTED_ELEMENTS: Final = 1 << 24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBox:
@@ -136,6 +139,27 @@ def check_tensor(fqn: str, leaf: Leaf) -> None:
             f"{fqn}: tensor subclass {type(local).__name__} cannot be captured; keep the plain "
             "tensors it is made of"
         )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Say whether several elements of a local tensor share memory, as after ``expand``.
+
+    A tensor of more than 16 million elements may be said to, if its strides are interleaved.
+    """
+    dims = sorted(
+        (stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
+    )
+    reach = 0
+    for stride, n in dims if tensor.numel() else ():
+        if stride <= reach:
+            break
+        reach += stride * (n - 1)
+    else:
+        return False
+    if tensor.numel() > _COUNTED_ELEMENTS or dims[0][0] == 0:
+        return True
+    places = reduce(np.add.outer, [np.arange(n) * stride for stride, n in dims])
+    return len(np.unique(places)) < places.size
 
 
 def held(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:

@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, empty_like, like, local_of
+from holdfast.ckpt.state.local_boxes import (
+    FlatShard,
+    Leaf,
+    empty_like,
+    like,
+    local_of,
+    overlaps_itself,
+)
 from holdfast.ckpt.state.trees.encoding import REFERENCES, TreeEncoder, stored_names
 from holdfast.ckpt.types import Json
 
@@ -448,6 +455,8 @@ class _Filler:
         """Return the tensor for a state key, the live one if it fits, and record its targets."""
         first = matched[0][0]
         room = live if isinstance(live, torch.Tensor) else None
+        if room is not None and overlaps_itself(local_of(room)):
+            room = None
         if room is None or not all(map(_fits, [m for m, _ in matched], specs, [room] * len(specs))):
             room = new_state(specs[0], first, scalars_on_device=self._on_device)
         for (member, _), spec in zip(matched, specs, strict=True):

@@ -16,7 +16,15 @@ from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
 from holdfast.ckpt.state import landing, plain, torch_dtypes
 from holdfast.ckpt.state.flatten import FlatState, decode_small_tensor, flatten
-from holdfast.ckpt.state.local_boxes import Leaf, LocalBox, empty_like, held, local_of, spec_of
+from holdfast.ckpt.state.local_boxes import (
+    Leaf,
+    LocalBox,
+    empty_like,
+    held,
+    local_of,
+    overlaps_itself,
+    spec_of,
+)
 from holdfast.ckpt.state.optimizers import SavedOptimizer, attach, state_prefix
 from holdfast.ckpt.state.strictness import (
     Select,
@@ -152,14 +160,15 @@ def restore(
     verdict = strictness.judge(missing=missing, extra=extra)
     if problems := [*job.differs(), *verdict.refused] or job.unlike(source):
         raise mismatch(problems, origin=source.origin)
+    values = job.values()
     nbytes = job.fill(source)
-    job.finish()
+    job.finish(values)
     return RestoreReport(
         step=saved.step,
         generation=saved.generation,
         bytes=nbytes,
         seconds=time.perf_counter() - started,
-        tensors=len(job.targets),
+        tensors=len(job.boxes()),
         origin=source.origin,
         kept=job.ranks.built,
         missing=verdict.missing,
@@ -176,7 +185,7 @@ def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int, world_si
     job.missing()
     return {
         fqn: (saved.specs[fqn], tuple(item.box for item in boxes))
-        for fqn, boxes in job.targets.items()
+        for fqn, boxes in job.boxes().items()
     }
 
 
@@ -221,6 +230,7 @@ class _RestoreJob:
             can_carry=flat.carried is not None,
         )
         self.targets: dict[str, list[LocalBox]] = {}
+        self._expanded: dict[str, list[landing.Expanded]] = {}
         self._wanted: dict[str, list[tuple[str, TensorSpec]]] = {}
         self._tree_tensors: dict[str, Leaf] = {}
         self._live_names: dict[str, list[str]] = {}
@@ -285,7 +295,13 @@ class _RestoreJob:
                 "itself into the state, or its resolve_conj().resolve_neg()"
             )
         self._wanted.setdefault(stored, []).append((name, spec_of(stored, leaf)))
-        self.targets.setdefault(stored, []).extend(held(name, leaf))
+        boxes = held(name, leaf)
+        if not overlaps_itself(local):
+            self.targets.setdefault(stored, []).extend(boxes)
+        else:
+            self._expanded.setdefault(stored, []).extend(
+                landing.Expanded.of(name, box) for box in boxes
+            )
 
     def _carried_tree(self, name: str) -> Json:
         path, rank = owner_of(name, writer=self._rank)
@@ -311,7 +327,15 @@ class _RestoreJob:
         """Say whether the live tensor itself may receive the saved bytes."""
         local = local_of(live)
         direct = any(fqn in tree.direct for tree in self._flat.rank_trees.values())
-        return direct and not local.is_conj() and not local.is_neg()
+        lazy = local.is_conj() or local.is_neg()
+        return direct and not lazy and not overlaps_itself(local)
+
+    def boxes(self) -> dict[str, list[LocalBox | landing.Expanded]]:
+        """Return all boxes to read, by the name under which their tensor was stored."""
+        return {
+            fqn: [*self.targets.get(fqn, ()), *self._expanded.get(fqn, ())]
+            for fqn in dict.fromkeys([*self.targets, *self._expanded])
+        }
 
     def differs(self) -> list[str]:
         """Say in words which tensors have another dtype or shape than the saved ones."""
@@ -324,13 +348,40 @@ class _RestoreJob:
                 for name, spec in wanted
                 if saved is not None and saved != spec
             ]
+        found += [
+            text
+            for name, text in self._flat.fixed.items()
+            if self._chosen(name)
+            and self._saved.values.get(name, self._flat.values[name]) != self._flat.values[name]
+        ]
+        found += filter(None, map(self._unlike_own, self.ranks.taken))
         return [f"differs: {text}" for text in found]
+
+    def _unlike_own(self, path: str) -> str:
+        """Say in words why a tensor or array that is a rank's own value cannot be filled."""
+        live = self._flat.tensors.get(own_name(path, self._rank))
+        saved = [*stored_names(self._saved.ranks[path][self._rank])]
+        direct = path in self._flat.rank_trees and own_name(path, self._rank) in (
+            self._flat.rank_trees[path].direct
+        )
+        if live is None or not direct:
+            return ""
+        spec = self._saved.specs.get(saved[0]) if len(saved) == 1 else None
+        if spec is not None and spec == spec_of(spec.fqn, live):
+            return ""
+        mine = spec_of(path, live)
+        return (
+            f"{path} of this rank is {mine.dtype} {list(mine.shape)}, saved is "
+            + (f"{spec.dtype} {list(spec.shape)}" if spec else "no tensor")
+            + "; keep one that grows in a dict, or in an object with state_dict()"
+        )
 
     def missing(self) -> dict[str, str]:
         """Return the selected live keys that were not saved, with words; drop their targets."""
         found: dict[str, str] = {}
         for stored in [name for name in self._wanted if name not in self._saved.specs]:
-            del self.targets[stored]
+            self.targets.pop(stored, None)
+            self._expanded.pop(stored, None)
             for name, spec in self._wanted.pop(stored):
                 found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
         for name, attached in self._attached.items():
@@ -378,7 +429,7 @@ class _RestoreJob:
 
     def unlike(self, source: ShardSource) -> list[str]:
         """Say in words which live tensors were saved as several tensors that are not equal."""
-        wanted = [names for names in self._alike if names[0] in self.targets]
+        wanted = [names for names in self._alike if names[0] in self.boxes()]
         found = [names for names in wanted if not _equal(source, self._saved, names)]
         targets = self._landing_targets()
         for names in landing.overlapping(targets):
@@ -387,7 +438,10 @@ class _RestoreJob:
                 source, self._saved.indexes, group
             ):
                 found.append(tuple(names))
-        return [
+        expanded = landing.read_expanded(
+            source, self._saved.indexes, self._saved.specs, self._expanded
+        )
+        return expanded + [
             f"differs: {', '.join(names)} are one tensor here, and were saved with other contents"
             for names in found
         ]
@@ -404,7 +458,10 @@ class _RestoreJob:
 
     def fill(self, source: ShardSource) -> int:
         """Read every wanted byte into its destination; return the number of bytes read."""
-        return landing.fill(source, self._saved.indexes, self._landing_targets())
+        nbytes = landing.fill(source, self._saved.indexes, self._landing_targets())
+        for expanded in self._expanded.values():
+            nbytes += sum(each.land() for each in expanded)
+        return nbytes
 
     def _landing_targets(self) -> landing.Targets:
         return {
@@ -412,14 +469,21 @@ class _RestoreJob:
             for fqn, boxes in self.targets.items()
         }
 
-    def finish(self) -> None:
+    def values(self) -> dict[str, Any]:
+        """Return the plain values to restore, each with its name."""
+        return {
+            name: plain.decode(self._saved.values[name])
+            for name in self._flat.setters
+            if name in self._saved.values and self._chosen(name)
+        }
+
+    def finish(self, values: Mapping[str, Any]) -> None:
         """Restore optimizers, plain values, Stateful objects and per-rank values."""
         for attachment in self._attached.values():
             attachment.apply()
         flat, saved, chosen = self._flat, self._saved, self._chosen
-        for name, setter in flat.setters.items():
-            if name in saved.values and chosen(name):
-                setter(plain.decode(saved.values[name]))
+        for name, value in values.items():
+            flat.setters[name](value)
         for name, tree in flat.trees.items():
             if chosen(name) and (name in saved.values or tree.may_be_empty):
                 tree.load(plain.decode(saved.values.get(name, {}), leaf=self._tree_leaf))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, MutableSequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
 from holdfast.ckpt.state import plain
@@ -31,7 +31,7 @@ def check_tracked(state: Mapping[str, Any]) -> None:
 
 def _is_fixed(value: object) -> bool:
     """Say whether ``value`` is plain and cannot be changed in place."""
-    mutable = isinstance(value, MutableMapping | MutableSequence)
+    mutable = isinstance(value, MutableMapping | MutableSequence | MutableSet)
     return plain.is_plain(value) and not mutable and not isinstance(value, LEAVES)
 
 

@@ -21,7 +21,7 @@ from holdfast.ckpt.agreement import agreeing
 from holdfast.ckpt.geometry.layout import Region
 from holdfast.ckpt.inspect.compare import leaves
 from holdfast.ckpt.native import isal
-from holdfast.ckpt.state import torch_dtypes
+from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState
 from holdfast.ckpt.state.copying import resolved
 from holdfast.ckpt.state.local_boxes import Leaf, local_of, regions, view_of
@@ -245,7 +245,7 @@ def digest(view: torch.Tensor, blocks: range) -> int:
 
 
 def _text(value: Any) -> bytes:
-    return msgspec.json.encode(value, order="deterministic")
+    return msgspec.json.encode(plain.unordered(value), order="deterministic")
 
 
 def _shown(value: Any) -> str:

@@ -77,3 +77,11 @@ def test_stages_may_have_other_parameters_and_kernels_but_not_other_settings() -
     assert at_all_ranks([stage(0), stage(2, foreach=True)]) == ["", ""]
     errors = at_all_ranks([stage(0), stage(2, lr=0.2)])
     assert errors[0].startswith("optimizer.groups.0.lr: the ranks have different values")
+
+
+def test_the_order_of_a_dict_may_differ_between_ranks() -> None:
+    one, other = {"d": {"z": 1, "a": {2: 0, 1: 0}}}, {"d": {"a": {1: 0, 2: 0}, "z": 1}}
+    assert at_all_ranks([one, other]) == ["", ""]
+    assert all(
+        "d: the ranks have different" in text for text in at_all_ranks([one, {"d": {"z": 1}}])
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from holdfast.ckpt.checkpoints.retention_rules import (
     ranked,
     value_at,
 )
+from holdfast.ckpt.state import plain
 
 STEPS = [
     PruneCandidate(step=s, values={"loss": {"eval": 1 / (1 + abs(s - 300))}})
@@ -85,6 +87,20 @@ def test_values_are_found_however_the_path_divides() -> None:
         None,
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"z": 7, "loss": 5},
+        OrderedDict(z=7, loss=5),
+        Counter(loss=5),
+        defaultdict(int, {"z": 7, "loss": 5}),
+        {0: 1, "loss": 5},
+    ],
+)
+def test_values_are_found_in_dicts_of_every_kind(held: Any) -> None:
+    assert value_at({"a": plain.encode({"b": held}, "a")}, "a.b.loss") == 5
 
 
 @pytest.mark.parametrize("text", ["loss", "loss:low", ":min", "loss:min:x", "loss:min:0"])

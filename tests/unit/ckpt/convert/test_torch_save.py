@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import Counter, OrderedDict, deque
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +217,27 @@ def test_closing_without_finish_leaves_nothing(tmp_path: Path) -> None:
     sink.begin(source.specs, aliases={}, values={}, step=None)
     sink.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_view_and_its_lazy_negation_are_two_tensors(tmp_path: Path) -> None:
+    both = torch.complex(torch.arange(3.0), torch.arange(3.0) + 1)
+    given = {"a": both.imag, "b": both.conj().imag, "e": both.imag}
+    torch.save(given, tmp_path / "x.pt")
+    source = TorchSaveSource(tmp_path / "x.pt")
+    assert source.aliases == {"e": "a"}
+    sink = TorchSaveSink(tmp_path / "y.pt")
+    transfer(source, sink)
+    found = torch.load(tmp_path / "y.pt", weights_only=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
+
+
+def test_values_of_standard_types_load_with_weights_only(tmp_path: Path) -> None:
+    admitted = {"n": Counter("ab"), "o": OrderedDict(b=1, a=2), "s": {1}, "z": 1j}
+    admitted |= {"t": torch.Size([2]), "d": torch.float16, "v": torch.device("cpu")}
+    others = {"day": date(2024, 2, 29), "last": deque([1], 2)}
+    values = {name: plain.encode(value, name) for name, value in (admitted | others).items()}
+    transfer(ArraySource({}, values=values), TorchSaveSink(tmp_path / "y.pt"))
+    found = torch.load(tmp_path / "y.pt", weights_only=True)
+    assert {name: found[name] for name in admitted} == admitted
+    assert found["day"] == {"$python": ["date", "2024-02-29"]}
+    assert found["last"] == {"$python": ["deque", [[1], 2]]}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import RandomSampler
 
 from holdfast import ckpt
+from holdfast.ckpt.errors import MismatchError
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.hashing import state_hash
 
@@ -32,6 +35,7 @@ def through_a_checkpoint(root: Path, state: State, other: State) -> ckpt.Restore
 
 
 SCHEDULES = {
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 5, 7], 0.5),
     "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "cosine": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
@@ -210,3 +214,77 @@ def test_a_lazy_conjugate_is_saved_as_its_values_and_not_filled(tmp_path: Path) 
     assert torch.equal(live["u"], torch.tensor([-2.0, 1.0]))
     with pytest.raises(ckpt.StateError, match="t: a lazy conjugate"):
         ckpt.load(tmp_path, {**live, "t": number.conj()})
+
+
+class Values:
+    """An object whose whole state is one value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> Any:
+        return self.value
+
+    def load_state_dict(self, value: Any) -> None:
+        self.value = value
+
+
+def test_the_order_and_the_types_of_values_come_back(tmp_path: Path) -> None:
+    value = {
+        "lru": OrderedDict([("z", torch.ones(2)), ("a", 2)]),
+        "by": {"9": 0, "10": {3: 1, 2: 0}},
+        "count": Counter("abb"),
+        "some": defaultdict(list, {"x": [1]}),
+        "size": torch.Size([2]),
+        "seen": {1, 2},
+        "last": deque([torch.zeros(1), 4], maxlen=2),
+    }
+    other = Values(None)
+    through_a_checkpoint(
+        tmp_path, {"v": Values(value), "loose": value["by"]}, {"v": other, "loose": {}}
+    )
+    assert repr(other.value) == repr(value)
+    assert other.value["lru"]["z"] is not value["lru"]["z"]
+
+
+def test_what_a_caller_holds_is_refilled_in_the_saved_order(tmp_path: Path) -> None:
+    state = {"d": {"z": 1, "a": 2}, "q": deque([1, 2], 2), "s": {1}, "b": bytearray(b"ab")}
+    live = {"d": OrderedDict(a=0), "q": deque([0], 2), "s": {2, 3}, "b": bytearray(3)}
+    held = dict(live)
+    through_a_checkpoint(tmp_path, state, live)
+    assert all(live[name] is held[name] for name in live)
+    assert list(live["d"].items()) == [("z", 1), ("a", 2)]  # type: ignore[attr-defined]
+    assert [live["q"], live["s"], live["b"]] == [state["q"], state["s"], state["b"]]
+
+
+class Hidden(NamedTuple):
+    state: torch.Tensor
+    count: int
+
+
+def test_a_tuple_of_tensors_and_values_is_replaced_around_its_tensors(tmp_path: Path) -> None:
+    state: State = {"h": (torch.ones(2), 3, (torch.ones(1), "a")), "n": [Hidden(torch.ones(1), 5)]}
+    first, inner, second = torch.zeros(2), torch.zeros(1), torch.zeros(1)
+    live: State = {"h": (first, 0, (inner, "b")), "n": [Hidden(second, 0)]}
+    through_a_checkpoint(tmp_path, state, live)
+    assert live["h"][0] is first
+    assert live["h"][2][0] is inner
+    assert live["n"][0].state is second
+    assert repr(live) == repr(state)
+
+
+def test_a_value_in_a_mapping_that_cannot_change_is_refused_before_any_write(
+    tmp_path: Path,
+) -> None:
+    def state(value: int) -> State:
+        return {
+            "a": torch.full((2,), value),
+            "m": MappingProxyType({"t": torch.ones(1), "k": value}),
+        }
+
+    ckpt.save(tmp_path, state(1), step=1)
+    ckpt.load(tmp_path, state(1))
+    live = state(0)
+    with pytest.raises(MismatchError, match=r"m\.k is a plain value inside a mappingproxy"):
+        ckpt.load(tmp_path, live)
+    assert live["a"].tolist() == [0, 0]

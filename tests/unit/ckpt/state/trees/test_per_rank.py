@@ -238,8 +238,12 @@ def test_it_may_grow_at_one_rank_without_asking_the_others() -> None:
 
 
 def test_a_loose_tensor_of_another_shape_is_refused() -> None:
-    with pytest.raises(MismatchError, match=r"t: a per-rank Tensor .*keep one that grows"):
-        restored({"t": PerRank(torch.ones(3))}, {"t": PerRank(torch.ones(2))})
+    live = {"t": PerRank(torch.zeros(2)), "u": torch.zeros(1)}
+    with pytest.raises(MismatchError, match=r"t of this rank is float32 \[2\], .*keep one that"):
+        restored({"t": PerRank(torch.ones(3)), "u": torch.ones(1)}, live)
+    assert live["u"].tolist() == [0.0]
+    with pytest.raises(MismatchError, match=r"t of this rank is float32 \[2\], saved is no tensor"):
+        restored({"t": PerRank(5)}, {"t": PerRank(torch.zeros(2))})
 
 
 def test_a_saved_value_that_nobody_wants_is_extra() -> None:
