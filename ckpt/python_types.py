@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -74,6 +75,13 @@ def _make_counter(parts: Any) -> object:
     return found
 
 
+def _make_stream(parts: Any) -> object:
+    content, position = parts
+    found = BytesIO(content)
+    found.seek(position)
+    return found
+
+
 def _bounds(value: Any) -> object:
     return [value.start, value.stop, value.step]
 
@@ -90,6 +98,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
         _Kind(range, _bounds, lambda p: range(*p)),
         _Kind(slice, _bounds, lambda p: slice(*p)),
         _Kind(bytearray, bytes, bytearray),
+        _Kind(BytesIO, lambda v: [v.getvalue(), v.tell()], _make_stream),
         _Kind(complex, lambda v: [v.real, v.imag], lambda p: complex(*p)),
         _Kind(Decimal, str, Decimal),
         _Kind(Fraction, lambda v: [v.numerator, v.denominator], lambda p: Fraction(*p)),

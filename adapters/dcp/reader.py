@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy.typing as npt
 import torch
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -186,6 +187,7 @@ def _metadata(source: StoreSource, view: DcpView) -> Metadata:
     """Describe tensors chunk by chunk, in DCP's names; ``storage_data`` maps each to its place."""
     parts = parts_of(source.indexes(), origin=source.origin)
     found = Metadata({}, planner_data=dict(view.paths), storage_data={})
+    found.version = CURRENT_DCP_VERSION
     found.storage_meta = StorageMeta(checkpoint_id=source.store.where(source.folder))
     for name, stored in view.tensors.items():
         found.state_dict_metadata[name] = _tensor_metadata(parts[stored])

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from holdfast.adapters.dcp import names
 from holdfast.adapters.dcp.metadata import read_metadata
+from holdfast.adapters.dcp.writer import load_plain
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.interchange import nbytes_of
@@ -150,7 +151,7 @@ class DcpSource(Closing):
         info = self._items[fqn][0].info
         try:
             with self._opened(fqn, info) as file:
-                return torch.load(_slice(file, info), map_location="cpu", weights_only=True)
+                return load_plain(_slice(file, info))
         except _UNREADABLE as error:
             raise StateError(
                 f"{self.origin}: {fqn}: is no plain value that torch.load(weights_only=True) "

@@ -7,12 +7,13 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -48,7 +49,8 @@ class HoldfastWriter(StorageWriter):
 
     Saves as ``step`` below ``root``, where ``ckpt.open``, ``ckpt.load`` and `HoldfastReader` find
     it. Every rank makes one pack; the coordinator commits, and before that nothing is visible.
-    Leaves that are not tensors are stored as plain values; others are refused with their name. If
+    Leaves that are not tensors are stored as plain values, streams of bytes (``io.BytesIO``) with
+    what they hold, unread; others are refused with their name. If
     ``save`` gets a ``checkpoint_id``, it is another root, or the directory of a step in one. DCP
     wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors`` are in its
     ``failures``.
@@ -134,6 +136,7 @@ class HoldfastWriter(StorageWriter):
             mesh={"ranks": len(receipts)},
         )
         metadata.storage_meta = self.storage_meta()
+        metadata.version = CURRENT_DCP_VERSION
 
     def storage_meta(self) -> StorageMeta:
         """Return the checkpoint's directory."""
@@ -284,12 +287,21 @@ def _object(planner: SavePlanner, item: WriteItem) -> object:
     assert isinstance(data, io.BytesIO)
     data.seek(0)
     try:
-        return torch.load(data, weights_only=True)
+        return load_plain(data)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise StateError(
             f"{item.index.fqn}: {type(planner).__name__} makes bytes of it that are no plain "
             f"value ({str(error).splitlines()[0]}); have it return what torch.save makes of one"
         ) from error
+
+
+def load_plain(data: IO[bytes]) -> object:
+    """Return what ``torch.save`` wrote, as far as ``weights_only`` allows, and streams of bytes.
+
+    A stream, as DCP's users put into a state, comes back as a stream; its content is not read.
+    """
+    with torch.serialization.safe_globals([io.BytesIO]):
+        return torch.load(data, map_location="cpu", weights_only=True)
 
 
 def _untouched(planner: DefaultSavePlanner) -> bool:

@@ -36,7 +36,7 @@ _PYTHON_TYPES: Final = frozenset(
     (
         *("OrderedDict", "Counter", "defaultdict", "deque", "set", "frozenset", "range", "slice"),
         *("bytearray", "complex", "Decimal", "Fraction", "datetime", "date", "time", "timedelta"),
-        *("UUID", "PurePosixPath", "PureWindowsPath", "Path"),
+        *("UUID", "PurePosixPath", "PureWindowsPath", "Path", "BytesIO"),
     )
 )
 """The names that ``$python`` may have: those of `holdfast.ckpt.python_types`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, MutableMapping, MutableSequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ def _refilled(live: Any, saved: Any) -> bool:
         live.extend(items)
     elif isinstance(live, bytearray) and isinstance(saved, bytearray):
         live[:] = saved
+    elif isinstance(live, BytesIO) and isinstance(saved, BytesIO):
+        live.seek(0)
+        live.truncate()
+        live.write(saved.getvalue())
+        live.seek(saved.tell())
     elif isinstance(live, MutableSequence) and isinstance(saved, list):
         live[:] = [refill(_at(live, i), item) for i, item in enumerate(saved)]
     else:

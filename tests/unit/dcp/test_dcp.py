@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -117,6 +119,67 @@ def test_what_is_no_plain_value_is_refused_by_name(tmp_path: Path) -> None:
         dcp.save({"dcp.paths.0": 1}, storage_writer=HoldfastWriter(tmp_path, step=1))
     assert "are reserved; rename" in str(cause_of(failed))
     assert committed_steps(tmp_path) == []
+
+
+class Progress:
+    """A part of a state as torchtitan has it: tensors, and a pickle in a stream of bytes."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.step, self.losses = torch.tensor(len(losses)), losses
+
+    def state_dict(self) -> dict[str, Any]:
+        stream = io.BytesIO()
+        torch.save(self.losses, stream)
+        return {"step": self.step, "losses": stream, "none": None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = state_dict["step"]
+        state_dict["losses"].seek(0)
+        self.losses = torch.load(state_dict["losses"])
+
+
+class OwnBytes(DefaultSavePlanner):
+    """Makes the bytes of objects itself."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        return super().transform_object(write_item, object)
+
+
+@pytest.mark.parametrize("planner", [DefaultSavePlanner, OwnBytes])
+def test_streams_of_bytes_come_back(planner: type[DefaultSavePlanner], tmp_path: Path) -> None:
+    writer = HoldfastWriter(tmp_path, step=1)
+    metadata = dcp.save(
+        {"p": Progress([0.5, 0.25]), "raw": io.BytesIO(b"x")},
+        storage_writer=writer,
+        planner=planner(),
+    )
+    state = {"p": Progress([]), "raw": io.BytesIO()}
+    dcp.load(state, storage_reader=HoldfastReader(tmp_path))
+    assert state["p"].losses == [0.5, 0.25]  # type: ignore[union-attr]
+    assert state["raw"].getvalue() == b"x"  # type: ignore[union-attr]
+    theirs = dcp.save({"w": torch.ones(1)}, checkpoint_id=tmp_path / "theirs")
+    assert metadata.version == theirs.version == HoldfastReader(tmp_path).read_metadata().version
+
+
+def test_no_pickle_in_a_stream_is_read(tmp_path: Path) -> None:
+    stream = io.BytesIO(pickle.dumps(Evil(tmp_path / "called")))
+    dcp.save({"s": stream}, storage_writer=HoldfastWriter(tmp_path, step=1))
+    state = {"s": io.BytesIO()}
+    dcp.load(state, storage_reader=HoldfastReader(tmp_path))
+    with ckpt.open(tmp_path) as opened:
+        assert opened.values["s"].getvalue() == stream.getvalue()
+    assert state["s"].getvalue() == stream.getvalue()
+    assert not (tmp_path / "called").exists()
+
+
+class Evil:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
 
 
 def test_a_dtype_is_converted_only_where_that_is_asked_for(tmp_path: Path) -> None:

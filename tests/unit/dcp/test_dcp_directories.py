@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from holdfast.ckpt.convert.interchange import transfer
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError, StoreError
 from holdfast.ckpt.geometry.grid import whole
 from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.state import plain
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is (disabled|unavailable)", "ignore:Detected an existing checkpoint"
@@ -343,6 +345,12 @@ def test_pipes_and_devices_do_not_stop_the_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".metadata")
     with pytest.raises(CorruptError, match="not a regular file"):
         DcpSource(tmp_path)
+
+
+def test_streams_of_bytes_in_a_directory_are_kept(tmp_path: Path) -> None:
+    dcp.save({"s": io.BytesIO(b"abc"), "w": torch.ones(1)}, checkpoint_id=tmp_path)
+    with DcpSource(tmp_path) as source:
+        assert plain.decode(source.values["s"]).getvalue() == b"abc"
 
 
 def test_objects_that_are_not_plain_are_named(tmp_path: Path) -> None:

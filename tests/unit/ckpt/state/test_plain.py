@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -102,6 +103,14 @@ def test_values_come_back_equal_and_of_the_same_type(value: object) -> None:
     if not isinstance(value, set | frozenset):
         assert repr(result) == repr(value)
     assert fault_of_values({"x": stored(value)}) is None
+
+
+def test_a_stream_of_bytes_comes_back_at_its_position() -> None:
+    stream = BytesIO(b"abc")
+    stream.seek(1)
+    result = round_trip(stream)
+    assert isinstance(result, BytesIO)
+    assert (result.read(), result.getvalue()) == (b"bc", b"abc")
 
 
 def test_the_attributes_of_an_ordered_dict_come_back() -> None:
