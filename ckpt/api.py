@@ -20,6 +20,7 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt import torch_versions
 from holdfast.ckpt.agreement import check_values
+from holdfast.ckpt.checkpoints.attempts import SaveAttempt
 from holdfast.ckpt.checkpoints.catalog import (
     choose,
     is_removed,
@@ -102,14 +103,18 @@ def save(
     options = replace(options, base=world.gather(options.base)[0])
     check_values(flat, gather=world.gather)
     plan = CapturePlan.build(flat, rank=world.rank, world_size=world.size, gather=world.gather)
-    with world.agreed():
-        receipt = _write(root, flat, plan, step=step, options=options)
-    receipts = msgspec.convert(
-        world.gather(msgspec.to_builtins(receipt)), tuple[WriterReceipt, ...]
-    )
-    with world.agreed():
-        if world.rank == 0:
-            commit(root, run="", step=step, generation=0, receipts=receipts, mesh=axes)
+    with contextlib.ExitStack() as until_end:
+        with world.agreed():  # the rank that commits: nobody has written yet
+            if world.rank == 0:
+                until_end.enter_context(SaveAttempt(root, step))
+        with world.agreed():
+            receipt = _write(root, flat, plan, step=step, options=options)
+        receipts = msgspec.convert(
+            world.gather(msgspec.to_builtins(receipt)), tuple[WriterReceipt, ...]
+        )
+        with world.agreed():
+            if world.rank == 0:
+                commit(root, run="", step=step, generation=0, receipts=receipts, mesh=axes)
     return store.where(folder)
 
 

@@ -21,6 +21,7 @@ from torch.futures import Future
 from typing_extensions import Buffer
 
 from holdfast.adapters.dcp.names import PATHS, Path, to_record
+from holdfast.ckpt.checkpoints.attempts import SaveAttempt
 from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit, new_tag, write_parts
 from holdfast.ckpt.errors import CkptError, StateError
@@ -59,9 +60,11 @@ class HoldfastWriter(StorageWriter):
     def __init__(self, root: Place, *, step: int, run: str = "") -> None:
         self._root, self._step, self._run = os.fspath(root), step, run
         self._rank, self._together = 0, True
+        self._attempt: SaveAttempt | None = None
 
     def reset(self, checkpoint_id: Place | None = None) -> None:
         """Begin another save, at ``checkpoint_id`` if it is given."""
+        self._end_attempt()
         if checkpoint_id is not None:
             self._root, step = locate(os.fspath(checkpoint_id))
             self._step = self._step if step is None else step
@@ -85,8 +88,11 @@ class HoldfastWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Number the writers and find the grid that their parts of each tensor form.
 
-        With plan caching only the changed plans are present; the others keep their assignments.
+        The coordinator holds the step's folder from here on: nobody has written yet. With plan
+        caching only the changed plans are present; the others keep their assignments.
         """
+        self._end_attempt()
+        self._attempt = SaveAttempt(self._root, self._step)
         grids = _grids(plans)
         return [
             dataclasses.replace(
@@ -127,16 +133,24 @@ class HoldfastWriter(StorageWriter):
             [result.storage_data for written in results for result in written],
             tuple[WriterReceipt, ...],
         )
-        commit(
-            self._root,
-            run=self._run,
-            step=self._step,
-            generation=0,
-            receipts=receipts,
-            mesh={"ranks": len(receipts)},
-        )
+        try:
+            commit(
+                self._root,
+                run=self._run,
+                step=self._step,
+                generation=0,
+                receipts=receipts,
+                mesh={"ranks": len(receipts)},
+            )
+        finally:
+            self._end_attempt()
         metadata.storage_meta = self.storage_meta()
         metadata.version = CURRENT_DCP_VERSION
+
+    def _end_attempt(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.close()
 
     def storage_meta(self) -> StorageMeta:
         """Return the checkpoint's directory."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,19 @@ _log = logging.getLogger(__name__)
 _THREADS: Final = 8
 _LISTINGS: Final = 100
 
+_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
 _STEP: Final = re.compile(r"step-([0-9]{12})")
+
+
+def run_tag(run: str) -> str:
+    """Return the part of the names of files by which a run is known."""
+    return sha256(run.encode()).hexdigest()[:8]
+
+
+def written_by(name: str) -> tuple[int, str] | None:
+    """Return the generation and the tag of the run that wrote a pack or an index of this name."""
+    match = _FILE.fullmatch(name)
+    return (int(match[1]), match[2]) if match else None
 
 
 def step_folder(step: int) -> str:

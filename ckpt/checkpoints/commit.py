@@ -8,7 +8,6 @@ manifest over new files in one rename, and only then removes the old files.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,14 @@ import msgspec
 from holdfast.ckpt.checkpoints import fence, refmap
 from holdfast.ckpt.checkpoints.assemble import parts_of
 from holdfast.ckpt.checkpoints.bases import known_chunks, require_bases
-from holdfast.ckpt.checkpoints.catalog import check_size, load_index, noted, step_folder
+from holdfast.ckpt.checkpoints.catalog import (
+    check_size,
+    load_index,
+    noted,
+    run_tag,
+    step_folder,
+    written_by,
+)
 from holdfast.ckpt.checkpoints.merge import check_cover, describe, merge
 from holdfast.ckpt.checkpoints.retention import note, sweep
 from holdfast.ckpt.checkpoints.source import PackSource
@@ -56,7 +62,6 @@ from holdfast.ckpt.types import learn
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +193,7 @@ def _fresh_stem(store: Store, folder: str, index: ShardIndex, *, tag: str) -> st
 
 
 def _stem(name: str, run: str, generation: int, *, tag: str) -> str:
-    return f"{name}-g{generation}-{_run_tag(run)}-{tag}"
-
-
-def _run_tag(run: str) -> str:
-    return sha256(run.encode()).hexdigest()[:8]
+    return f"{name}-g{generation}-{run_tag(run)}-{tag}"
 
 
 def commit(
@@ -439,10 +440,10 @@ def _fenced(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
     """Yield the files of the run's older generations, which may not be committed any more."""
     for part in ("data", "index"):
         for name in store.names(f"{folder}/{part}"):
-            match = _FILE.fullmatch(name)
-            if match is None or match[2] != _run_tag(manifest.run):
+            writer = written_by(name)
+            if writer is None or writer[1] != run_tag(manifest.run):
                 continue
-            if int(match[1]) < manifest.generation:
+            if writer[0] < manifest.generation:
                 yield f"{part}/{name}"
 
 

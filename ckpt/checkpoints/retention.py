@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.ckpt.checkpoints import catalog
+from holdfast.ckpt.checkpoints.attempts import remove_remains
 from holdfast.ckpt.checkpoints.bases import needed_packs
 from holdfast.ckpt.checkpoints.catalog import committed, folders, load_manifest, noted, step_folder
 from holdfast.ckpt.checkpoints.refmap import heal
@@ -49,7 +50,7 @@ def remove(root: str | Path, step: int) -> None:
 
 
 def remove_steps(store: Store, going: Sequence[int]) -> None:
-    """Remove steps, and the files that only they, or steps removed before, needed.
+    """Remove steps, the files that only they, or steps removed before, needed, and remains.
 
     A note of a step's files is written before its manifest is removed. If the process is killed in
     between, the next one finds the remaining files, and touches no file of an active saver.
@@ -58,6 +59,7 @@ def remove_steps(store: Store, going: Sequence[int]) -> None:
         folder = step_folder(step)
         note(store, folder, _files(store, folder))
         store.delete([f"{folder}/{MANIFEST}"])
+    remove_remains(store)
     sweep(store)
 
 

@@ -35,6 +35,7 @@ from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.geometry.shard_index import ShardIndex, TensorEntry
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.local import FolderHold, LocalStore
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.types import Json
 
@@ -126,6 +127,7 @@ class CheckpointSink(Closing):
         self._filler: Filler | None = None
         self._specs: Mapping[str, TensorSpec] = {}
         self._finished = False
+        self._hold: FolderHold | None = None
 
     def begin(
         self,
@@ -151,6 +153,8 @@ class CheckpointSink(Closing):
 
     def pieces(self, most_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
         """Yield the pieces still to be written, writer by writer."""
+        if isinstance(self._store, LocalStore):  # so that nobody removes what is written there
+            self._hold = self._store.hold(self._folder)
         tensors = self._layout.writers(self._specs, most_bytes=most_bytes)
         there = self._there() if self._identity.content is not None else {}
         options = PackOptions(compression=self._identity.compression, ahead_bytes=2 * most_bytes)
@@ -222,6 +226,8 @@ class CheckpointSink(Closing):
         """Stop writing; complete files stay, invisible, and a restart can recognise them."""
         if self._filler is not None:
             self._filler.abandon()
+        if self._hold is not None:
+            self._hold.close()
         if self._finished or self._identity.content is not None:
             return
         tags = {writer.tag for writer in self._writers}

@@ -51,6 +51,7 @@ _NUMPY_KINDS: Final = "biufcmM"
 
 _DOUBLE_BYTES: Final = 8
 
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _TORCH_TYPES: Final = ("Size", "dtype", "device")
 
 EncodeLeaf = Callable[[str, Any], Json]
@@ -97,20 +98,8 @@ def encode(
     kind = type(value)
     if depth > MAX_DEPTH:
         raise StateError(f"{path}: nested deeper than {MAX_DEPTH} levels; flatten the value")
-    if value is None or kind is bool:
-        return value
-    if isinstance(value, int) and kind is int:
-        return _checked_integer(value, path)
-    if isinstance(value, str) and kind is str:
-        return check_text(value, path)
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}  # type: ignore[arg-type]
-    if isinstance(value, np.generic):
-        if isinstance(value, str | bytes):
-            return encode(value.item(), path)
-        return _encode_number(value, path)
-    if isinstance(value, bytes) and kind is bytes:
-        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if kind in _SCALARS or isinstance(value, np.generic):
+        return _encode_scalar(value, path)
     if _is_torchs(value):
         return {"$torch": [kind.__name__, _parts_of_torchs(value)]}
     inside = _Inside(path, leaf=leaf, refilled=refilled, depth=depth + 1)
@@ -126,6 +115,22 @@ def encode(
         if isinstance(value, base):
             return _refuse_subclass(path, value, base)
     return leaf(path, value)
+
+
+def _encode_scalar(value: object, path: str) -> Json:
+    if isinstance(value, np.generic):
+        if isinstance(value, str | bytes):
+            return _encode_scalar(value.item(), path)
+        return _encode_number(value, path)
+    if isinstance(value, str):
+        return check_text(value, path)
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _checked_integer(value, path)
+    return value
 
 
 def check_text(text: str, path: str) -> str:

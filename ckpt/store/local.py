@@ -14,6 +14,7 @@ import fcntl
 import functools
 import itertools
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -21,7 +22,8 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError, UnsafePathError
+from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError, UnsafePathError
 from holdfast.ckpt.store import direct
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Part, Unpublished
 from holdfast.ckpt.store.refusals import refusals
@@ -31,12 +33,11 @@ _TEMPORARY: Final = ".tmp"
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_PARTS: Final = 512
 _IOV_MAX: Final = 1024
+_RANDOM_BYTES: Final = 6
 _ATTEMPTS: Final = 100
 _LOOK: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE: Final = 2
 """``SYNC_FILE_RANGE_WRITE`` of Linux: start, do not wait."""
-
-_serial = itertools.count()
 
 
 @contextlib.contextmanager
@@ -101,6 +102,29 @@ def _behind(views: list[memoryview], nbytes: int) -> list[memoryview]:
             return [view[nbytes:], *views[number + 1 :]]
         nbytes -= view.nbytes
     return []
+
+
+class FolderHold(Closing):
+    """The hold of a folder (`LocalStore.hold`): a locked file in it, removed when it is closed.
+
+    So are the folders that were made for it (``fresh``), as far as they are empty then.
+    """
+
+    def __init__(self, path: Path, fd: int, *, fresh: Sequence[Path]) -> None:
+        self._path, self._fd, self._fresh = path, fd, fresh
+
+    def close(self) -> None:
+        """Give the folder up."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # if it cannot be removed now, it is swept later
+                self._path.unlink()
+                for folder in reversed(self._fresh):
+                    folder.rmdir()
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class LocalStore:
@@ -267,6 +291,37 @@ class LocalStore:
         finally:
             os.close(fd)
 
+    def hold(self, folder: str) -> FolderHold:
+        """Mark a folder as one that is being written to, as long as this process has the result."""
+        path = self._path(folder)
+        with refusals(path, "write in it"):
+            for _ in range(_ATTEMPTS):
+                with contextlib.suppress(FileNotFoundError, NotFoundError):
+                    fresh = _make_directories(path)
+                    with self._folder(PurePosixPath(folder)), self._locked(path):
+                        return FolderHold(*_locked_file(path / "saver"), fresh=fresh)
+        raise StoreError(f"{path}: another process removes it again and again; save again")
+
+    @contextlib.contextmanager
+    def alone(self, folder: str) -> Iterator[bool]:
+        """Keep others from holding a folder; yields whether nobody holds it or writes in it."""
+        path = self._path(folder)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._locked(path))
+                waiting = [*self.unpublished(folder)]
+                waiting += [
+                    each for name in self.names(folder) for each in self._inside(path, name)
+                ]
+            except NotFoundError:
+                yield False
+                return
+            yield all(each.abandoned for each in waiting)
+
+    def _inside(self, path: Path, name: str) -> list[Unpublished]:
+        below = path / name
+        return self.unpublished(str(below.relative_to(self.root))) if below.is_dir() else []
+
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, int]]:
         """Yield a locked new file beside ``path``; afterwards it is removed (or renamed)."""
@@ -326,8 +381,12 @@ def _new_file(path: Path) -> tuple[list[Path], Path, int]:
 def _locked_file(path: Path) -> tuple[Path, int]:
     """Create a temporary file for ``path`` and lock it before another process sweeps it."""
     while True:
-        temporary = path.parent / f".{path.name}.{os.getpid()}-{next(_serial)}{_TEMPORARY}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # A process number is no name: in a container it is the same after every restart.
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}{_TEMPORARY}"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            continue
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:
             return temporary, fd

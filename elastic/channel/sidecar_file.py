@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
         if path.parent == _own_folder():
             make_private(path.parent)
         path.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
         fresh.write_bytes(msgspec.json.encode(self) + b"\n")
         fresh.replace(path)
 

@@ -6,7 +6,7 @@ A policy version is published by the snapshot after its step; nothing else is se
 from __future__ import annotations
 
 import gc
-import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -374,7 +374,7 @@ def _import_early() -> None:
 
 def write_result(path: Path, outcome: dict[str, Json]) -> None:
     """Replace ``path`` by the outcome atomically."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
     draft.replace(path)
 
