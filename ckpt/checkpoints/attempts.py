@@ -24,7 +24,7 @@ from holdfast.ckpt.checkpoints.catalog import (
     written_by,
 )
 from holdfast.ckpt.closing import Closing
-from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
+from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.format.manifest import MANIFEST, REFS
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.local import FolderHold, LocalStore
@@ -64,22 +64,31 @@ class SaveAttempt(Closing):
 
 
 def remove_remains(store: Store, *, only: int | None = None) -> None:
-    """Remove what failed and killed saves have left, of one step or of all."""
+    """Remove what failed and killed saves have left, of one step or of all.
+
+    A folder that may not be read or changed is passed over.
+    """
     if not isinstance(store, LocalStore):
         return
     for step in [info.step for info in folders(store)] if only is None else [only]:
-        folder = step_folder(step)
-        if not any(_remains(store, folder)):
-            continue
-        with store.alone(folder) as alone:
-            if not alone:
-                continue
-            found = {f"{folder}/{path}" for path in _remains(store, folder)}
-            indexes = {name for name in found if name.startswith(f"{folder}/index/")}
-            store.delete(sorted(indexes))  # these pin packs of other steps
-            if (needed := needed_packs(store)) is not None:
-                store.delete(sorted(found - needed))
-        store.remove(folder)
+        try:
+            _clean(store, step_folder(step))
+        except StoreError as error:
+            _log.warning("files of failed saves of step %d stay: %s", step, error)
+
+
+def _clean(store: LocalStore, folder: str) -> None:
+    if not any(_remains(store, folder)):
+        return
+    with store.alone(folder) as alone:
+        if not alone:
+            return
+        found = {f"{folder}/{path}" for path in _remains(store, folder)}
+        indexes = {name for name in found if name.startswith(f"{folder}/index/")}
+        store.delete(sorted(indexes))  # these pin packs of other steps
+        if (needed := needed_packs(store)) is not None:
+            store.delete(sorted(found - needed))
+    store.remove(folder)
 
 
 def _remains(store: Store, folder: str) -> Iterator[str]:

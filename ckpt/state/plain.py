@@ -182,8 +182,8 @@ class _Inside:
 
     def mapping(self, value: Mapping[Any, Any]) -> Json:
         for key in value:
-            if isinstance(key, str):
-                check_text(key, self._path)
+            if type(key) in (str, int):
+                _encode_scalar(key, self._path)  # before it becomes a part of a path
         items = [(key, self.item(key, item)) for key, item in value.items()]
         if all(type(key) is str and not key.startswith("$") for key, _ in items) and all(
             lt(one, other) for (one, _), (other, _) in pairwise(items)

@@ -1,4 +1,4 @@
-"""What failed and killed saves leave is removed; what a living one writes is not."""
+"""Files of failed and killed saves are removed, and those of a living one are not."""
 
 from __future__ import annotations
 
