@@ -100,6 +100,8 @@ def encode(
         raise StateError(f"{path}: nested deeper than {MAX_DEPTH} levels; flatten the value")
     if kind in _SCALARS or isinstance(value, np.generic):
         return _encode_scalar(value, path)
+    if isinstance(value, str) and kind.__name__ == "TorchVersion":  # torch.__version__ is text
+        return _encode_scalar(str(value), path)
     if _is_torchs(value):
         return {"$torch": [kind.__name__, _parts_of_torchs(value)]}
     inside = _Inside(path, leaf=leaf, refilled=refilled, depth=depth + 1)

@@ -113,6 +113,10 @@ def test_a_stream_of_bytes_comes_back_at_its_position() -> None:
     assert (result.read(), result.getvalue()) == (b"bc", b"abc")
 
 
+def test_the_version_of_torch_is_text() -> None:
+    assert type(round_trip(torch.__version__)) is str
+
+
 def test_the_attributes_of_an_ordered_dict_come_back() -> None:
     value = nn.Sequential(nn.BatchNorm1d(2)).state_dict().copy()
     value = OrderedDict((key, None) for key in value)
