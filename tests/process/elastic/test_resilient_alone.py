@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_later_run_ends_as_an_unbroken_one(tmp_path: Path, root: Path) -> None:
     result = tmp_path / "result.json"
-    assert sorted(path.name[-2:] for path in root.iterdir()) == ["03", "05"]
+    assert sorted(path.name[-2:] for path in root.glob("step-*")) == ["03", "05"]
     unbroken = _trained(result)
     assert _trained(result, "--checkpoint", root) == unbroken
     assert _trained(result, "--checkpoint", root) == unbroken  # nothing left to do
