@@ -248,4 +248,4 @@ def test_a_disk_that_refuses_hurts_nothing(tmp_path: Path) -> None:
             write_block(client, world, step=step, rank=0, nbytes=1000)
             group.await_protected(world, step)
         wait_until(lambda: bool(client.status()["spill_error"]), "the error is told")
-        assert "choose another disk" in client.status()["spill_error"]
+        assert "choose another place" in client.status()["spill_error"]

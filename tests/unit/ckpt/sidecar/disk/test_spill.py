@@ -202,5 +202,5 @@ def test_a_list_that_cannot_be_read_offers_nothing(tmp_path: Path, arena: Arena)
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path, arena: Arena) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match=r"step 10 cannot be spilled: .*choose another disk"):
+    with pytest.raises(StoreError, match=r"step 10 cannot be spilled: .*choose another place"):
         spill(tmp_path / "file" / "disk", arena, 10)
