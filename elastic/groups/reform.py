@@ -25,7 +25,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.groups import collectives, devices
 from holdfast.elastic.groups.collectives import Connect, WaitGuard
 from holdfast.elastic.groups.shards import counts_here
-from holdfast.elastic.meeting.point import LOOPBACK
+from holdfast.elastic.meeting.point import LOOPBACK, keys_of
 from holdfast.elastic.meeting.store import MeetingStore
 from holdfast.elastic.membership.records import GenerationRecord, MeshSize
 from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
@@ -270,7 +270,7 @@ def form(
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
         raise HoldfastError(f"rank 0 of generation {record.number} announced store {meeting!r}")
-    store = _meet(meeting, key)
+    store, keys = _meet(meeting, key), keys_of(record.number)
     size = len(record.members)
     if record.mesh.ranks != size:
         raise HoldfastError(
@@ -278,7 +278,7 @@ def form(
         )
     init_group(
         ",".join(f"{each}:{collectives.BACKEND}" for each in sorted({"cpu", device})),
-        store=PrefixStore(f"g{record.number}", store),
+        store=PrefixStore(keys, store),
         rank=rank,
         size=size,
         timeout_s=timeout_s,
@@ -286,7 +286,7 @@ def form(
     mesh, data_mesh = meshes_of(record.mesh, axes, device=device)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
     plans = StoreGather(
-        PrefixStore(f"g{record.number}/plans", store), rank=rank, size=size, poll=guard.check
+        PrefixStore(f"{keys}/plans", store), rank=rank, size=size, poll=guard.check
     )
     return GenerationWorld(
         record,
@@ -296,7 +296,7 @@ def form(
         data_mesh=data_mesh,
         groups=groups,
         plans=plans,
-        board=PrefixStore(f"g{record.number}/left", store),
+        board=PrefixStore(f"{keys}/left", store),
         timeout_s=timeout_s,
     )
 

@@ -243,6 +243,7 @@ class Loop:
             self._pulse.set(WorkerPhase.IDLE)
             channel.ready(after=after, spec=spec, info=info)
             if after:
+                meeting.forget_before(after)
                 gc.collect()  # the old model must be freed before the next is built
             try:
                 record = channel.await_generation(after=after)

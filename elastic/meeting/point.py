@@ -6,6 +6,7 @@ keys are served by the authenticated transport, at the node's address alone.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,14 @@ from holdfast.elastic.meeting.requests import MeetingAsk, MeetingOp
 LOOPBACK: Final = "127.0.0.1"
 
 _TICK_S: Final = 0.1
+
+
+_OF_GENERATION: Final = re.compile(r"g(\d+)/")
+
+
+def keys_of(generation: int) -> str:
+    """Return the prefix of a generation's keys."""
+    return f"g{generation}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +68,13 @@ class MeetingPoint:
         """Set a key, as a client could."""
         with self._lock:
             self._put(key, value)
+
+    def forget_before(self, generation: int) -> None:
+        """Drop the keys of all generations before this one."""
+        with self._lock:
+            for key in list(self._values):
+                if (found := _OF_GENERATION.match(key)) and int(found[1]) < generation:
+                    del self._values[key]
 
     @property
     def waiting(self) -> int:

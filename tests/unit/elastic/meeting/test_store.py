@@ -15,7 +15,7 @@ from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.torch_private import PrefixStore
 from holdfast.ckpt.transport import Client, RunKey
-from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
+from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint, keys_of
 from holdfast.elastic.meeting.store import MeetingStore
 
 KEY = RunKey.new()
@@ -42,6 +42,16 @@ def test_values_are_bytes_and_may_be_given_as_text(store: MeetingStore) -> None:
     store.set("large", bytes(3 << 20))
     assert (store.get("text"), store.get("bytes")) == (b"a", b"\x00\xff")
     assert store.get("large") == bytes(3 << 20)
+
+
+def test_the_keys_of_old_generations_are_dropped(point: MeetingPoint, store: MeetingStore) -> None:
+    kept = ["stage/0", *(f"{keys_of(number)}/plans/x" for number in (10, 11))]
+    for key in (*kept, f"{keys_of(9)}/left/0", f"{keys_of(1)}/x"):
+        store.set(key, "v")
+    point.forget_before(10)
+    assert store.check(kept)
+    assert not store.check([f"{keys_of(9)}/left/0"])
+    assert not store.check([f"{keys_of(1)}/x"])
 
 
 def test_every_operation_of_torchs_store(store: MeetingStore) -> None:
