@@ -285,9 +285,7 @@ def form(
     )
     mesh, data_mesh = meshes_of(record.mesh, axes, device=device)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
-    plans = StoreGather(
-        PrefixStore(f"{keys}/plans", store), rank=rank, size=size, poll=guard.check
-    )
+    plans = StoreGather(PrefixStore(f"{keys}/plans", store), rank=rank, size=size, poll=guard.check)
     return GenerationWorld(
         record,
         rank=rank,
