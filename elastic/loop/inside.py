@@ -51,10 +51,14 @@ _TRANSPARENT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsersCall:
-    """A line of the user's code, and the function of torch.distributed called there, or ''."""
+    """A line of the user's code, and the function of torch.distributed called there, or ''.
+
+    ``in_backward``: the call comes from autograd, and no Python is between.
+    """
 
     name: str
     line: str
+    in_backward: bool = False
 
 
 class Inside:
@@ -109,6 +113,12 @@ class Inside:
         call = call_of_users(_SOUND)
         if call is None or not self._spans_data(group):
             return False
+        if self.number is not None and call.in_backward:
+            raise ConfigError(
+                f"{operation} in the backward at {call.line}: a DistributedDataParallel averages "
+                "gradients there by itself, because it is not tracked: give run.track the wrapper, "
+                "as in run.track(model=ddp), not only the module inside it"
+            )
         if self.number is not None:
             raise ConfigError(
                 f"{call.name or operation} at {call.line} inside microbatch {self.number}: ranks "
@@ -145,20 +155,24 @@ def call_of_users(known: tuple[str, ...]) -> UsersCall | None:
 
     None if a module whose name starts like one of ``known`` is nearer than the user's code.
     """
-    name = ""
+    name, direct, in_backward = "", True, False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if is_users(frame.f_code.co_filename):
-            return UsersCall(name=name, line=line_of(frame))
+            return UsersCall(name=name, line=line_of(frame), in_backward=in_backward)
         if f"{module}.".startswith(known) and module not in _TRANSPARENT:
             return None
         if module.startswith("torch.distributed."):
             name = _name_of(frame, module) or name
         if module == _AUTOGRAD:
+            in_backward |= direct
             known = ()  # a hook of the user's, in a backward that Holdfast began
+        direct &= module in _TRANSPARENT
         frame = frame.f_back
-    return UsersCall(name=name, line="a hook") if name else None  # in autograd's own thread
+    if name or direct:  # in autograd's own thread
+        return UsersCall(name=name, line="a hook" if name else "a device", in_backward=direct)
+    return None
 
 
 def users_line() -> str | None:

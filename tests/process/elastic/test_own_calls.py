@@ -36,6 +36,12 @@ def test_a_collective_over_data_ranks_is_refused_by_name_and_line(alone: Found) 
     assert set(alone["refusals"]) == set(CALLS)
 
 
+def test_a_module_that_averages_by_itself_is_refused_with_the_remedy(alone: Found) -> None:
+    said = alone["averaged_by_itself"]
+    assert said.startswith("allreduce in the backward at own_calls_bodies.py:")
+    assert "give run.track the wrapper, as in run.track(model=ddp)" in said
+
+
 def test_gathered_values_keep_their_bits_in_the_order_of_microbatches(alone: Found) -> None:
     found = alone["collected"]
     assert found["shapes"] == {

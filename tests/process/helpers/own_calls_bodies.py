@@ -12,6 +12,7 @@ import torch.distributed as dist
 from loading_bodies import TextStream
 from rank_bodies import run_of
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.elastic.config import Batch, Settings
@@ -80,6 +81,11 @@ def _as_a_hook(run: Run, y: torch.Tensor) -> None:
     run.backward(y.sum())
 
 
+def _untracked_ddp(run: Run, y: torch.Tensor) -> None:
+    ddp = DistributedDataParallel(nn.Linear(4, 4))
+    run.backward(ddp(y).sum())
+
+
 def _own_group(run: Run, y: torch.Tensor) -> None:
     dist.all_reduce(y.detach(), group=dist.new_group())
 
@@ -106,6 +112,11 @@ CALLS: dict[str, Callable[[Run, torch.Tensor], Any]] = {
 def refusals(world: reform.GenerationWorld, _folder: Path) -> dict[str, str]:
     """Return what every call says inside a microbatch."""
     return {name: in_a_microbatch(call)(world) for name, call in CALLS.items()}
+
+
+def averaged_by_itself(world: reform.GenerationWorld, _folder: Path) -> str:
+    """Return what the backward of a module in an untracked DDP says."""
+    return in_a_microbatch(_untracked_ddp)(world)
 
 
 def collected(world: reform.GenerationWorld, _folder: Path) -> dict[str, Any]:
@@ -219,7 +230,7 @@ def at_the_end_of_a_stream(world: reform.GenerationWorld, _folder: Path) -> dict
 
 def everything(world: reform.GenerationWorld, folder: Path) -> dict[str, Any]:
     """Run all bodies in the same processes."""
-    bodies = (refusals, collected, contrastive, at_the_end_of_a_stream, drawn)
+    bodies = (refusals, averaged_by_itself, collected, contrastive, at_the_end_of_a_stream, drawn)
     return {body.__name__: body(world, folder) for body in bodies}
 
 
