@@ -26,7 +26,11 @@ _LASTING: Final = (
     ValueError,
 )
 _OF_DEVICES: Final = re.compile(r"CUDA|NCCL|cuDNN|cuBLAS|out of memory|allocate", re.IGNORECASE)
-_COLLECTIVES: Final = "/torch/distributed/"
+_COLLECTIVES: Final = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rendezvous.py",
+)
 
 
 def lasting_fault(error: BaseException) -> str:
@@ -41,7 +45,7 @@ def lasting_fault(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if _COLLECTIVES in file:
+        if file.endswith(_COLLECTIVES):
             return ""
         if is_users(file):
             place = f"{Path(file).name}:{trace.tb_lineno}"
