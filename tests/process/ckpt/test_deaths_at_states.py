@@ -90,7 +90,12 @@ def whole_again(running: Job, *, after: int, least: int) -> int:
 
 @pytest.mark.parametrize(
     ("victim", "points"),
-    [("worker", POINTS), ("agent", STATES), ("node", STATES), ("machine", STATES)],
+    [
+        ("worker", POINTS),
+        ("node", STATES),
+        pytest.param("agent", STATES, marks=pytest.mark.exhaustive),
+        pytest.param("machine", STATES, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_the_job_goes_on_whoever_dies_at_any_state_of_a_slot(
     tmp_path: Path, victim: str, points: tuple[str, ...]

@@ -15,10 +15,11 @@ from holdfast.ckpt.memory.arena import arena_path, hold
 VICTIMS = (
     "agent",
     "sidecar",
-    "agent sidecar",
-    "worker sidecar",
-    "worker agent",
     "worker sidecar agent",
+    *(
+        pytest.param(pair, marks=pytest.mark.exhaustive)
+        for pair in ("agent sidecar", "worker sidecar", "worker agent")
+    ),
 )
 
 

@@ -139,7 +139,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("whole", [False, True], ids=["the agent", "the whole node"])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(False, id="the agent", marks=pytest.mark.exhaustive),
+        pytest.param(True, id="the whole node"),
+    ],
+)
 def test_a_paused_node_wakes_fenced_and_harms_nothing(
     tmp_path: Path, undisturbed: Any, whole: bool
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_job_goes_on_when_its_coordinator_is_killed(job: Job) -> None:
     assert leftovers(run, timeout_s=DEADLINE_S) == []
 
 
+@pytest.mark.exhaustive
 def test_another_command_in_the_directory_begins_its_own_job(job: Job) -> None:
     job.start()
     job.await_waiting()

@@ -32,7 +32,9 @@ def _alone(out: Path, mode: str, *flags: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["lead-stop", "all-stop", "all-break"])
+@pytest.mark.parametrize(
+    "mode", ["lead-stop", pytest.param("all-stop", marks=pytest.mark.exhaustive), "all-break"]
+)
 def test_all_ranks_leave_after_the_same_step(tmp_path: Path, mode: str) -> None:
     alone = _alone(tmp_path, mode, "--checkpoint", tmp_path / "alone")
     assert alone["completed"] == 6
@@ -76,8 +78,8 @@ def test_two_loops_follow_each_other(tmp_path: Path) -> None:
     ("mode", "after"),
     [
         ("lead-break", 6),
-        ("lead-break-top", 5),
-        ("lead-return", 6),
+        pytest.param("lead-break-top", 5, marks=pytest.mark.exhaustive),
+        pytest.param("lead-return", 6, marks=pytest.mark.exhaustive),
         ("lead-break-inside", 5),
         ("lead-skip", 0),
     ],

@@ -129,7 +129,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"1f1b": plain[0], "bfs dropout": staged[0]}
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "bfs dropout"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("1f1b", marks=pytest.mark.exhaustive), "bfs dropout"]
+)
 def test_a_pipeline_goes_on_with_half_its_ranks_and_comes_back_without_a_trace(
     kind: str, alone: dict[str, Any], tmp_path: Path
 ) -> None:

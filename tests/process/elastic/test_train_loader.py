@@ -49,7 +49,13 @@ def kill_a_rank_and_a_reader(running: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("flags", [(), ("--stream",)], ids=["indexed", "iterable"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="indexed"),
+        pytest.param(("--stream",), id="iterable", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_killed_ranks_and_killed_readers_leave_no_trace(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
