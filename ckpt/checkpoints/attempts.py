@@ -79,6 +79,7 @@ def remove_remains(store: Store, *, only: int | None = None) -> None:
 
 def _clean(store: LocalStore, folder: str) -> None:
     if not any(_remains(store, folder)):
+        store.sweep(folder)  # the mark of a saver that was killed after it had published
         return
     with store.alone(folder) as alone:
         if not alone:

@@ -218,6 +218,7 @@ class Loop:
             raise
         finally:
             reform.leave()
+            self._stages.leave(channel)
             channel.close()
 
     def _generations(self, body: Callable[[Run], _R]) -> _R:

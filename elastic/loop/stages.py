@@ -153,6 +153,12 @@ class Stages:
                 meeting.set(f"stage/{stage}/{i}", bytes(data[at : at + PART_BYTES]))
             meeting.set(f"stage/{stage}", str(len(parts)).encode())
 
+    def leave(self, channel: Channel) -> None:
+        """End what serves other ranks, if there are none: the process goes on without Holdfast."""
+        if _is_alone(channel):
+            while self._meetings:
+                self._meetings.pop().close()
+
     def agree(self, world: GenerationWorld) -> None:
         """Refuse results of the stages before that differ between ranks; collective."""
         if not self._digests or world.size == 1:

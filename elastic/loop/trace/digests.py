@@ -7,7 +7,7 @@ import hashlib
 import math
 import random
 from collections.abc import Iterator, Mapping, Set
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 import numpy as np
@@ -181,6 +181,10 @@ def _told(number: torch.Tensor) -> float:
 
 def _plain_items(path: str, value: Json) -> Iterator[tuple[str, Json]]:
     """Yield the plain values in a tree of them, by path; tensors in it have a name of their own."""
+    if isinstance(value, dict) and [*value] == ["$map"]:  # one whose order counts
+        items = cast("list[tuple[Json, Json]]", value["$map"])
+        if all(isinstance(key, str) for key, _ in items):
+            value = {str(key): item for key, item in items}
     if isinstance(value, dict) and not any(str(key).startswith("$") for key in value):
         for key, item in value.items():
             yield from _plain_items(f"{path}.{key}", item)

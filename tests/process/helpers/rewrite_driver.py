@@ -17,6 +17,7 @@ from doubles.checkpoints import sample_arrays, write_checkpoint
 from doubles.interchange import read_all
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps
+from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.convert.checkpoint import CheckpointSource
@@ -66,6 +67,11 @@ def again(how: str, source: Path, target: Path) -> int | str:
         return str(error)
 
 
+def pruned(how: str, target: Path) -> bool:
+    """Remove what a killed writer of a published step left, as any prune does."""
+    return how != "reshard" or prune(target, keep_last=1) == []
+
+
 def main() -> None:
     root, how = Path(sys.argv[1]), sys.argv[2]
     os.fsync = lambda _: None  # a killed process loses nothing that it has written
@@ -79,11 +85,12 @@ def main() -> None:
             rewrite(how, source, target)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        seen = visible(how, target)
         line = {
             "status": status,
-            "visible": visible(how, target),
+            "visible": seen,
             "again": again(how, source, target),
-            "after": visible(how, target),
+            "after": visible(how, target) and pruned(how, target),
             "rest": [path.name for path in target.rglob("*.tmp")],
         }
         print(json.dumps(line), flush=True)
