@@ -93,7 +93,7 @@ class Conductor:
         self.failure = ""
         self.left = False
         self.unusable = False
-        """Whether the node should leave the job because it cannot keep a sidecar."""
+        """True if the node should leave the job because it cannot keep a sidecar."""
         self.sidecar = SidecarKeeper(
             plan, inbox=inbox, events=self, stop_grace_s=config.timing.stop_grace_s
         )

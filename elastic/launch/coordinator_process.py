@@ -101,7 +101,7 @@ class CoordinatorProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not exited."""
+        """True until it exits."""
         return not readable([self._pidfd], 0)
 
     def close(self) -> None:

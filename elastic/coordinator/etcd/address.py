@@ -77,7 +77,7 @@ class EtcdAddress:
 
     @property
     def exposed(self) -> bool:
-        """Whether keys, values and the password travel in clear between machines."""
+        """True if keys, values and the password travel in clear between machines."""
         hosts = (endpoint.rpartition(":")[0] for endpoint in self.endpoints)
         return not self.secure and not all(is_this_machine(host) for host in hosts)
 
