@@ -41,7 +41,7 @@ def processes(running: Job) -> set[int]:
 
 
 KEYS = [f"/g{number}/0//cpu//0/{rank}".encode() for number in range(20) for rank in range(3)]
-"""Name under which the ranks of coming generations look for each other."""
+"""Names under which the ranks of coming generations look for each other."""
 
 
 def poisoned(port: int) -> bool:
