@@ -219,7 +219,9 @@ class SidecarClient:
     ) -> int:
         """Return the newest protected step of the generation, -1 for none.
 
-        With ``at_least``, wait up to ``timeout_s`` for that step, then return the newest one.
+        With ``at_least``, wait up to ``timeout_s`` for that step, then return the newest one. A
+        generation that the sidecar has not adopted yet is waited for as long. Raises
+        ``FencedError`` when the generation is over, ``NotFoundError`` when it did not come.
         """
         body = Await(generation=generation, at_least=at_least, timeout_s=timeout_s)
         return self._ask("protected_step", body, int, timeout_s=timeout_s + self._timeout_s)

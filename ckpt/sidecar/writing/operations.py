@@ -317,6 +317,8 @@ class WriteOperations:
             return core.book.newest(SnapshotPhase.PROTECTED, generation=generation)
 
         def attempt() -> bool:
+            if generation > core.book.generation and body.timeout_s > 0:
+                return False  # the agent will soon adopt it
             step = newest()
             if body.at_least is not None and step < body.at_least and body.timeout_s > 0:
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -124,6 +125,20 @@ def test_sums_that_are_not_those_of_the_block_are_not_sealed(one: SidecarGroup) 
     assert client.status()["counters"]["seals_refused"] == 1
     assert client.protected_step(generation=1) == 2
     assert client.read(world, 2, 0, [(7, 9)])[0] == payload[7:16]
+
+
+def test_who_asks_before_the_generation_is_adopted_waits_for_it(one: SidecarGroup) -> None:
+    one.adopt(generation=1)
+    client = one.clients["a"]
+    for timeout_s in (0.0, 0.05):
+        with pytest.raises(NotFoundError, match="generation 2 is not known here yet"):
+            client.protected_step(generation=2, timeout_s=timeout_s)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.protected_step, generation=2, at_least=7, timeout_s=60)
+        with pytest.raises(TimeoutError):
+            asked.result(timeout=0.1)
+        write_step(one, one.adopt(generation=2), 7)
+        assert asked.result(timeout=60) == 7
 
 
 def test_an_older_generation_is_refused_everywhere(one: SidecarGroup) -> None:
