@@ -7,9 +7,7 @@ own class, which their code names (`holdfast.ckpt.errors.from_peer`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -56,7 +54,7 @@ from holdfast.ckpt.sidecar.core.messages import (
 )
 from holdfast.ckpt.sidecar.core.wire import PART_BYTES, split_checked
 from holdfast.ckpt.sidecar.logs.reading import page_of
-from holdfast.ckpt.transport import Client, RunKey
+from holdfast.ckpt.transport import ClientPool, RunKey
 from holdfast.ckpt.types import Json
 
 __all__ = ["BlockHandle", "SidecarClient", "SlotGrant"]
@@ -87,28 +85,8 @@ class SidecarClient:
     """A connection to one sidecar."""
 
     def __init__(self, address: str, key: RunKey, *, timeout_s: float = 10.0) -> None:
-        self.address, self._key, self._timeout_s = address, key, timeout_s
-        self._idle: list[Client] = []
-        self._lock = threading.Lock()
-        self._closed = False
-
-    @contextmanager
-    def _connection(self) -> Iterator[Client]:
-        with self._lock:
-            if self._closed:
-                raise PeerError(f"{self.address}: this client is closed")
-            client = self._idle.pop() if self._idle else None
-        if client is None:
-            client = Client(self.address, self._key, timeout_s=self._timeout_s, watch=True)
-        try:
-            yield client
-        finally:
-            with self._lock:
-                keep = not self._closed
-                if keep:
-                    self._idle.append(client)
-            if not keep:
-                client.close()
+        self.address, self._timeout_s = address, timeout_s
+        self._pool = ClientPool(address, key, timeout_s=timeout_s, watch=True)
 
     def call(
         self,
@@ -120,7 +98,7 @@ class SidecarClient:
         bulk: bool | None = None,
     ) -> tuple[Json, list[memoryview]]:
         """Send a request and return the answer. Raises the sidecar's error."""
-        with self._connection() as client:
+        with self._pool.lend() as client:
             try:
                 return client.call(
                     op, unparse(body or Nothing()), frames, timeout_s=timeout_s, bulk=bulk
@@ -387,11 +365,7 @@ class SidecarClient:
 
     def close(self) -> None:
         """Close the connections; calls in progress end first."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for client in idle:
-            client.close()
+        self._pool.close()
 
 
 def _convert(answer: Json, kind: type[_T], *, origin: str) -> _T:

@@ -19,11 +19,13 @@ from holdfast.ckpt.transport.client import Client
 from holdfast.ckpt.transport.keys import RunKey
 from holdfast.ckpt.transport.limits import TransportLimits
 from holdfast.ckpt.transport.ping import answers
+from holdfast.ckpt.transport.pool import ClientPool
 from holdfast.ckpt.transport.request import Handler, Request
 from holdfast.ckpt.transport.server import Server
 
 __all__ = [
     "Client",
+    "ClientPool",
     "Handler",
     "Request",
     "RunKey",

@@ -31,7 +31,7 @@ from holdfast.adapters.rl.weights import warm_up
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.events import FaultInjected, StepDone, of_kind
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.demo.job import DemoJobRecord, run_job
 from holdfast.tools.demo.schedule import Kill

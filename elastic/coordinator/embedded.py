@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +31,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.ckpt.errors import PeerError
-from holdfast.ckpt.transport import Client, Request, RunKey, Server
+from holdfast.ckpt.transport import Client, ClientPool, Request, RunKey, Server
 from holdfast.ckpt.types import Json
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
@@ -230,11 +231,9 @@ class EmbeddedCoordinator:
     """
 
     def __init__(self, address: str, key: RunKey, *, timeout_s: float = 5.0) -> None:
-        self.address, self._key, self._timeout_s = address, key, timeout_s
+        self.address, self._timeout_s = address, timeout_s
         self._client = Client(address, key, timeout_s=timeout_s)
-        self._lock = threading.Lock()
-        self._idle: list[Client] = []
-        self._closed = False
+        self._watches = ClientPool(address, key, timeout_s=timeout_s)
 
     def grant(self, ttl_s: float) -> int:
         """See `Coordinator.grant`."""
@@ -275,48 +274,30 @@ class EmbeddedCoordinator:
     def watch(self, prefix: str, *, after: int, timeout_s: float) -> tuple[list[KeyEvent], int]:
         """See `Coordinator.watch`."""
         deadline_s = time.monotonic() + timeout_s
-        client = self._borrow()
-        try:
+        with _as_ours(), self._watches.lend() as client:
             while True:  # in slices, to notice `close` and a dead server
                 slice_s = max(0.0, min(_WATCH_SLICE_S, deadline_s - time.monotonic()))
                 body = {"key": prefix, "after": after, "seconds": slice_s}
-                reply = _ask(client, "watch", body, timeout_s=slice_s + self._timeout_s)
+                reply = client.call("watch", body, timeout_s=slice_s + self._timeout_s)[0]
                 events, after = _as(tuple[list[KeyEvent], int], reply)
-                if events or self._closed or time.monotonic() >= deadline_s:
+                if events or self._watches.closed or time.monotonic() >= deadline_s:
                     return events, after
-        finally:
-            self._give_back(client)
 
     def close(self) -> None:
         """See `Coordinator.close`; a pending watch in another thread returns soon."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for client in [self._client, *idle]:
-            client.close()
+        self._watches.close()
+        self._client.close()
 
     def _call(self, op: str, **body: Json) -> Json:
-        return _ask(self._client, op, body, timeout_s=self._timeout_s)
-
-    def _borrow(self) -> Client:
-        with self._lock:
-            if self._closed:
-                raise CoordinatorError(f"{self.address}: this connection is closed")
-            if self._idle:
-                return self._idle.pop()
-        return Client(self.address, self._key, timeout_s=self._timeout_s)
-
-    def _give_back(self, client: Client) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(client)
-                return
-        client.close()
+        with _as_ours():
+            return self._client.call(op, body, timeout_s=self._timeout_s)[0]
 
 
-def _ask(client: Client, op: str, body: Json, *, timeout_s: float) -> Json:
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """Raise the errors of the transport as those of a coordinator."""
     try:
-        return client.call(op, body, timeout_s=timeout_s)[0]
+        yield
     except PeerError as error:
         if error.peer_code == LeaseExpiredError.code:
             raise LeaseExpiredError(str(error)) from None

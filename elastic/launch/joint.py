@@ -30,7 +30,8 @@ from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect, is_etcd
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
-from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import decode, encode, generation_key, outcome_key
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import PeerError
-from holdfast.ckpt.transport import Client, RunKey
+from holdfast.ckpt.transport import ClientPool, RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.meeting.requests import MeetingAsk, MeetingOp
 
@@ -43,9 +42,7 @@ class MeetingStore(torch_private.PythonStore):
         super().__init__()
         self.set_timeout(timeout)
         self._address, self._key, self._answer_s = f"tcp://{address}", key, answer_s
-        self._lock = threading.Lock()
-        self._idle: list[Client] = []
-        self._closed = False
+        self._pool = ClientPool(self._address, key, timeout_s=answer_s, watch=True)
 
     def is_of(self, address: str, key: RunKey) -> bool:
         """Return whether these are the keys at ``address`` of the run with this key."""
@@ -102,11 +99,7 @@ class MeetingStore(torch_private.PythonStore):
 
     def close(self) -> None:
         """Release the connections; one in use ends with its call, which raises ``PeerError``."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for client in idle:
-            client.close()
+        self._pool.close()
 
     def _await(self, keys: Sequence[str], timeout: timedelta | None, *, wants: bool) -> list[bytes]:
         limit_s = (timeout or torch_private.timeout_of(self)).total_seconds()
@@ -126,26 +119,8 @@ class MeetingStore(torch_private.PythonStore):
     def _ask(
         self, op: MeetingOp, ask: MeetingAsk, frames: Sequence[Any] = (), *, extra_s: float = 0.0
     ) -> tuple[Json, list[memoryview]]:
-        client = self._borrow()
-        try:
+        with self._pool.lend() as client:
             return client.call(op, ask, frames, timeout_s=self._answer_s + extra_s)
-        finally:
-            self._give_back(client)
-
-    def _borrow(self) -> Client:
-        with self._lock:
-            if self._closed:
-                raise PeerError(f"{self._address}: this store is closed: its generation is over")
-            if self._idle:
-                return self._idle.pop()
-        return Client(self._address, self._key, timeout_s=self._answer_s, watch=True)
-
-    def _give_back(self, client: Client) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(client)
-                return
-        client.close()
 
 
 def _bytes(value: str | bytes) -> bytes:

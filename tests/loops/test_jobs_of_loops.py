@@ -12,7 +12,7 @@ from catalogue import LOOPS, Loop
 from cluster import state_of
 from jobs import DEADLINE_S, PATIENT, launched
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = Path(__file__).with_name("run_loop.py")
 ALWAYS = ("ppo", "detection")

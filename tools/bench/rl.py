@@ -31,7 +31,7 @@ from holdfast.elastic.events import (
     TokensSampled,
     of_kind,
 )
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.bench.faults.elastic_job import ElasticJob, running
 from holdfast.tools.bench.faults.pauses import sampled as median_of

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec
+from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.loop.trace.records import (
     TRACE_ENV,
     TRACES,

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.launch.local import python_command
+from holdfast.elastic.launch.config import python_command
 from holdfast.tools.check.launching import ScriptRuns, TrialResult
 from holdfast.tools.check.leaving import left_alone
 from holdfast.tools.check.trials import PROPERTIES, QUICK, Trial, reference, trials

@@ -18,17 +18,17 @@ from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events.log import EventReader
-from holdfast.elastic.launch.joint import JointLauncher
-from holdfast.elastic.launch.local import (
+from holdfast.elastic.launch.config import (
     APART_TIMING,
     EMBEDDED,
     ETCD_TIMING,
     LOCAL_TIMING,
     LaunchConfig,
-    Launcher,
     NodeSpec,
     python_command,
 )
+from holdfast.elastic.launch.joint import JointLauncher
+from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
 from holdfast.tools.printing import printable

@@ -13,8 +13,8 @@ from holdfast.elastic.channel.sidecar_file import DOMAIN_ENV, check_domain
 from holdfast.elastic.channel.slurm import SlurmStep
 from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.config import EMBEDDED
 from holdfast.elastic.launch.joint import JOIN_S, JointConfig
-from holdfast.elastic.launch.local import EMBEDDED
 from holdfast.elastic.rendezvous.link import CoordinatorPlace
 
 EXAMPLES = """

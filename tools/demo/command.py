@@ -13,7 +13,7 @@ from rich.console import Console
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.demo.environment import machine, software
 from holdfast.tools.demo.job import DemoJobRecord, run_job

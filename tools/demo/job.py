@@ -12,7 +12,8 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.events import Event
 from holdfast.elastic.events.log import EventReader
-from holdfast.elastic.launch.local import LaunchConfig, Launcher
+from holdfast.elastic.launch.config import LaunchConfig
+from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.demo.display import make_display
 from holdfast.tools.demo.kills import ScheduledKills
 from holdfast.tools.demo.schedule import Kill

@@ -18,13 +18,8 @@ from jobs import TOY, Job, job, launched
 from tree import HELPERS
 
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.launch.local import (
-    ETCD_TIMING,
-    LaunchConfig,
-    Launcher,
-    NodeSpec,
-    python_command,
-)
+from holdfast.elastic.launch.config import ETCD_TIMING, LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import Launcher
 
 LONG = ("--steps", "1000000")
 TRAINING = HELPERS / "upb_training.py"

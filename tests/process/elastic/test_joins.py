@@ -7,7 +7,7 @@ from pathlib import Path
 from jobs import hurt, launched
 from tree import HELPERS
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "tiny_training.py"
 

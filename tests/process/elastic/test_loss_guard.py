@@ -11,7 +11,7 @@ import pytest
 from jobs import PATIENT, Job, launched
 from tree import HELPERS
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "guarded_training.py"
 

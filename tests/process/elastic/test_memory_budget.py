@@ -8,7 +8,7 @@ from pathlib import Path
 from jobs import PATIENT, REMEMBERING, job, launched
 
 from holdfast.ckpt.memory.arena import arena_path
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 LARGEST = 1_000_000
 STEPS = 40

@@ -17,7 +17,7 @@ from jobs import PATIENT, Job, hurt, launched
 from tree import HELPERS
 
 from holdfast.elastic.agent.notice import NoticeConfig, ask
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "tiny_training.py"
 STEPS = 40

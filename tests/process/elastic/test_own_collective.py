@@ -9,7 +9,7 @@ from jobs import PATIENT, launched
 from msgspec.structs import replace
 from tree import HELPERS
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "own_collective.py"
 

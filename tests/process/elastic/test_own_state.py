@@ -12,7 +12,7 @@ from jobs import DEADLINE_S, PATIENT, Job, hurt, launched
 from own_state_training import expected
 from tree import HELPERS
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "own_state_training.py"
 

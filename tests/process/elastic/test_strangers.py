@@ -12,7 +12,7 @@ from pathlib import Path
 from jobs import PATIENT, Job, launched
 
 from holdfast.ckpt.torch_private import TCPStore
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 TINY = Path(__file__).parents[1] / "helpers" / "tiny_training.py"
 LISTENS = "0A"

@@ -14,7 +14,7 @@ import pytest
 from jobs import PATIENT, Job, launched
 from tree import ROOT
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 EXAMPLE = ROOT / "docs" / "examples" / "train_loader.py"
 EPOCHS = 8

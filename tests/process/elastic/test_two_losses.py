@@ -18,7 +18,7 @@ from tree import HELPERS
 
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "tiny_training.py"
 STEPS, GATE = 20, 10

@@ -14,7 +14,7 @@ from jobs import PATIENT, Event, Job, hurt, launched
 from tree import HELPERS
 
 from holdfast.elastic.data.sharing import LOOK_EVERY
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "uneven_training.py"
 SLOW = "trainer/1"

@@ -12,7 +12,7 @@ import pytest
 from jobs import DEADLINE_S, PATIENT, hurt, launched
 from tree import HELPERS
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "update_training.py"
 

@@ -11,7 +11,7 @@ import pytest
 from jobs import DEADLINE_S, PATIENT, launched
 from tree import HELPERS
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "wrapped_training.py"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs import DEADLINE_S, PATIENT, hurt, launched
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 
 def alone_and_disturbed(

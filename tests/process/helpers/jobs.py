@@ -13,13 +13,8 @@ from typing import Any
 import msgspec
 from event_lines import EventLines
 
-from holdfast.elastic.launch.local import (
-    LOCAL_TIMING,
-    LaunchConfig,
-    Launcher,
-    NodeSpec,
-    python_command,
-)
+from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.tools.leftovers import leftovers
 

@@ -18,7 +18,8 @@ from jobs import PATIENT, Job
 
 from holdfast.adapters.rl.config import RLConfig, save_config
 from holdfast.ckpt.memory.arena import sweep
-from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.leftovers import leftovers, processes_of
 
 DEADLINE_S = 200.0

@@ -17,7 +17,7 @@ import pytest
 from jobs import Event, Job, launched
 from tree import HELPERS, ROOT
 
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 EXAMPLES = ROOT / "docs" / "examples"
 DYING = HELPERS / "dying_grpo.py"

@@ -15,7 +15,7 @@ from jobs import PATIENT, Job, hurt, launched
 from holdfast.adapters.rl.config import RLConfig, preset, save_config
 from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.weights import warm_up
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 
 
 def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:

@@ -18,7 +18,7 @@ from jobs import TOY
 from holdfast.elastic.agent.reporting import read_processes
 from holdfast.elastic.events import WorkerStarted, of_kind
 from holdfast.elastic.events.log import EventReader
-from holdfast.elastic.launch.local import LOCAL_TIMING
+from holdfast.elastic.launch.config import LOCAL_TIMING
 from holdfast.tools.leftovers import leftovers
 
 DEADLINE_S = 100.0

@@ -26,7 +26,8 @@ from holdfast.elastic.events import (
     WorkerStarted,
     of_kind,
 )
-from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec
+from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.bench.faults.faulted import HANG_SIGNAL, HUNG
 from holdfast.tools.bench.faults.recoveries import MeasuredRecovery, after_change

@@ -11,7 +11,7 @@ from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import is_etcd
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.launch.local import ETCD_TIMING
+from holdfast.elastic.launch.config import ETCD_TIMING
 from holdfast.elastic.membership.view import run_prefix
 
 _LEASE_S: Final = 2 * ETCD_TIMING.lease_ttl_s + 3.0

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventReader
-from holdfast.elastic.launch.local import (
+from holdfast.elastic.launch.config import (
     EMBEDDED,
     ETCD_TIMING,
     LOCAL_TIMING,
     LaunchConfig,
-    Launcher,
     NodeSpec,
 )
+from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.real.site import LaunchedSite

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.elastic.launch.local import EMBEDDED
+from holdfast.elastic.launch.config import EMBEDDED
 from holdfast.tools.chaos.faults.environment import together
 from holdfast.tools.chaos.faults.injector import Injector
 from holdfast.tools.chaos.faults.registry import for_kinds

@@ -25,7 +25,8 @@ import msgspec
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.elastic.events import Event, JobEnded, StepProtected
 from holdfast.elastic.events.log import EventReader
-from holdfast.elastic.launch.local import LOCAL_TIMING, LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec
+from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     NODES,

@@ -22,7 +22,7 @@ from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import ConfigError, CoordinatorError
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import JobOutcome, NodeRecord
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit, end_processes
 

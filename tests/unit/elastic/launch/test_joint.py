@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.joint import JointConfig, JointLauncher, SharedJobRecord
-from holdfast.elastic.launch.local import LaunchConfig, NodeSpec
 from holdfast.elastic.rendezvous.link import CoordinatorPlace
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from holdfast.elastic.decisions.restarting import Restarts
-from holdfast.elastic.launch.local import LaunchConfig, Launcher, NodeSpec
+from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
+from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.processes.children import ChildChange, ChildStatus
 
 

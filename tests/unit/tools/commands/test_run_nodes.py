@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.config import EMBEDDED
 from holdfast.elastic.launch.joint import JointConfig
-from holdfast.elastic.launch.local import EMBEDDED
 from holdfast.tools.commands.run_machines import add_options, domains, joint_config
 
 SLURM = {

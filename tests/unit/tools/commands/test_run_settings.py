@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.launch.local import EMBEDDED, ETCD_TIMING, LOCAL_TIMING, LaunchConfig
+from holdfast.elastic.launch.config import EMBEDDED, ETCD_TIMING, LOCAL_TIMING, LaunchConfig
 from holdfast.tools.commands import run
 
 
