@@ -17,12 +17,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.errors import CorruptError, FencedError, NotFoundError, StoreError
+from holdfast.ckpt.errors import FencedError
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.shared_record import SharedRecord
 from holdfast.ckpt.types import learn
 
 FILE: Final = "fence.json"
-_ATTEMPTS: Final = 20
 _FORMER: Final = 256
 """Number of earlier runs that are remembered."""
 
@@ -54,6 +54,15 @@ class RootFence(msgspec.Struct, frozen=True, kw_only=True):
     former: tuple[str, ...] = ()
 
 
+_RECORD: Final = SharedRecord[RootFence | None](
+    path=FILE,
+    kind=RootFence,
+    absent=None,
+    damaged="not the record of the run that writes here ({}); stop all jobs that do, then remove "
+    "it",
+)
+
+
 def take(store: Store, *, run: str, generation: int) -> None:
     """Take the fence for a generation that begins.
 
@@ -70,16 +79,18 @@ def require(store: Store, right: RightToPublish) -> None:
     _enter(store, right.run, right.generation, begins=False)
 
 
+def load(store: Store) -> RootFence | None:
+    """Return the fence, None if there is none; raises ``CorruptError`` if it is damaged."""
+    return _RECORD.load(store)
+
+
 def _enter(store: Store, run: str, generation: int, *, begins: bool) -> None:
     where = store.where(FILE)
-    for _ in range(_ATTEMPTS):
-        fence, version = load(store)
-        wanted = _after(fence, run=run, generation=generation, begins=begins, where=where)
-        if wanted == fence:
-            return
-        if store.replace(FILE, msgspec.json.encode(wanted), expected=version):
-            return
-    raise StoreError(f"{where}: others kept changing it over {_ATTEMPTS} attempts; try again")
+
+    def entered(fence: RootFence | None) -> RootFence | None:
+        return _after(fence, run=run, generation=generation, begins=begins, where=where)
+
+    _RECORD.change(store, entered)
 
 
 def _after(
@@ -105,21 +116,6 @@ def _after(
         )
     former = (*fence.former, fence.run)[-_FORMER:]
     return RootFence(run=run, epoch=fence.epoch + 1, generation=generation, former=former)
-
-
-def load(store: Store) -> tuple[RootFence | None, str | None]:
-    """Return the fence and the file's version; None of each if there is none."""
-    try:
-        data, version = store.fetch(FILE)
-    except NotFoundError:
-        return None, None
-    try:
-        return msgspec.json.decode(data, type=RootFence), version
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptError(
-            f"{store.where(FILE)}: not the record of the run that writes here ({error}); stop all "
-            "jobs that do, then remove it"
-        ) from error
 
 
 learn(globals())

@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
+from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.shared_record import SharedRecord
 from holdfast.ckpt.types import learn
 
 FILE: Final = "retention.json"
-_ATTEMPTS: Final = 20
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,23 +51,17 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         return Retention(pins=tuple(sorted(pins)), seen={k: v for k, v in seen.items() if v})
 
 
+_RECORD: Final = SharedRecord(
+    path=FILE,
+    kind=Retention,
+    absent=Retention(),
+    damaged="not a record of pinned steps ({}); correct it, or remove it to forget all pins",
+)
+
+
 def load(store: Store) -> Retention:
     """Return the record; an empty one if there is no file."""
-    return _load(store)[0]
-
-
-def _load(store: Store) -> tuple[Retention, str | None]:
-    try:
-        data, version = store.fetch(FILE)
-    except NotFoundError:
-        return Retention(), None
-    try:
-        return msgspec.json.decode(data, type=Retention), version
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptError(
-            f"{store.where(FILE)}: not a record of pinned steps ({error}); correct it, or remove "
-            "it to forget all pins"
-        ) from error
+    return _RECORD.load(store)
 
 
 def update(
@@ -89,15 +83,9 @@ def update(
             f"{store.where('')}: no checkpoint of step {', '.join(map(str, absent))} to pin; "
             f"steps there: {', '.join(map(str, sorted(there)))}"
         )
-    for _ in range(_ATTEMPTS):
-        known, version = _load(store)
-        wanted = known.after(there=there, pin=pins, unpin=unpin, host=host, now_s=now_s)
-        if wanted == known:
-            return known
-        if store.replace(FILE, msgspec.json.encode(wanted), expected=version):
-            return wanted
-    raise StoreError(
-        f"{store.where(FILE)}: others kept changing it over {_ATTEMPTS} attempts; try again"
+    return _RECORD.change(
+        store,
+        lambda known: known.after(there=there, pin=pins, unpin=unpin, host=host, now_s=now_s),
     )
 
 

@@ -96,7 +96,7 @@ def test_a_run_that_begins_again_under_its_name_may_publish(tmp_path: Path) -> N
     publish(tmp_path, "job-17", 7, 100)
     fence.take(open_store(tmp_path), run="job-17", generation=1)
     publish(tmp_path, "job-17", 1, 110)
-    found, _ = fence.load(open_store(tmp_path))
+    found = fence.load(open_store(tmp_path))
     assert found == RootFence(run="job-17", epoch=2, generation=1)
 
 
@@ -157,7 +157,7 @@ def test_of_two_runs_that_take_the_fence_at_once_the_later_one_has_it() -> None:
     fence.take(store, run="a", generation=1)
     store.rival = "b"
     fence.take(store, run="c", generation=1)
-    found, _ = fence.load(store)
+    found = fence.load(store)
     assert found == RootFence(run="c", epoch=3, generation=1, former=("a", "b"))
     with pytest.raises(FencedError, match="run c has begun to write here after run b"):
         fence.require(store, RightToPublish(run="b", generation=1))
@@ -176,7 +176,7 @@ def test_the_file_stays_small_over_any_number_of_runs() -> None:
     for number in range(400):
         fence.take(store, run=f"{number:x}-abcdef", generation=1)
     assert (store.size(FILE) or 0) < 8000
-    found, _ = fence.load(store)
+    found = fence.load(store)
     assert found is not None
     assert found.epoch == 400
     assert len(found.former) == 256
@@ -192,19 +192,19 @@ def test_epoch_and_generation_only_grow_while_a_run_holds_the_fence(
 ) -> None:
     store, over = MemoryStore(), set[str]()
     for run, generation, begins in acts:
-        before, _ = fence.load(store)
+        before = fence.load(store)
         try:
             if begins:
                 fence.take(store, run=run, generation=generation)
             else:
                 fence.require(store, RightToPublish(run=run, generation=generation))
         except FencedError:
-            after, _ = fence.load(store)
+            after = fence.load(store)
             assert after == before
             assert before is not None
             assert run in over or generation < before.generation
             continue
-        after, _ = fence.load(store)
+        after = fence.load(store)
         assert after is not None
         assert run not in over
         assert (after.run, after.generation) == (run, generation)
