@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from catalogue import LOOPS, Loop
 from cluster import state_of
-from jobs import DEADLINE_S, PATIENT, launched
-
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
+from jobs import DEADLINE_S, launched, trainers
 
 SCRIPT = Path(__file__).with_name("run_loop.py")
 ALWAYS = ("ppo", "detection")
@@ -38,12 +36,8 @@ def test_a_job_that_loses_a_worker_ends_as_the_script_started_by_hand(
     job.mkdir()
     words = [sys.executable, SCRIPT, loop.name, alone]
     subprocess.run([str(word) for word in words], check=True, timeout=DEADLINE_S)
-    config = LaunchConfig(
-        command=python_command(SCRIPT, [loop.name, str(job), "--kill", "3", "3"]),
-        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
-        wanted={"trainer": 2},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
+    config = trainers(
+        SCRIPT, [loop.name, str(job), "--kill", "3", "3"], nodes=2, run_dir=tmp_path / "run"
     )
     with launched(config) as running:
         outcome = running.finish()

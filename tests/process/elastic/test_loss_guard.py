@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PATIENT, Job, launched
+from jobs import Job, launched, trainers
 from tree import HELPERS
 
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
+from holdfast.elastic.launch.config import python_command
 
 SCRIPT = HELPERS / "guarded_training.py"
 
@@ -19,15 +19,11 @@ SCRIPT = HELPERS / "guarded_training.py"
 def guarded(directory: Path, name: str, *args: str) -> tuple[Any, Job, str]:
     """Run the script to its end; return the outcome, the job, and the hash of the weights."""
     result = directory / f"{name}.json"
-    config = LaunchConfig(
-        command=python_command(
-            SCRIPT,
-            ["--result", str(result), "--count", str(directory / f"{name}.count"), *args],
-        ),
-        nodes=tuple(NodeSpec(name=f"n{i}", domain=f"n{i}", slots={"trainer": 1}) for i in range(2)),
-        wanted={"trainer": 2},
+    config = trainers(
+        SCRIPT,
+        ["--result", str(result), "--count", str(directory / f"{name}.count"), *args],
+        nodes=2,
         run_dir=directory / name,
-        timing=PATIENT,
     )
     with launched(config) as running:
         outcome = running.finish()

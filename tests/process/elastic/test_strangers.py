@@ -9,10 +9,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs import PATIENT, Job, launched
+from jobs import Job, launched, trainers
 
 from holdfast.ckpt.torch_private import TCPStore
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 TINY = Path(__file__).parents[1] / "helpers" / "tiny_training.py"
 LISTENS = "0A"
@@ -69,13 +68,7 @@ def test_the_attack_would_find_a_store_of_torch() -> None:
 def test_no_port_of_a_job_is_a_store_for_strangers(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     script = ["--result", str(tmp_path / "result"), "--steps", "12", "--gate", "3", str(go_on)]
-    config = LaunchConfig(
-        command=python_command(TINY, script),
-        nodes=(NodeSpec(name="n0", domain="n0", slots={"trainer": 2}),),
-        wanted={"trainer": 2},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
-    )
+    config = trainers(TINY, script, slots=2, run_dir=tmp_path / "run")
     with launched(config) as running:
         running.await_step(2)
         ports = set(listening(processes(running)))

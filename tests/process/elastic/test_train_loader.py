@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import PATIENT, Job, launched
+from jobs import Job, launched, trainers
 from tree import ROOT
-
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 EXAMPLE = ROOT / "docs" / "examples" / "train_loader.py"
 EPOCHS = 8
@@ -61,13 +59,7 @@ def test_killed_ranks_and_killed_readers_leave_no_trace(
 ) -> None:
     result = tmp_path / "result.json"
     told = ["--epochs", str(EPOCHS), "--workers", "1", "--result", str(result), *flags]
-    config = LaunchConfig(
-        command=python_command(EXAMPLE, told),
-        nodes=(NodeSpec(name="n0", domain="n0", slots={"trainer": 2}),),
-        wanted={"trainer": 2},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
-    )
+    config = trainers(EXAMPLE, told, slots=2, run_dir=tmp_path / "run")
     with launched(config) as running:
         kill_a_rank_and_a_reader(running)
         assert running.finish().ok

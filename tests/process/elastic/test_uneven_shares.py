@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jobs import PATIENT, Event, Job, hurt, launched
+from jobs import Event, Job, hurt, launched, trainers
 from tree import HELPERS
 
 from holdfast.elastic.data.sharing import LOOK_EVERY
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "uneven_training.py"
 SLOW = "trainer/1"
@@ -37,12 +36,8 @@ def alone(directory: Path) -> Any:
 
 def test_a_slow_rank_gets_fewer_microbatches_and_no_bit_changes(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    config = LaunchConfig(
-        command=python_command(SCRIPT, ["--result", str(result), "--slow", SLOW]),
-        nodes=(NodeSpec(name="n0", domain="n0", slots={"trainer": 3}),),
-        wanted={"trainer": 3},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
+    config = trainers(
+        SCRIPT, ["--result", str(result), "--slow", SLOW], slots=3, run_dir=tmp_path / "run"
     )
     with launched(config) as running:
         shared = running.await_event(lambda e: e["kind"] == "shares")

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DEADLINE_S, PATIENT, hurt, launched
+from jobs import DEADLINE_S, hurt, launched, trainers
 from tree import HELPERS
-
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "update_training.py"
 
@@ -28,13 +26,7 @@ def killed(folder: Path, *flags: str) -> list[Any]:
     """Return the results of three ranks, of which one is killed in step 5: of two at the end."""
     gate = folder / "gate"
     words = ["--result", str(folder / "job"), "--gate", str(gate), *flags]
-    config = LaunchConfig(
-        command=python_command(SCRIPT, words),
-        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1", "n2")),
-        wanted={"trainer": 3},
-        run_dir=folder / "run",
-        timing=PATIENT,
-    )
+    config = trainers(SCRIPT, words, nodes=3, run_dir=folder / "run")
     with launched(config) as job:
         job.await_step(5)
         hurt(job.worker("trainer/2"))

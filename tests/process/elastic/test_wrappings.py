@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import DEADLINE_S, PATIENT, launched
+from jobs import DEADLINE_S, launched, trainers
 from tree import HELPERS
-
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
 SCRIPT = HELPERS / "wrapped_training.py"
 
@@ -49,12 +47,8 @@ def test_a_wrapped_model_that_loses_a_rank_keeps_its_bits(
         timeout=DEADLINE_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    config = LaunchConfig(
-        command=python_command(SCRIPT, [wrapping, backend, str(job), "kill"]),
-        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
-        wanted={"trainer": 2},
-        run_dir=tmp_path / "run",
-        timing=PATIENT,
+    config = trainers(
+        SCRIPT, [wrapping, backend, str(job), "kill"], nodes=2, run_dir=tmp_path / "run"
     )
     with launched(config) as running:
         outcome = running.finish()

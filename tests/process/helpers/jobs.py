@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,20 @@ seconds is taken neither for dead nor for one that does not leave. The launcher 
 agent at once."""
 
 Event = dict[str, Any]
+
+
+def trainers(
+    script: Path, args: Sequence[object], *, run_dir: Path, nodes: int = 1, slots: int = 1
+) -> LaunchConfig:
+    """Return a patient job: as many trainers as fit on the nodes ``n0``, ``n1`` and so on."""
+    names = [f"n{number}" for number in range(nodes)]
+    return LaunchConfig(
+        command=python_command(script, [str(each) for each in args]),
+        nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": slots}) for n in names),
+        wanted={"trainer": nodes * slots},
+        run_dir=run_dir,
+        timing=PATIENT,
+    )
 
 
 class Job:
