@@ -28,7 +28,7 @@ from torch.distributed import Work
 
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.torch_private import PrefixStore, Store
-from holdfast.elastic.groups.collectives import POLL_S, WaitGuard, leave_behind
+from holdfast.elastic.groups.waits import POLL_S, WaitGuard, leave_behind
 
 WATCHDOG: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",

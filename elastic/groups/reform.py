@@ -23,8 +23,9 @@ from holdfast.ckpt.torch_private import PrefixStore, Store
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.groups import collectives, devices
-from holdfast.elastic.groups.collectives import Connect, WaitGuard
+from holdfast.elastic.groups.collectives import Connect
 from holdfast.elastic.groups.shards import counts_here
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, keys_of
 from holdfast.elastic.meeting.store import MeetingStore
 from holdfast.elastic.membership.records import GenerationRecord, MeshSize

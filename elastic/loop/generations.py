@@ -56,7 +56,7 @@ from holdfast.elastic.errors import (
 )
 from holdfast.elastic.events import RankReformed
 from holdfast.elastic.groups import devices, reform
-from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.loop.logbook import Position
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.rehearsal import WarmJoin

@@ -9,7 +9,7 @@ Holdfast's own collectives and those of FSDP2 and DDP are arranged for uneven sh
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -105,13 +105,13 @@ class Inside:
                 "run.microbatches, before run.step"
             )
 
-    def _look(self, group: InterruptibleGroup, operation: str) -> bool:
+    def _look(self, group: str, ranks: Sequence[int], operation: str) -> bool:
         """Return whether this is a collective of the user's over data-parallel ranks.
 
         Raises ``ConfigError`` inside a microbatch.
         """
         call = call_of_users(_SOUND)
-        if call is None or not self._spans_data(group):
+        if call is None or not self._spans_data(group, ranks):
             return False
         if self.number is not None and call.in_backward:
             raise ConfigError(
@@ -130,17 +130,17 @@ class Inside:
             )
         return True
 
-    def _spans_data(self, group: InterruptibleGroup) -> bool:
+    def _spans_data(self, group: str, ranks: Sequence[int]) -> bool:
         """Return whether ranks of the group run different microbatches, in a world of any size.
 
         A group of a single rank that is no axis of the model may have more ranks in another world.
         An axis of the model that spans the world has the default group.
         """
-        if str(group.group_name) in self._names_of_model_groups():
+        if group in self._names_of_model_groups():
             return False
         mesh = self._world.record.mesh
-        groups = {coordinates(rank, mesh).dp // mesh.ep for rank in group.ranks}
-        return len(groups) != 1 or len(group.ranks) == 1
+        groups = {coordinates(rank, mesh).dp // mesh.ep for rank in ranks}
+        return len(groups) != 1 or len(ranks) == 1
 
     def _names_of_model_groups(self) -> set[str]:
         if self._model_groups is None:

@@ -17,8 +17,8 @@ import torch
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.groups.collectives import Joined, leave_behind
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.groups.waits import Joined, leave_behind
 from holdfast.elastic.loop.user_code import user_line
 
 _POLL_S = 0.02

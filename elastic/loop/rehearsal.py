@@ -41,8 +41,8 @@ from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
 from holdfast.elastic.events import StatePrefetched, WorkerRehearsed
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.collectives import WaitGuard
 from holdfast.elastic.groups.reform import AXES, GenerationWorld
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train

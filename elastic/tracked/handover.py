@@ -17,8 +17,8 @@ from enum import IntEnum
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.elastic.channel.base import Channel
-from holdfast.elastic.groups.collectives import POLL_S
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.groups.waits import POLL_S
 
 _log = logging.getLogger(__name__)
 

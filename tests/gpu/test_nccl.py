@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from holdfast.elastic.config import Batch, Mesh, Settings
 from holdfast.elastic.errors import GenerationOverError
 from holdfast.elastic.groups import devices, reform
-from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.loop.generations import Loop
 from holdfast.elastic.loop.run import Run
 from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint

@@ -75,7 +75,7 @@ def test_a_rank_that_plans_alone_is_told_and_spoils_no_gradients(tmp_path: Path)
 
 LEAVING = """
 import ctypes, sys, time
-from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.errors import GenerationOverError
 fenced_s = time.monotonic() + 0.2
 guard = WaitGuard(1, lambda: time.monotonic() > fenced_s)

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.config import Batch, Settings
 from holdfast.elastic.events import Event
-from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.loop import rehearsal
 from holdfast.elastic.loop.rehearsal import stage
 from holdfast.elastic.membership.records import MeshSize

@@ -14,8 +14,8 @@ from ranks import enter
 from holdfast.elastic.config import Batch, Settings
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.collectives import LOOK_AFTER_S
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.groups.waits import LOOK_AFTER_S
 from holdfast.elastic.loop.run import Run
 
 

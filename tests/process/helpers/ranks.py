@@ -18,7 +18,7 @@ import torch
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
 from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
 

@@ -15,8 +15,9 @@ from torch._C._distributed_c10d import Work
 from holdfast.elastic.config import Batch, Mesh, Settings
 from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.groups import collectives, nccl
-from holdfast.elastic.groups.collectives import InterruptibleGroup, WaitGuard
+from holdfast.elastic.groups.collectives import InterruptibleGroup
 from holdfast.elastic.groups.devices import INFO, index_of, kind
+from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.membership.records import Member
 
 SOON_S = 5.0

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from holdfast.elastic.groups.collectives import WaitGuard
+from holdfast.elastic.groups.waits import WaitGuard
 
 DEADLINE_S = 5.0
 
