@@ -16,16 +16,15 @@ generation acts any more when the next one begins.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from holdfast.elastic.decisions.seating import pending_trainers
-from holdfast.elastic.membership.incremental import ahead, by_node, by_nodes, once, while_same
+from holdfast.elastic.decisions.validity import faults, has_left, is_broken, is_stale, worker_of
+from holdfast.elastic.membership.incremental import ahead, by_nodes, once
 from holdfast.elastic.membership.readiness import (
     late_nodes,
-    lost_nodes,
     member_incarnations,
     newest_stage,
     outside_trainers,
@@ -37,7 +36,6 @@ from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobOutcome,
     JobSpec,
-    Member,
     NodeRecord,
     WorkerRecord,
     WorkerState,
@@ -53,8 +51,6 @@ from holdfast.elastic.planning.holdoff import (
 from holdfast.elastic.planning.meshes import choose_mesh
 from holdfast.elastic.planning.plan import (
     RestorePoints,
-    changed_nodes,
-    changes,
     plan,
     requested_spec,
     some_spec,
@@ -64,8 +60,6 @@ from holdfast.elastic.planning.reach import all_asked, clauses_of, left_out, par
 
 MANY_NODES = 1000
 """From this number of nodes on, planning takes two calls, so that neither takes long."""
-
-_Members = Mapping[str, Sequence[Member]]
 
 STEP_S = 60.0
 """Time that a node without trainers gives the trainers of others to end their step."""
@@ -224,7 +218,7 @@ def decide(
     if (finished := _finish(view)) and (not stale or isinstance(finished[0], Finish)):
         return finished
     joins: list[str] = []
-    if stale and not _is_broken(view):
+    if stale and not is_broken(view):
         until_s = now_s if seen.parted_s is None else seen.parted_s + policy.reach_settle_s
         if now_s < until_s and not all_asked(view):
             clauses = [*clauses_of(parted(view)), "waiting for the reports of the other nodes"]
@@ -246,94 +240,11 @@ def decide(
     return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=restore_points)
 
 
-def is_stale(view: JobView) -> bool:
-    """Return whether the newest generation cannot continue; `faults` gives the reasons."""
-    return _is_broken(view) or bool(parted(view))
-
-
-def _is_broken(view: JobView) -> bool:
-    """Return the same without the nodes' reports about each other."""
-    if view.generation is None:
-        return False
-    fenced = len(late_nodes(view)) < len(view.nodes)
-    return bool(fenced or lost_nodes(view) or changed_nodes(view) or _lost_members(view))
-
-
-def faults(view: JobView) -> list[str]:
-    """Return why the newest generation cannot continue, as clauses; none while it can.
-
-    It cannot if a node of its group is gone or was restarted, if two of them do not reach each
-    other, if a member's worker is dead or has left it, or if a node has fenced it.
-    """
-    if view.generation is None:
-        return []
-    clauses = [*changes(view), *clauses_of(parted(view))]
-    lost = [member for members in _lost_members(view).values() for member in members]
-    clauses += [_how_lost(view, member) for member in sorted(lost, key=lambda each: each.rank)]
-    if not clauses and (fenced := _first_fenced(view)):
-        clauses.append(f"node {fenced} fenced generation {view.number}")
-    return clauses
-
-
-def _first_fenced(view: JobView) -> str:
-    late = late_nodes(view)
-    return next((name for name in view.nodes if name not in late), "")
-
-
-@while_same(lambda view: (view.generation,))
-def _members_at(generation: GenerationRecord | None) -> _Members:
-    """Return the members of the newest generation, by node."""
-    found: dict[str, list[Member]] = defaultdict(list)
-    for member in generation.members if generation else ():
-        found[member.node].append(member)
-    return dict(found)
-
-
-def _worker(node: NodeRecord, member: Member) -> WorkerRecord | None:
-    for worker in node.workers:
-        if worker.incarnation == member.incarnation:
-            return worker
-    return None
-
-
-@by_node(lambda view: (view.generation, _members_at(view)))
-def _lost_members(
-    node: NodeRecord, generation: GenerationRecord | None, members: _Members
-) -> tuple[Member, ...] | None:
-    """Return the members that the newest generation has lost, by node.
-
-    Members on lost nodes are skipped: the lost node is reported instead.
-    """
-    found: tuple[Member, ...] = ()
-    for member in members.get(node.node, ()):
-        worker = _worker(node, member)
-        if worker is None or worker.state is WorkerState.DEAD or _has_left(worker, generation):
-            found = (*found, member)
-    return found or None
-
-
-def _has_left(worker: WorkerRecord, generation: GenerationRecord | None) -> bool:
-    if generation is None or worker.state is not WorkerState.READY:
-        return False
-    return worker.ready_after >= generation.number
-
-
 @by_nodes()
 def _with_done(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
     """Return the nodes with a worker that is DONE."""
     done = WorkerState.DONE
     return {node.node: True for node in nodes for worker in node.workers if worker.state is done}
-
-
-def _how_lost(view: JobView, member: Member) -> str:
-    """Return how the newest generation lost a member, as a clause."""
-    worker = _worker(view.nodes[member.node], member)
-    if worker is None:
-        return f"{member.seat} on {member.node} is gone"
-    if worker.state is WorkerState.DEAD:
-        ending = f" ({worker.ending})" if worker.ending else ""
-        return f"{member.seat} on {member.node} died{ending}"
-    return f"{member.seat} on {member.node} left generation {view.number}"
 
 
 def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
@@ -347,7 +258,7 @@ def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
     members = view.generation.members
     homes = [view.nodes.get(member.node) for member in members]
     workers = [
-        None if home is None else _worker(home, member)
+        None if home is None else worker_of(home, member)
         for home, member in zip(homes, members, strict=True)
     ]
     done = [worker for worker in workers if worker and worker.state is WorkerState.DONE]
@@ -362,7 +273,7 @@ def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
         for member, worker in zip(members, workers, strict=True)
         if worker is not None
         and (worker.lingers or worker.state not in (WorkerState.DEAD, WorkerState.DONE))
-        and not _has_left(worker, view.generation)
+        and not has_left(worker, view.generation)
     ]
     if working:
         return Idle(), f"the work is complete; waiting for {', '.join(working)}"
@@ -449,7 +360,7 @@ def _joins(
 def _spec_of_generation(view: JobView) -> JobSpec:
     for member in view.generation.members if view.generation else ():
         home = view.nodes.get(member.node)
-        worker = None if home is None else _worker(home, member)
+        worker = None if home is None else worker_of(home, member)
         if worker is not None and worker.spec is not None:
             return worker.spec
     return JobSpec()

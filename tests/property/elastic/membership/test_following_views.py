@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
-from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.decisions import agree, seating, validity
 from holdfast.elastic.membership.readiness import ready_trainers
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec, NodeRecord
 from holdfast.elastic.membership.view import JobView, encode, generation_key, node_key, seating_key
@@ -93,7 +93,7 @@ def events_between(
 
 def opinions(view: JobView, *, later_s: float) -> list[object]:
     """Return all that is decided from a view."""
-    found: list[object] = [agree.faults(view), agree.is_stale(view), changes(view)]
+    found: list[object] = [validity.faults(view), validity.is_stale(view), changes(view)]
     out = left_out(view)
     found += [parted(view), out, all_asked(view)]
     found += [ready_trainers(view), list(view.nodes), seating.pending_trainers(view)]
