@@ -73,9 +73,12 @@ class Passes:
             bounds=self._parts.keeper.cursor.bounds,
             check=world.guard.check,
         )
-        # Stages have different modules, and the cursor is that of all.
-        own = modules if world.record.mesh.pp == 1 else {}
-        self._modes = ModesOfModules(own, self._parts.keeper.cursor)
+        self._modes = ModesOfModules(
+            modules,
+            self._parts.keeper.cursor,
+            gather=world.gather,
+            staged=world.record.mesh.pp > 1,
+        )
         self._parts.watch.track(
             state, self._gradients.parameters, moves=self._gradients.moves_parameters
         )

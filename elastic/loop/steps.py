@@ -106,8 +106,11 @@ class Steps:
         keeper = self._parts.keeper
         if self._place.is_stepped:
             self.logbook.hand_over(keeper.protection().step)
-        stopped, told = self.leaving.agree(*self.logbook.told())
+        modes = self._passes.modes
+        stopped, (changed, *told) = self.leaving.agree(float(modes.look()), *self.logbook.told())
         self.logbook.agreed(*told)
+        if changed:
+            modes.keep()
         keeper.cursor.stopped = keeper.cursor.stopped or stopped
         return keeper.cursor.stopped
 
@@ -133,7 +136,6 @@ class Steps:
         place.end_step()
         gradients.end_step()
         parts.watch.end_step()
-        self._passes.modes.note()
         cursor = parts.keeper.cursor
         cursor.metrics.update(parts.logs.latest)
         self.logbook.add(cursor.step, dict(parts.logs.latest))
@@ -173,6 +175,7 @@ class Steps:
 
     def _end_left(self) -> None:
         if self._place.is_stepped:
+            self._agree()
             self._end_step(last=True)
         else:
             self._parts.world.settle()

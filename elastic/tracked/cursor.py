@@ -33,7 +33,7 @@ class _SavedCursor(msgspec.Struct, kw_only=True):
     collects: bool = False
     handed: int = 0
     waiting: list[tuple[int, dict[str, float]]] = []
-    modes: tuple[int, str] | None = None
+    modes: dict[str, bool] | None = None
 
 
 class Cursor:
@@ -54,7 +54,7 @@ class Cursor:
         self.stopped = self.collects = False
         self.handed = 0
         self.waiting: list[tuple[int, dict[str, float]]] = []
-        self.modes: tuple[int, str] | None = None
+        self.modes: dict[str, bool] = {}
         self._fingerprint: dict[str, Json] = {
             "seed": settings.seed,
             "microbatches": settings.batch.microbatches,
@@ -81,7 +81,7 @@ class Cursor:
             "collects": self.collects,
             "handed": self.handed,
             "waiting": [[step, dict(values)] for step, values in self.waiting],
-            "modes": None if self.modes is None else list(self.modes),
+            "modes": dict(self.modes),
             "fingerprint": dict(self._fingerprint),
         }
 
@@ -109,4 +109,4 @@ class Cursor:
         self.step, self.metrics, self.bounds = saved.step, saved.metrics, saved.bounds
         self.loaders = saved.loaders
         self.stopped, self.collects = saved.stopped, saved.collects
-        self.handed, self.waiting, self.modes = saved.handed, saved.waiting, saved.modes
+        self.handed, self.waiting, self.modes = saved.handed, saved.waiting, saved.modes or {}

@@ -122,20 +122,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the results of one rank without a pipeline, and with four stages on that rank."""
     turns: list[Turn] = [
         (MeshSize(), Mesh(), ["plain"], "float32"),
-        (MeshSize(), Mesh(pp=(4, 2, 1)), ["bfs dropout"], "float32"),
+        (MeshSize(), Mesh(pp=(4, 2, 1)), ["bfs dropout settled"], "float32"),
     ]
     folder = tmp_path_factory.mktemp("alone")
     plain, staged = all_ranks(turns, folder, train=pipeline_bodies.train, steps=STEPS)
-    return {"1f1b": plain[0], "bfs dropout": staged[0]}
+    return {"1f1b": plain[0], "bfs dropout settled": staged[0]}
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("1f1b", marks=pytest.mark.exhaustive), "bfs dropout"]
+    "kind", [pytest.param("1f1b", marks=pytest.mark.exhaustive), "bfs dropout settled"]
 )
 def test_a_pipeline_goes_on_with_half_its_ranks_and_comes_back_without_a_trace(
     kind: str, alone: dict[str, Any], tmp_path: Path
 ) -> None:
-    """One stage per rank, fewer of them with fewer ranks; four stages, at the ranks there are."""
+    """One stage per rank, fewer of them with fewer ranks; four stages, at the ranks there are.
+
+    What the first step freezes stays frozen at the ranks that take over its stage.
+    """
     flags = ("--pp", "4,2", "--kind", kind, "--exact", "--then", "6")
     with training(tmp_path, *flags) as running:
         assert "mesh dp 1 × pp 4" in running.events("proposed")[0]["reason"]

@@ -121,6 +121,15 @@ def build(run: Run, kind: str) -> tuple[Deep | ModelParts, Any]:
     return part, schedule(run.stage(part), **options)
 
 
+def settle(model: Deep | ModelParts, kind: str) -> None:
+    """Freeze a layer and end the dropout for good, in a kind that is ``settled``."""
+    for part in model if isinstance(model, ModelParts) else [model]:
+        if "settled" in kind and isinstance(part, Deep):
+            part.dropout.eval()
+            if "1" in part.blocks:
+                part.blocks["1"].mix.requires_grad_(False)
+
+
 def train(
     run: Run, kind: str, *, steps: int = STEPS, hold: Callable[[Run], None] = lambda _: None
 ) -> dict[str, Any]:
@@ -129,8 +138,10 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run.track(model=model, optimizer=optimizer)
     norms, losses = [], []
-    for _ in run.steps(steps):
+    for step in run.steps(steps):
         losses += run.metrics.values()
+        if step == 0:
+            settle(model, kind)
         hold(run)
         if schedule is not None:
             run.pipeline(schedule, samples(), feed=feed)
