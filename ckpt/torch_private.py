@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
     StorageInfo: TypeAlias = _StorageInfo
 
+# Gradients
+
+# Modules and the names under which ``clip_grad_norm_`` and users find the function of the norm of
+# several gradients.
+CLIPS_BY: Final = (torch.nn.utils.clip_grad, "_get_total_norm")
+NORM_OF_ALL: Final = (torch.nn.utils, "get_total_norm")
+
 # Tensors
 
 # The count of in-place writes that autograd keeps of a tensor; inference tensors have none.

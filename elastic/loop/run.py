@@ -74,7 +74,7 @@ class Run:
             channel, settings, world, states=keeper.cursor.places, beat=pulse.beat
         )
         self._place = LoopPlace(keeper.cursor, seed=settings.seed)
-        self._watch = UpdateWatch(stages=world.record.mesh.pp)
+        self._watch = UpdateWatch(stages=world.record.mesh.pp, exact=settings.exact)
         self._parts = parts = RunParts(
             channel=channel,
             session=self._session,

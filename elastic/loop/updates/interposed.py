@@ -1,4 +1,4 @@
-"""Functions that are called before methods of torch's classes while a training function runs."""
+"""Functions that are called before torch's own while a training function runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Interposed:
-    """Calls before methods of classes; `close` puts every method back."""
+    """Calls before methods of classes and functions of modules; `close` puts every one back."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._closed = False
 
-    def before(self, owner: type, name: str, look: Callable[..., None]) -> None:
-        """Call ``look`` with the arguments of every call of ``owner``'s own method ``name``.
+    def before(self, owner: object, name: str, look: Callable[..., None]) -> None:
+        """Call ``look`` with the arguments of every call of ``owner``'s own function ``name``.
 
         An error of ``look`` ends the call.
         """
@@ -35,7 +35,7 @@ class Interposed:
         self._undo.append(undo)
 
     def close(self) -> None:
-        """Put every method back."""
+        """Put every function back."""
         self._closed = True
         while self._undo:
             self._undo.pop()()

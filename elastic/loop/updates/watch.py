@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.gradients.vanishing import GradientWatch
 from holdfast.elastic.gradients.wrapped import Parameters
 from holdfast.elastic.loop.updates.evaluations import UpdateSkippedError
 from holdfast.elastic.loop.updates.interposed import Interposed
+from holdfast.elastic.loop.updates.norms import refuse_partial_norms
 from holdfast.elastic.loop.updates.optimizers import OptimizerWatch, refuse_shards
 from holdfast.elastic.loop.updates.scaling import ScalerWatch
 from holdfast.elastic.loop.updates.schedulers import SchedulerWatch
@@ -36,13 +38,14 @@ class _Watches:
 class UpdateWatch:
     """The updates of one run. Every method raises ``ConfigError``, naming what is wrong and where.
 
-    ``stages`` is the number of pipeline stages. The watch begins when it is made, because the
-    training function makes schedulers before `track`. `close` removes every hook.
+    ``stages`` is the number of pipeline stages, ``exact`` the setting. The watch begins when it is
+    made, because the training function makes schedulers before `track`. `close` removes every hook.
     """
 
-    def __init__(self, *, stages: int) -> None:
+    def __init__(self, *, stages: int, exact: Exact) -> None:
         self._stages = stages
         self._interposed = Interposed()
+        refuse_partial_norms(self._interposed, stages=stages, exact=exact)
         self._schedulers = SchedulerWatch(self._interposed)
         self._watches: _Watches | None = None
         self._step: int | None = None
