@@ -1,4 +1,4 @@
-"""Whether the newest generation can continue, and why not."""
+"""The reasons for which the newest generation cannot continue."""
 
 from __future__ import annotations
 

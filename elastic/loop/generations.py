@@ -10,7 +10,7 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 import torch
@@ -84,7 +84,29 @@ _stages = Stages()
 _AS_OF_A_LOST_PEER = (RuntimeError, OSError, CkptError)
 
 
+@overload
+def resilient(function: Callable[Concatenate[Run, _P], _R], /) -> Callable[_P, _R]: ...
+
+
+@overload
+def resilient(
+    *,
+    mesh: Mesh | None = ...,
+    batch: Batch | None = ...,
+    snapshots: Snapshots | None = ...,
+    checkpoint: Checkpoints | str | None = ...,
+    exact: Exact = ...,
+    seed: int = ...,
+    loss_guard: LossGuard | None = ...,
+    rehearse: bool = ...,
+    timeouts: Timeouts | None = ...,
+    worker_info: Callable[[], dict[str, Json]] | None = ...,
+) -> Callable[[Callable[Concatenate[Run, _P], _R]], Callable[_P, _R]]: ...
+
+
 def resilient(  # noqa: PLR0913 - the one place that configures a run, all by keyword
+    function: Callable[Concatenate[Run, _P], _R] | None = None,
+    /,
     *,
     mesh: Mesh | None = None,
     batch: Batch | None = None,
@@ -96,7 +118,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     rehearse: bool = True,
     timeouts: Timeouts | None = None,
     worker_info: Callable[[], dict[str, Json]] | None = None,
-) -> Callable[[Callable[Concatenate[Run, _P], _R]], Callable[_P, _R]]:
+) -> Callable[_P, _R] | Callable[[Callable[Concatenate[Run, _P], _R]], Callable[_P, _R]]:
     """Keep a training function alive through failures and changes of the world.
 
     The decorated function takes a `Run` as its first argument. It is called again, in the same
@@ -120,6 +142,8 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     during this rehearsal. False: no rehearsal.
     ``timeouts``: time limits of collectives and of an orderly stop.
     ``worker_info``: called at the start of each generation; the job's roster shows its result.
+
+    Without settings the decorator needs no parentheses.
 
     Relative directories are those below the present one, even if the script changes it later.
     Raises ``ConfigError`` immediately if a setting is wrong.
@@ -163,7 +187,14 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
 
         return wrapper
 
-    return decorate
+    if function is None:
+        return decorate
+    if not callable(function):
+        raise ConfigError(
+            f"resilient({function!r}): write @resilient above the training function, or give "
+            "settings by name, as @resilient(checkpoint=...)"
+        )
+    return decorate(function)
 
 
 class Loop:

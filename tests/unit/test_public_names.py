@@ -79,7 +79,8 @@ def test_the_names_are_frozen_and_documented() -> None:
 
 
 def test_the_decorator_has_at_most_ten_arguments_all_by_keyword_and_with_a_default() -> None:
-    parameters = inspect.signature(holdfast.resilient).parameters.values()
+    function, *parameters = inspect.signature(holdfast.resilient).parameters.values()
+    assert function.kind is inspect.Parameter.POSITIONAL_ONLY
     assert len(parameters) == MOST_ARGUMENTS
     assert {each.kind for each in parameters} == {inspect.Parameter.KEYWORD_ONLY}
     assert all(each.default is not inspect.Parameter.empty for each in parameters)

@@ -110,7 +110,7 @@ def test_what_a_first_optimizer_imports_is_there_before_others_wait_for_it(
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\nfrom holdfast import elastic\n"
-        "@elastic.resilient()\n"
+        "@elastic.resilient\n"
         "def train(run):\n"
         "    before = set(sys.modules)\n"
         "    torch.optim.AdamW([torch.zeros(1)])\n"

@@ -10,6 +10,7 @@ import pytest
 from holdfast.elastic.config import Snapshots
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loop.generations import resilient
+from holdfast.elastic.loop.run import Run
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,18 @@ def test_old_spellings_are_gone(old: str) -> None:
 
 def test_a_string_names_the_root_of_checkpoints() -> None:
     assert callable(resilient(checkpoint="s3://bucket/run", snapshots=Snapshots(keep=1)))
+
+
+def test_without_settings_it_needs_no_parentheses() -> None:
+    @resilient
+    def train(run: Run, words: str) -> str:
+        """Train."""
+        return words
+
+    assert (train.__name__, train.__doc__) == ("train", "Train.")
+
+
+@pytest.mark.parametrize("given", ["runs/x", Snapshots(), 3])
+def test_a_setting_without_a_name_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"write @resilient above .* by name, as @resilient\(ch"):
+        resilient(given)
