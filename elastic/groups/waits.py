@@ -87,6 +87,7 @@ class WaitGuard:
         self._grace_s = grace_s
         self.look: Callable[[str, Sequence[int], str], bool] | None = None
         self._waited_s = self._all_waited_s = 0.0
+        self._error: Exception | None = None
         self.joined: Counter[str] = Counter()
         self.absent: Callable[[Joined], None] = lambda joined: None
         """Called in a long wait in a collective of all ranks; raises if one will not come to it.
@@ -106,8 +107,17 @@ class WaitGuard:
         """Whether the generation is over."""
         return self._fenced()
 
+    def end(self, error: Exception) -> None:
+        """End the generation for this rank: every `check` raises ``error``.
+
+        So a script that catches it leaves the generation all the same.
+        """
+        self._error = error
+
     def check(self) -> None:
-        """Raise ``GenerationOverError`` if the generation is over."""
+        """Raise ``GenerationOverError`` if the generation is over, or what it was ended with."""
+        if self._error is not None:
+            raise self._error
         if self._fenced():
             raise GenerationOverError(f"generation {self.generation} is over")
 

@@ -12,7 +12,12 @@ from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.data.foreign import Moment
 from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
 from holdfast.elastic.data.work import MapDataset
-from holdfast.elastic.errors import ConfigError, NotFiniteError
+from holdfast.elastic.errors import (
+    ConfigError,
+    JobFailedError,
+    NotFiniteError,
+    RollBackError,
+)
 from holdfast.elastic.events import LossJudged
 from holdfast.elastic.gradients.buffers import PassBuffers
 from holdfast.elastic.gradients.mean import Gradients
@@ -262,7 +267,11 @@ class Passes:
             if action in (LossAction.ROLL_BACK, LossAction.STOP):
                 world.barrier()  # the first rank to leave ends it for all: report first
 
-        skips = parts.losses.skips(parts.logs.latest, step=step, wrong=wrong, tell=tell)
+        try:
+            skips = parts.losses.skips(parts.logs.latest, step=step, wrong=wrong, tell=tell)
+        except (RollBackError, JobFailedError) as error:
+            world.guard.end(error)
+            raise
         if skips:
             self.clear()
         return skips

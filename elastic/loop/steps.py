@@ -38,6 +38,7 @@ class Steps:
             self._begin_step()
             with self._in_body():
                 yield place.completed
+            self._require_update()
             self._end_step(last=self._agree() or place.completed + 1 >= count)
         self._is_cut = place.completed < count
         self._hand_over_rest()
@@ -52,6 +53,7 @@ class Steps:
             self._begin_step()
             with self._in_body():
                 yield place.completed
+            self._require_update()
             self._parts.work.advance()
             over = loader.reaches(count)
             self._end_step(last=self._agree() or over)
@@ -114,6 +116,17 @@ class Steps:
         keeper.cursor.stopped = keeper.cursor.stopped or stopped
         return keeper.cursor.stopped
 
+    def _require_update(self) -> None:
+        """Raise ``ConfigError`` if this rank made no update in the step, before others wait."""
+        self._parts.check()
+        place = self._place
+        self._passes.whole.check()
+        if place.has_gradients or not place.phase:
+            raise ConfigError(
+                f"step {place.completed} ended without run.step(optimizer): call it after every "
+                "pass over run.microbatches with run.backward"
+            )
+
     def _begin_step(self) -> None:
         parts, place = self._parts, self._place
         parts.check()
@@ -126,12 +139,6 @@ class Steps:
 
     def _end_step(self, *, last: bool) -> None:
         parts, place, gradients = self._parts, self._place, self._passes.gradients
-        self._passes.whole.check()
-        if place.has_gradients or not place.phase:
-            raise ConfigError(
-                f"step {place.completed} ended without run.step(optimizer): call it after every "
-                "pass over run.microbatches with run.backward"
-            )
         parts.world.settle()  # before anything of the step is kept
         place.end_step()
         gradients.end_step()
@@ -175,6 +182,7 @@ class Steps:
 
     def _end_left(self) -> None:
         if self._place.is_stepped:
+            self._require_update()
             self._agree()
             self._end_step(last=True)
         else:

@@ -9,6 +9,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loop.user_code import user_line
 
 _REMEDY = "iterate all of run.microbatches(...), by `for` or `enumerate`"
+_CAUGHT = "let it end the function: the other ranks do not skip what this one skips"
 
 
 class WholePass:
@@ -37,13 +38,15 @@ class WholePass:
         if self._left:
             raise ConfigError(
                 f"the pass over run.microbatches begun at {self._begun} was left at {self._left} "
-                f"before its end, so gradients and ranks would be out of step: {_REMEDY}"
+                f"before its end, so gradients and ranks would be out of step: {_REMEDY}. If an "
+                f"exception in the pass was caught, {_CAUGHT}"
             )
         if self._begun:
             raise ConfigError(
                 f"the pass over run.microbatches begun at {self._begun} has not come to its end "
                 f"at {user_line()}: {_REMEDY}, one pass at a time; a data set may return several "
-                "things at once (torch.utils.data.StackDataset)"
+                "things at once (torch.utils.data.StackDataset). If an "
+                f"exception in the pass was caught, {_CAUGHT}"
             )
 
     def check_left(self) -> None:

@@ -107,6 +107,15 @@ def test_an_error_on_one_rank_is_named(tmp_path: Path) -> None:
     assert "ValueError: no such column" in outcome.message
 
 
+def test_a_rank_that_catches_an_error_of_its_own_and_goes_on_is_named(tmp_path: Path) -> None:
+    with job(tmp_path, "lead-catch", "--out", str(tmp_path), script=SCRIPT) as running:
+        outcome = running.finish()
+    assert not outcome.ok
+    assert f"the pass over run.microbatches begun at {SCRIPT.name}:" in outcome.message
+    assert "If an exception in the pass was caught, let it end the function" in outcome.message
+    assert not any("SIGABRT" in each["status"] for each in running.events("worker_exited"))
+
+
 def test_a_rank_whose_function_is_over_is_missed_only_in_collectives_that_it_did_not_join(
     tmp_path: Path,
 ) -> None:

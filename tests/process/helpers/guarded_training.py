@@ -3,11 +3,13 @@
 ``--bad STEP[:TIMES]`` makes the loss of that step not finite, the first TIMES times it is run in
 total (counted in ``--count FILE``; always, if no number is given). With ``--late`` rank 0, which
 reports the loss, waits that many seconds from then on before it checks whether it is fenced.
+``--catch``: the script catches every error inside its steps and goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -17,18 +19,18 @@ from torch import nn
 
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.elastic.groups import collectives
+from holdfast.elastic.groups.waits import WaitGuard
 
 
 def look_late(seconds: float) -> None:
     """Have this process look at the fence only after some time, as on a busy machine."""
-    check = collectives.WaitGuard.check
+    check = WaitGuard.check
 
-    def late(guard: collectives.WaitGuard) -> None:
+    def late(guard: WaitGuard) -> None:
         time.sleep(seconds)
         check(guard)
 
-    collectives.WaitGuard.check = late
+    WaitGuard.check = late
 
 
 def main(args: argparse.Namespace) -> None:
@@ -64,14 +66,15 @@ def main(args: argparse.Namespace) -> None:
             wrong = is_bad(run)
             if wrong and args.late and run.is_leader:
                 look_late(args.late)
-            for batch in run.microbatches(data):
-                loss = (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
-                if wrong and run.is_leader:
-                    loss = loss * torch.nan
-                run.backward(loss)
-                run.log(loss=loss)
-            run.clip_grad_norm_(model.parameters(), 1.0)
-            run.step(optimizer)
+            with contextlib.suppress(Exception) if args.catch else contextlib.nullcontext():
+                for batch in run.microbatches(data):
+                    loss = (model(batch).squeeze(-1) - batch.sum(-1)).square().mean()
+                    if wrong and run.is_leader:
+                        loss = loss * torch.nan
+                    run.backward(loss)
+                    run.log(loss=loss)
+                run.clip_grad_norm_(model.parameters(), 1.0)
+                run.step(optimizer)
             time.sleep(args.pace)
         result = {"hash": state_hash({"model": model, "optimizer": optimizer})}
         if run.is_leader:
@@ -88,6 +91,7 @@ if __name__ == "__main__":
     parser.add_argument("--response", default="rollback")
     parser.add_argument("--then", default="stop")
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--catch", action="store_true")
     parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--result", type=Path, required=True)

@@ -56,13 +56,18 @@ def train(run: holdfast.Run) -> str:
     for step in run.steps(STEPS):
         if args.mode in ("all-break-top", "lead-break-top") and _is_leaver(run, step):
             break
-        for x in run.microbatches(data):
-            if args.mode == "lead-break-inside" and _is_leaver(run, step):
-                return "early"
-            loss = model(x).square().mean()
-            run.backward(loss)
-            run.log(loss=loss)
-        run.step(optimizer)
+        try:
+            for x in run.microbatches(data):
+                if args.mode == "lead-break-inside" and _is_leaver(run, step):
+                    return "early"
+                if args.mode == "lead-catch" and _is_leaver(run, step):
+                    raise ZeroDivisionError
+                loss = model(x).square().mean()
+                run.backward(loss)
+                run.log(loss=loss)
+            run.step(optimizer)
+        except ZeroDivisionError:
+            continue
         assert run.metrics["loss"] > 0
         if args.mode == "late" and step == AT:
             (args.out / f"at-{run.rank}").touch()

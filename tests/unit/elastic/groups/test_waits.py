@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from holdfast.elastic.errors import RollBackError
 from holdfast.elastic.groups.waits import WaitGuard
 
 DEADLINE_S = 5.0
@@ -41,3 +42,14 @@ def test_a_waiter_is_released_by_what_is_no_exception_and_told_its_name(
 def test_a_waiter_gets_the_exception_of_the_call_itself() -> None:
     raised = ValueError("no such peer")
     assert outcome_of(raised) is raised
+
+
+def test_an_end_that_is_caught_is_raised_again() -> None:
+    guard = WaitGuard(1, lambda: False)
+    guard.check()
+    error = RollBackError("step 3: go back", at_most=2)
+    guard.end(error)
+    for _ in range(2):
+        with pytest.raises(RollBackError) as caught:
+            guard.check()
+        assert caught.value is error
