@@ -18,6 +18,7 @@ from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import CapturePlan, FlatState
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
@@ -35,6 +36,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.accepted import check_tracked
 from holdfast.elastic.tracked.alike import ReplicaCheck
 from holdfast.elastic.tracked.cursor import KEY, Cursor
+from holdfast.elastic.tracked.grown import BuiltTensors
 from holdfast.elastic.tracked.handover import Wish, hand_over
 from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
 from holdfast.elastic.tracked.restoring import Restored, Restorer
@@ -117,6 +119,12 @@ class StateKeeper:
             restored=restored.tier != "none",
             of_leader=self.of_leader,
         )
+        built = BuiltTensors()
+
+        def inspect(flat: FlatState, plan: CapturePlan) -> None:
+            built.look(flat, plan, step=self.cursor.step)
+            replicas.look(flat, plan, step=self.cursor.step)
+
         self._snapshots = Snapshotter(
             self.client,
             run=self._channel.run,
@@ -128,7 +136,7 @@ class StateKeeper:
             maps=self._maps,
             poll=self._world.guard.check,
             before_step=self.fence,
-            inspect=lambda flat, plan: replicas.look(flat, plan, step=self.cursor.step),
+            inspect=inspect,
         )
         self._protection = ProtectionWatch(
             self.client,
