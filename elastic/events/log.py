@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -65,7 +66,7 @@ class EventWriter:
 
     def _append(self, line: bytes) -> bool:
         """Append a line, whole or not at all; a full disk must not end a job."""
-        size_bytes = 0
+        why = os.strerror(errno.ENOSPC)  # the reason of a write that is cut short
         try:
             size_bytes = os.fstat(self._fd).st_size
             if size_bytes >= MOST_BYTES:
@@ -75,8 +76,9 @@ class EventWriter:
                 return True
             os.ftruncate(self._fd, size_bytes)
         except OSError as error:
-            if not self._lost:
-                _log.warning("%s: events are lost: %s", self._path, error.strerror)
+            why = error.strerror
+        if not self._lost:
+            _log.warning("%s: events are lost: %s", self._path, why)
         return False
 
     def _begin_anew(self) -> None:
@@ -88,9 +90,11 @@ class EventWriter:
         self._fd = fd
 
     def close(self) -> None:
-        """Close the file; later events are dropped."""
+        """Close the file, and log how many events were lost; later ones are dropped."""
         with self._lock:
             if self._fd >= 0:
+                if self._lost:
+                    _log.warning("%s: events lost: %d", self._path, self._lost)
                 os.close(self._fd)
                 self._fd = -1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from chaos_victims import Remote, Site, struck
 
+from holdfast.elastic.events import StepDone, encode
 from holdfast.tools.chaos.faults.environment import together
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.faults.preloaded.clock import ClockInjector
@@ -128,14 +130,17 @@ def test_a_clock_jumps_and_drifts_and_comes_back(two: Two) -> None:
     assert abs(two.hurt.does("time.monotonic()") - time.monotonic()) < 60
     assert abs(two.well.does("time.time()") - time.time()) < 60
     assert two.hurt.does("__import__('datetime').datetime.now().timestamp()") < time.time() - 7140
-    line = '(\'{"t":%r,"kind":"step","step":1,"rank":0}\\n\' % time.time()).encode()'
+    hook = b'{"t":12345.5,"kind":"step","step":1,"rank":0}'
+    lines = {"t": hook, "time_s": encode(StepDone(step=1, rank=0, node="a", time_s=12345.5))}
     told = two.folder / "history-1.jsonl"
-    for remote in (two.hurt, two.well):
-        wrote = f"os.write(os.open({str(told)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {line})"
+    for remote, line in itertools.product((two.hurt, two.well), lines.values()):
+        whole = line + b"\n"
+        wrong = f"{whole!r}.replace(b'12345.5', repr(time.time()).encode())"
+        wrote = f"os.write(os.open({str(told)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {wrong})"
         assert remote.does(wrote) > 0
-    for each in told.read_text().splitlines():
+    for name, each in zip([*lines] * 2, told.read_text().splitlines(), strict=True):
         event = json.loads(each)
-        assert abs(event["t"] - time.time()) < 60
+        assert abs(event[name] - time.time()) < 60
         assert event["rank"] == 0
     undo()
     assert abs(ahead_s()) < 60

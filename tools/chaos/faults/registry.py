@@ -28,6 +28,7 @@ _FAMILIES: Final[tuple[Family, ...]] = (
     Family(kinds=processes.KINDS, make=processes.Processes),
     Family(kinds=inside.KINDS, make=inside.InsideInjector),
     Family(kinds=throttle.KINDS, make=throttle.ThrottleInjector),
+    Family(kinds=throttle.MEMORY_KINDS, make=throttle.MemoryLimitInjector),
     Family(kinds=bits.KINDS, make=bits.BitsInjector),
     Family(kinds=disk.KINDS, make=disk.DiskInjector),
     Family(kinds=clock.KINDS, make=clock.ClockInjector),

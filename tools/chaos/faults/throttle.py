@@ -1,4 +1,4 @@
-"""Throttling of processors: a victim moves into a control group with a small quota."""
+"""Limits of processors and memory: a victim moves into a control group with a small quota."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from holdfast.tools.chaos.faults.cgroups import ENABLED, LEAST, PROCESSES, Hierarchy, hierarchies
+from holdfast.tools.chaos.faults.cgroups import (
+    ENABLED,
+    LEAST,
+    PROCESSES,
+    Controller,
+    Hierarchy,
+    hierarchies,
+)
 from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 KINDS: Final = frozenset({"cpu-throttle"})
+MEMORY_KINDS: Final = frozenset({"memory-limit"})
 
-_SHARE: Final = 0.1
 _LEAVES_S: Final = 5.0
 _TICK_S: Final = 0.01
 
@@ -28,12 +35,17 @@ _REMEDY: Final = (
 )
 
 
-class ThrottleInjector:
-    """The injector of ``cpu-throttle``."""
+class LimitInjector:
+    """An injector that moves victims into groups with a limit."""
+
+    controller: ClassVar[Controller]
+    usual: ClassVar[float]
+    least: ClassVar[float]
+    unit: ClassVar[str]
 
     def __init__(self, found: Callable[[], list[Hierarchy]] | None = None) -> None:
         """Create it; ``found`` returns the trees of groups, those of this machine by default."""
-        self._found = found or _of_this_machine
+        self._found = found or self._of_this_machine
         self._groups: dict[Path, Path] = {}
         self._numbers = itertools.count()
 
@@ -45,17 +57,17 @@ class ThrottleInjector:
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Find a place where groups can be made. Raises ``ScenarioError`` if there is none."""
         for strike in strikes:
-            if _share(strike) < LEAST:
+            if self._amount(strike) < self.least:
                 raise ScenarioError(
-                    f"strike {strike.number} (cpu-throttle): amount is {_share(strike):g} "
-                    f"processors; give {LEAST} or more"
+                    f"strike {strike.number} ({strike.kind}): amount is "
+                    f"{self._amount(strike):g} {self.unit}; give {self.least:g} or more"
                 )
         self._hierarchy, self._parent = self._place()
         return {}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Move the victim's processes, which share the quota, into a new group."""
-        limits = self._hierarchy.limits(_share(strike))
+        limits = self._hierarchy.limits(self._amount(strike))
         group = self._made(self._parent, limits, home=self._home(victim))
         moved = [_moved(pid, group) for pid in victim.pids]
         if not any(moved):
@@ -70,21 +82,23 @@ class ThrottleInjector:
 
     def _place(self) -> tuple[Hierarchy, Path]:
         """Return the first place where a group can be made, limited, and entered."""
-        refused = ["no cgroup with the cpu controller is mounted"]
+        refused = [f"no cgroup with the {self.controller} controller is mounted"]
         for hierarchy in self._found():
             for parent in hierarchy.parents(_membership(os.getpid())):
                 if why := self._refusal(hierarchy, parent):
                     refused.append(f"{parent}: {why}")
                 else:
                     return hierarchy, parent
-        raise ScenarioError(f"cpu-throttle cannot make a cgroup ({refused[-1]}): {_REMEDY}")
+        kind = "cpu-throttle" if self.controller == "cpu" else "memory-limit"
+        raise ScenarioError(f"{kind}: a cgroup cannot be made ({refused[-1]}): {_REMEDY}")
 
     def _refusal(self, hierarchy: Hierarchy, parent: Path) -> str:
         """Return the reason why no process can be limited below ``parent``, "" if one can."""
         try:
-            if hierarchy.version == 2 and "cpu" not in (parent / ENABLED).read_text().split():
-                return f"cpu is not in its {ENABLED}"
-            group = self._made(parent, hierarchy.limits(1.0), home=parent)
+            enabled = (parent / ENABLED).read_text() if hierarchy.version == 2 else self.controller
+            if self.controller not in enabled.split():
+                return f"{self.controller} is not in its {ENABLED}"
+            group = self._made(parent, hierarchy.limits(self.usual), home=parent)
             try:
                 with subprocess.Popen(["sleep", "60"]) as tried:
                     try:
@@ -135,13 +149,29 @@ class ThrottleInjector:
             else:
                 return
 
+    def _amount(self, strike: Strike) -> float:
+        return self.usual if strike.amount is None else strike.amount
 
-def _share(strike: Strike) -> float:
-    return _SHARE if strike.amount is None else strike.amount
+    def _of_this_machine(self) -> list[Hierarchy]:
+        return hierarchies(Path("/proc/self/mountinfo").read_text(), self.controller)
 
 
-def _of_this_machine() -> list[Hierarchy]:
-    return hierarchies(Path("/proc/self/mountinfo").read_text())
+class ThrottleInjector(LimitInjector):
+    """The injector of ``cpu-throttle``."""
+
+    controller = "cpu"
+    usual = 0.1
+    least = LEAST
+    unit = "processors"
+
+
+class MemoryLimitInjector(LimitInjector):
+    """The injector of ``memory-limit``."""
+
+    controller = "memory"
+    usual = 64.0
+    least = 1.0
+    unit = "MiB"
 
 
 def _membership(pid: int) -> str:

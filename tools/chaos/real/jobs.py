@@ -72,6 +72,9 @@ class RealJob(JobAccess, Protocol):
     def workers(self) -> list[int]:
         """Return the processes that train; their stacks show where a job is stuck."""
 
+    def output(self) -> str:
+        """Return everything that the job's processes printed."""
+
     def end(self) -> None:
         """End the rest of the job, gather its history, and release everything."""
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventReader
 from holdfast.elastic.launch.config import (
+    APART_TIMING,
     EMBEDDED,
     ETCD_TIMING,
     LOCAL_TIMING,
@@ -20,6 +22,7 @@ from holdfast.elastic.launch.config import (
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
+from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
 
@@ -33,6 +36,8 @@ COORDINATOR: Final = "HOLDFAST_CHAOS_COORDINATOR"
 An injector that starts its own etcd returns the variable from ``prepare``.
 """
 
+_WITH_LAUNCHER: Final = ("launcher", "job")
+
 
 class HoldfastJob(LaunchedSite):
     """A `RealJob` that Holdfast's own launcher runs."""
@@ -40,7 +45,9 @@ class HoldfastJob(LaunchedSite):
     def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         self.mark, self._place = new_mark(), place
         self._workload, self._source = workload, source
-        super().__init__(Launcher(self._config({})), place.folder)
+        config = self._config({})
+        launcher = LauncherProcess(config) if workload.return_s else Launcher(config)
+        super().__init__(launcher, place.folder)
         self._reader = EventReader(self._launcher.run_dir)
 
     def _config(self, env: Mapping[str, str]) -> LaunchConfig:
@@ -68,7 +75,8 @@ class HoldfastJob(LaunchedSite):
             capture_output=True,
             max_attempts=_MANY,
             node_restarts=_MANY,
-            timing=LOCAL_TIMING if address == EMBEDDED else ETCD_TIMING,
+            timing=_timing(load, address),
+            return_s=load.return_s,
             agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),
         )
 
@@ -98,11 +106,18 @@ class HoldfastJob(LaunchedSite):
         return Ending(ok=outcome.ok, message=outcome.message) if outcome else None
 
     def struck(self, part: str) -> None:
-        """Do nothing: the launcher restarts dead parts."""
+        """Have a killed launcher started again; it restarts all other parts."""
+        if part in _WITH_LAUNCHER and isinstance(self._launcher, LauncherProcess):
+            self._launcher.returns(after_s=0.0)
 
     def workers(self) -> list[int]:
         """See `RealJob`."""
         return [pid for node in self._processes().values() for pid in node.workers.values()]
+
+    def output(self) -> str:
+        """See `RealJob`."""
+        logs = sorted((self._launcher.run_dir / "logs").iterdir())
+        return "".join(path.read_text(errors="replace") for path in logs)
 
     def end(self) -> None:
         """See `RealJob`."""
@@ -110,3 +125,9 @@ class HoldfastJob(LaunchedSite):
         self._launcher.wait(_END_S)
         for path in self._launcher.run_dir.glob(EVENTS_PATTERN):
             shutil.copy(path, self._place.history)
+
+
+def _timing(workload: Workload, address: str) -> AgentTiming:
+    if address != EMBEDDED:
+        return ETCD_TIMING
+    return APART_TIMING if workload.return_s else LOCAL_TIMING

@@ -29,7 +29,7 @@ class Leaks:
     """
 
     def __init__(self, job: RealJob, words: Iterable[str], *, work: Path) -> None:
-        self._job, self._mark, self._run = job, job.mark, job.run
+        self._job, self._mark = job, job.mark
         self._objects = Objects(words, work)
         self._mapped: set[Path] = set()
         self._handles = _handles()
@@ -42,12 +42,12 @@ class Leaks:
     def ended(self, *, well: bool, hurt: bool) -> list[str]:
         """Return the leftovers shortly after the job's end; ``hurt`` says whether it was struck."""
         found = leftovers(self._mark)
-        if self._run:
-            found += [each for each in leftovers(self._run) if each not in found]
+        if self._job.run:
+            found += [each for each in leftovers(self._job.run) if each not in found]
         shared = (str(path) for path in sorted(self._mapped) if path.exists())
         found += [f"shared memory {each}" for each in shared if not any(each in f for f in found)]
         problems = [f"left behind: {each}" for each in found]
-        problems += left_keys(self._job.coordinator, self._run)
+        problems += left_keys(self._job.coordinator, self._job.run)
         return problems + self._objects.left(ended_well=well, hurt=hurt)
 
     def closed(self) -> list[str]:

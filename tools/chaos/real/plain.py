@@ -17,6 +17,7 @@ from holdfast.tools.chaos.hooks import ATTEMPT, PATTERN
 from holdfast.tools.chaos.judging.history import HookReader
 from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
+from holdfast.tools.chaos.real.surroundings import within
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
 from holdfast.tools.leftovers import processes_of
@@ -59,7 +60,12 @@ class PlainJob:
         self._begin()
 
     def _begin(self) -> None:
-        command = argv(self._workload, self._place, source=self._source)
+        command = within(
+            self._workload.surroundings,
+            argv(self._workload, self._place, source=self._source),
+            folder=self._place.folder.resolve(),
+            work=self._place.work.resolve(),
+        )
         env = {**self._env, ATTEMPT: str(self._attempt)}
         try:
             self._child = Child.start(command, env=env, tied=True, output=self._output)
@@ -102,9 +108,12 @@ class PlainJob:
     def _kill_rest(self) -> None:
         end_processes(processes_of(self.mark), mark=self.mark)
 
+    def output(self) -> str:
+        """See `RealJob`."""
+        return self._output.read_text(errors="replace")
+
     def _last_words(self) -> str:
-        text = self._output.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in self.output()[-_OUTPUT_BYTES:].splitlines() if line.strip()]
         return f"its output ({self._output}) ends: {lines[-1] if lines else 'it is empty'}"
 
     def lose(self, node: str, *, even_last: bool = False) -> bool:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeAlias
 
 from holdfast.elastic.agent.reporting import NodeProcesses
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.real.jobs import alive
+from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.scenarios.catalogue import Part
+
+AnyLauncher: TypeAlias = Launcher | LauncherProcess
+"""A launcher in this process, which cannot be hit, or in a process of its own."""
 
 
 class LaunchedSite:
-    """`JobAccess` to a `Launcher`'s job; ``folder`` is the run's own folder."""
+    """`JobAccess` to a launcher's job; ``folder`` is the run's own folder."""
 
-    def __init__(self, launcher: Launcher, folder: Path) -> None:
+    def __init__(self, launcher: AnyLauncher, folder: Path) -> None:
         self._launcher, self._folder = launcher, folder
 
     @property
@@ -44,18 +49,33 @@ class LaunchedSite:
             self._launcher.return_machine(node)
 
     def victims(self, part: Part) -> list[Victim]:
-        """See `JobAccess`; the job's own coordinator or store has no process that could be hit."""
-        if part in ("coordinator", "store"):
+        """See `JobAccess`.
+
+        A launcher and a coordinator have processes of their own only with ``return_s``; a store
+        has none.
+        """
+        own = self._own()
+        if part == "store" or (part == "coordinator" and not own):
             return [Victim(name=f"the {part}", part=part, pids=())]
+        if part in ("launcher", "coordinator"):
+            pids = tuple(alive([own.get(part, 0)]))
+            return [Victim(name=f"the {part}", part=part, pids=pids)] if pids else []
         found = [
             each
             for node, there in self._processes().items()
             for each in _of_node(node, there, part)
         ]
         if part == "job":
-            pids = tuple(pid for each in found for pid in each.pids)
+            pids = (*alive([*own.values()]), *(pid for each in found for pid in each.pids))
             return [Victim(name="the job", part="job", pids=pids)]
         return sorted(found, key=lambda each: each.name)
+
+    def _own(self) -> dict[str, int]:
+        """Return the processes of the job that are not a node's, if they are not in this one."""
+        launcher = self._launcher
+        if not isinstance(launcher, LauncherProcess):
+            return {}
+        return {"launcher": launcher.pid, "coordinator": launcher.coordinator_pid}
 
     def _processes(self) -> dict[str, NodeProcesses]:
         return self._launcher.processes()

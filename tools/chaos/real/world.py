@@ -29,7 +29,7 @@ from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.stacks import write_stacks
 from holdfast.tools.chaos.real.striker import RealStriker
 from holdfast.tools.chaos.real.targets import part_of
-from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError
+from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, Surroundings
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
 
 _TICK_S: Final = 0.01
@@ -120,13 +120,16 @@ def undisturbed(
 ) -> Calm:
     """Run a scenario's job without faults; its history is ``calm`` in ``folder``.
 
-    It uses the embedded coordinator, whichever one is hit later: the training does not depend on
-    it.
+    It uses the embedded coordinator, whichever one is hit later, and the surroundings of this
+    machine: the training depends on neither.
     """
     tell("the job without faults")
     place = JobFolders.made(folder, history=CALM, work=_CALM_WORK)
-    workload = msgspec.structs.replace(scenario.workload, coordinator=EMBEDDED)
-    alone = msgspec.structs.replace(scenario, workload=workload)
+    workload = msgspec.structs.replace(
+        scenario.workload, coordinator=EMBEDDED, surroundings=Surroundings(), return_s=0.0
+    )
+    checks = msgspec.structs.replace(scenario.checks, says=())
+    alone = msgspec.structs.replace(scenario, workload=workload, checks=checks)
     source = source or Path.cwd()
     play = _play(alone, (), _job(alone, place, source), place, source=source, tell=tell)
     ending = play.ending or Ending(ok=False, message="it was stuck")
@@ -139,13 +142,27 @@ def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
 
 
 def _check_parts(scenario: Scenario, strikes: Collection[Strike]) -> None:
+    load = scenario.workload
     for strike in strikes:
-        if part_of(strike, nodes=bool(scenario.workload.nodes)) is None:
+        if not load.return_s and _is_launchers(strike, coordinator=load.coordinator):
+            raise ScenarioError(
+                f"{scenario.name}: strike {strike.number} ({strike.kind}): the "
+                f"{strike.target.part} is part of the process that runs the scenario; give "
+                "workload.return_s"
+            )
+        if part_of(strike, nodes=bool(load.nodes)) is None:
             raise ScenarioError(
                 f"{scenario.name}: strike {strike.number} ({strike.kind}) needs a "
                 f"{strike.target.part or 'node'}, and a job without workload.nodes has only "
                 "workers; give nodes, or another target.part"
             )
+
+
+def _is_launchers(strike: Strike, *, coordinator: str) -> bool:
+    """Return whether a strike hits the launcher, or a coordinator that would be part of it."""
+    part = strike.target.part
+    killed = strike.kind in ("kill", "stop") and part == "coordinator"
+    return part == "launcher" or (killed and coordinator == EMBEDDED)
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -181,6 +198,8 @@ def _play(
             job.end()
     if scenario.checks.leaks:
         problems += leaks.closed()
+    said = job.output() if scenario.checks.says else ""
+    problems += [f"nobody said {text!r}" for text in scenario.checks.says if text not in said]
     return _Play(ending=ending, struck=tuple(striker.done), problems=tuple(problems))
 
 

@@ -6,10 +6,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-Part: TypeAlias = Literal["worker", "sidecar", "agent", "node", "coordinator", "store", "job"]
+Part: TypeAlias = Literal[
+    "worker", "sidecar", "agent", "node", "launcher", "coordinator", "store", "job"
+]
 """Parts that can be hit.
 
-"job" is the whole job; a job without Holdfast has only that and its workers.
+"job" is the whole job, "launcher" the process that starts its nodes. A job without Holdfast has
+only "job" and its workers.
 """
 
 World: TypeAlias = Literal["real", "simulated"]
@@ -37,7 +40,7 @@ _SIMULATED: Final[tuple[World, ...]] = ("simulated",)
 CATALOGUE: Final[dict[str, FaultInfo]] = {
     "kill": FaultInfo(
         about="SIGKILL",
-        parts=("worker", "sidecar", "agent", "node", "coordinator", "job"),
+        parts=("worker", "sidecar", "agent", "node", "launcher", "coordinator", "job"),
         worlds=BOTH,
         memory=True,
     ),
@@ -50,7 +53,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "stop": FaultInfo(
         about="SIGSTOP, and SIGCONT after lasts_s",
-        parts=("worker", "sidecar", "agent", "node", "coordinator"),
+        parts=("worker", "sidecar", "agent", "node", "coordinator", "job"),
         worlds=BOTH,
         lasts=True,
         memory=True,
@@ -109,6 +112,13 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         parts=("worker", "sidecar", "agent", "node"),
         lasts=True,
         amount="processors they may use together (0.1)",
+    ),
+    "memory-limit": FaultInfo(
+        about="a control group (cgroup) limits the memory that its processes allocate from now on",
+        parts=("worker", "sidecar", "agent", "node"),
+        lasts=True,
+        amount="MiB (64)",
+        memory=True,
     ),
     "slow-rank": FaultInfo(
         about="every optimizer step of one rank takes longer",

@@ -22,6 +22,22 @@ class ScenarioError(ConfigError):
     remedy = "Correct the entry of the scenario that the message names."
 
 
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Poor surroundings of a job's command; by default those of this machine.
+
+    ``open_files`` is the limit of open files (``ulimit -n``). ``shared_memory_mib`` is the size of
+    a private /dev/shm, ``temporary_kib`` that of a private place for temporary files (``TMPDIR``).
+    With ``read_only`` only the run's own folder and /dev/shm can be written. With ``homeless`` the
+    user has no name and no home.
+    """
+
+    open_files: int | None = None
+    shared_memory_mib: int | None = None
+    temporary_kib: int | None = None
+    read_only: bool = False
+    homeless: bool = False
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job of a scenario.
 
@@ -30,7 +46,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers per role) it is the command of one worker, which Holdfast starts on nodes of this
     machine with agents and sidecars; without ``nodes`` it is any job, started as it is.
     ``settings`` override those of a Holdfast script by group, as in ``{"snapshots": {"parity":
-    2}}``. Nodes that are ``apart`` share no memory, as if each were a separate machine.
+    2}}``. Nodes that are ``apart`` share no memory, as if each were a separate machine. With
+    ``return_s`` the job's launcher and its coordinator are processes of their own, which can be
+    hit; a killed launcher is started again at once. Poor ``surroundings`` are for a command without
+    ``nodes``; the undisturbed job has those of this machine.
     """
 
     command: tuple[str, ...]
@@ -42,6 +61,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spares: int = 0
     settings: dict[str, Any] = {}
     apart: bool = False
+    return_s: float = 0.0
+    surroundings: Surroundings = Surroundings()
 
 
 class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +126,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``undisturbed``: the job also runs once without faults, and all samples and, if ``state`` is
     "bitwise", every state must be the same. ``succeeds``: the job must succeed; a scenario with a
     loss beyond the promised ones says False, and the job must then report a clear error. ``leaks``:
-    nothing may be left behind.
+    nothing may be left behind. ``says`` are texts that the job's output must contain.
     """
 
     undisturbed: bool = True
@@ -114,6 +135,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dense: bool = False
     succeeds: bool = True
     leaks: bool = True
+    says: tuple[str, ...] = ()
 
 
 class SimulatedSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,12 +176,31 @@ def parse(found: dict[str, Any], *, source: str) -> Scenario:
         scenario = msgspec.convert(found, Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{source}: {error}") from error
+    if wrong := _wrong_workload(scenario.workload):
+        raise ScenarioError(f"{source}: workload.{wrong}")
     for number, fault in enumerate(scenario.fault, 1):
         if wrong := _wrong(fault):
             raise ScenarioError(f"{source}: fault {number} ({fault.kind}): {wrong}")
-    if not scenario.workload.command:
-        raise ScenarioError(f"{source}: workload.command is empty; give the job's argv")
     return scenario
+
+
+def _wrong_workload(load: Workload) -> str:
+    if not load.command:
+        return "command is empty; give the job's argv"
+    if load.return_s < 0:
+        return f"return_s is {load.return_s:g}; give 0 or more seconds"
+    if load.return_s and not load.nodes:
+        return "return_s is for nodes; give nodes, or the command the option --return-s"
+    if load.return_s and load.coordinator != "embedded":
+        return f"return_s is for the embedded coordinator, not {load.coordinator}; leave one out"
+    if load.nodes and load.surroundings != Surroundings():
+        return "surroundings are for a command without nodes, such as `holdfast run`; leave one out"
+    sizes = load.surroundings
+    for name in ("open_files", "shared_memory_mib", "temporary_kib"):
+        found = getattr(sizes, name)
+        if found is not None and found < 1:
+            return f"surroundings.{name} is {found}; give 1 or more"
+    return ""
 
 
 def _wrong(fault: FaultSpec) -> str:

@@ -1,7 +1,8 @@
 """Training for minutes or hours under random faults.
 
 Every few seconds a part is killed, stopped, slowed, filled or damaged, often two parts at once or
-another one during the recovery; machines leave and return. At the end the weights must equal, bit
+another one during the recovery; machines leave and return; the launcher is killed and started
+again, and so is the coordinator. At the end the weights must equal, bit
 for bit, those of the same undisturbed steps. No protected step may be lost to fewer faults than
 parity covers. No process may fail by itself. Neither memory nor open files nor threads of any part
 may grow. The seed determines the faults, their order and the pauses. Half-way the whole job is
@@ -25,8 +26,8 @@ import msgspec
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.elastic.events import Event, JobEnded, StepProtected
 from holdfast.elastic.events.log import EventReader
-from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec
-from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.launch.config import APART_TIMING, LaunchConfig, NodeSpec
+from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     NODES,
@@ -43,6 +44,7 @@ TRAINING: Final = (sys.executable, "-u", "-m", "holdfast.tools.chaos.workloads.s
 PARTS: Final = 2
 _ENDING_STEPS: Final = 200
 _WAIT_S: Final = 180.0
+_RETURN_S: Final = 120.0
 _MOMENT_S: Final = 10.0
 _TICK_S: Final = 0.02
 _SAMPLE_S: Final = 1.0
@@ -97,7 +99,7 @@ class Soak:
         self._tell()
         return self._wrong + self._seen.wrong + self._use.wrong()
 
-    def _launcher(self, number: int) -> Launcher:
+    def _launcher(self, number: int) -> LauncherProcess:
         setup, folder = self._setup, self._folder
         words: list[object] = ["--end", self._end, "--result", folder / "result.json"]
         words += ["--checkpoint", folder / "checkpoints", "--parity", setup.parity]
@@ -116,9 +118,10 @@ class Soak:
             capture_output=True,
             max_attempts=10_000,
             node_restarts=10_000,
-            timing=msgspec.structs.replace(LOCAL_TIMING, stop_grace_s=setup.patience_s),
+            return_s=_RETURN_S,
+            timing=msgspec.structs.replace(APART_TIMING, stop_grace_s=setup.patience_s),
         )
-        return Launcher(config)
+        return LauncherProcess(config)
 
     @property
     def _end(self) -> Path:
@@ -148,6 +151,8 @@ class Soak:
         self._faults += part.striker.count
         self._logged += grumbles(launcher.run_dir / "logs")
         self._wrong += outcries(launcher.run_dir / "logs")
+        if launcher.begun > 1:
+            self._wrong.append("a launcher that was started again did not continue the job")
         self._wrong += [f"left behind: {each}" for each in leftovers(launcher.run)]
 
     def _strike_on(self, part: SoakedJob, *, seconds: float) -> None:
@@ -191,7 +196,9 @@ class Soak:
 class SoakedJob:
     """A launched job under observation."""
 
-    def __init__(self, launcher: Launcher, seen: SoakEvents, use: Use, *, fills: bool) -> None:
+    def __init__(
+        self, launcher: LauncherProcess, seen: SoakEvents, use: Use, *, fills: bool
+    ) -> None:
         self.launcher, self._seen, self._use = launcher, seen, use
         self.striker = SoakStriker(launcher, launcher.run_dir, fills=fills)
         self._reader = EventReader(launcher.run_dir)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
-from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.faults.bits import BitsInjector
 from holdfast.tools.chaos.faults.injector import MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.processes import Processes
+from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import StrikeTarget, When
 from holdfast.tools.chaos.scenarios.strikes import Strike
-from holdfast.tools.chaos.soak.strokes import SoakFault, SoakFaultKind
+from holdfast.tools.chaos.soak.strokes import OF_JOB, SoakFault, SoakFaultKind
 
 _OF_PROCESSES: Final[dict[SoakFaultKind, tuple[str, Part]]] = {
     SoakFaultKind.KILL_WORKER: ("kill", "worker"),
@@ -32,6 +32,8 @@ _OF_PROCESSES: Final[dict[SoakFaultKind, tuple[str, Part]]] = {
     SoakFaultKind.STOP_SIDECAR: ("stop", "sidecar"),
     SoakFaultKind.STOP_AGENT: ("stop", "agent"),
     SoakFaultKind.SLOW_SIDECAR: ("slow", "sidecar"),
+    SoakFaultKind.KILL_LAUNCHER: ("kill", "launcher"),
+    SoakFaultKind.KILL_COORDINATOR: ("kill", "coordinator"),
 }
 """Fault of a soak → kind and part of a scenario's fault."""
 
@@ -47,7 +49,7 @@ _FILL_EVERY_S: Final = 0.05
 class SoakStriker:
     """Strikes one job; ``fills`` says whether its shared memory is private and may be filled."""
 
-    def __init__(self, launcher: Launcher, folder: Path, *, fills: bool) -> None:
+    def __init__(self, launcher: LauncherProcess, folder: Path, *, fills: bool) -> None:
         self._launcher, self._fills = launcher, fills
         self._site = LaunchedSite(launcher, folder)
         self._processes, self._bits = Processes(), BitsInjector()
@@ -62,6 +64,8 @@ class SoakStriker:
             SoakFaultKind.FLIP_SLOT: self._flip,
             SoakFaultKind.FLIP_PARITY: self._flip,
             SoakFaultKind.FILL_MEMORY: self._fill,
+            SoakFaultKind.KILL_LAUNCHER: self._hit_job,
+            SoakFaultKind.KILL_COORDINATOR: self._hit_job,
         }
         with contextlib.suppress(MissedError, ProcessLookupError):
             if ways.get(fault.kind, self._hit)(fault):
@@ -100,6 +104,17 @@ class SoakStriker:
             self._away[fault.node] = fault.strokes
         elif undo is not None:
             self._later(undo, fault.seconds)
+        return True
+
+    def _hit_job(self, fault: SoakFault) -> bool:
+        """Kill the launcher or the coordinator, one at a time: neither while the other is down."""
+        found = {part: self._site.victims(part) for part in OF_JOB.values()}
+        if not all(found.values()):
+            return False
+        kind, part = _OF_PROCESSES[fault.kind]
+        self._processes.strike(_strike(kind, part, fault), found[part][0], self._site)
+        if part == "launcher":
+            self._launcher.returns(after_s=fault.seconds)
         return True
 
     def _later(self, undo: Undo, seconds: float) -> None:

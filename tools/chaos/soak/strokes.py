@@ -17,6 +17,7 @@ from holdfast.elastic.events import (
     StateRestored,
     TrainingResumed,
 )
+from holdfast.tools.chaos.scenarios.catalogue import Part
 
 NODES = {"a": 2, "b": 1, "c": 1, "d": 1}
 """The nodes, and the number of trainers that fit on each."""
@@ -40,9 +41,17 @@ class SoakFaultKind(StrEnum):
     FLIP_SLOT = "flip a bit in an arena"
     FLIP_PARITY = "flip a bit in parity"
     FILL_MEMORY = "fill shared memory"
+    KILL_LAUNCHER = "kill the launcher"
+    KILL_COORDINATOR = "kill the coordinator"
 
 
-HARMLESS = {SoakFaultKind.FILL_MEMORY, SoakFaultKind.SLOW_SIDECAR}
+OF_JOB: Final[dict[SoakFaultKind, Part]] = {
+    SoakFaultKind.KILL_LAUNCHER: "launcher",
+    SoakFaultKind.KILL_COORDINATOR: "coordinator",
+}
+"""Kinds that hit a part of the job which belongs to no node."""
+
+HARMLESS = {SoakFaultKind.FILL_MEMORY, SoakFaultKind.SLOW_SIDECAR, *OF_JOB}
 """Kinds that cost no node its memory."""
 
 ENDING = (
@@ -51,6 +60,7 @@ ENDING = (
     SoakFaultKind.KILL_AGENT,
     SoakFaultKind.KILL_NODE,
     SoakFaultKind.LOSE_MACHINE,
+    SoakFaultKind.KILL_LAUNCHER,
 )
 """Kinds from which the job must recover."""
 
@@ -71,13 +81,14 @@ _SECONDS = {
     SoakFaultKind.STOP_AGENT: (0.05, 1.0),
     SoakFaultKind.SLOW_SIDECAR: (2.0, 8.0),
     SoakFaultKind.FILL_MEMORY: (1.0, 6.0),
+    SoakFaultKind.KILL_LAUNCHER: (0.0, 3.0),
 }
 _AWAY_STROKES = (1, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakFault:
-    """A fault on one node; ``pick``, from 0 to 1, selects a process, file or bit.
+    """A fault, on one node if it is not of the job; ``pick``, 0 to 1, selects process, file or bit.
 
     A temporary fault lasts ``seconds``; a lost machine returns after ``strokes`` strokes.
     """
@@ -90,7 +101,7 @@ class SoakFault:
 
     def __str__(self) -> str:
         lasting = f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{self.kind}{lasting}: {self.node}"
+        return f"{self.kind}{lasting}" + (f": {self.node}" if self.kind not in OF_JOB else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

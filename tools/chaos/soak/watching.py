@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,7 @@ from holdfast.elastic.events import (
     StepUnprotected,
     WorkerExited,
 )
-from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.soak.striking import BALLAST
 
 _PAUSE_S, _PAUSES = 1.0, 5
@@ -164,9 +163,10 @@ class Use:
         self._shared: list[int] = []
         self._each: dict[tuple[str, int], list[tuple[float, dict[str, int]]]] = defaultdict(list)
 
-    def sample(self, launcher: Launcher, now_s: float) -> None:
+    def sample(self, launcher: LauncherProcess, now_s: float) -> None:
         """Take one sample."""
-        pids = {"launcher": [os.getpid()], "sidecar": [], "agent": [], "worker": []}
+        pids = {"launcher": [launcher.pid], "coordinator": [launcher.coordinator_pid]}
+        pids |= {"sidecar": [], "agent": [], "worker": []}
         for node in launcher.processes().values():
             pids["sidecar"].append(node.sidecar)
             pids["agent"].append(node.agent)

@@ -48,6 +48,8 @@ def main(args: argparse.Namespace) -> None:
                 run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
             chaos.samples(step + 1, sorted(ids), **line)  # Holdfast counts complete steps
             run.step(optimizer)
+            if args.tell_steps:
+                chaos.step(step + 1, **line)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             chaos.state_hash(step + 1, state, **line)
             time.sleep(args.pace if run.world_size >= args.ranks else SHORT_HANDED_S)
@@ -62,6 +64,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--width", type=int, default=16, help="120 bytes of state for each")
     parser.add_argument("--parity", type=int, default=1)
+    parser.add_argument("--tell-steps", action="store_true", help="to a job that is not watched")
     parser.add_argument("--checkpoint")
     parser.add_argument("--checkpoint-every", type=int, default=20)
     main(parser.parse_args())

@@ -56,7 +56,7 @@ def test_a_line_that_is_no_event_is_named_with_its_file(tmp_path: Path) -> None:
 
 
 def test_what_a_full_disk_refuses_is_counted_and_never_raised(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = events_file(tmp_path, "n0")
     writer = EventWriter(path, node="n0")
@@ -65,10 +65,16 @@ def test_what_a_full_disk_refuses_is_counted_and_never_raised(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        for room in (0, 10):  # nothing fits; half a line does
+        for room in (10, 0):  # half a line fits; nothing does
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + room, hard))
             writer.write(UserEvent(name="refused"), source="agent")
             assert path.read_bytes() == whole
+        (said,) = caplog.messages
+        assert said == f"{path}: events are lost: No space left on device"
+        lost_for_good = EventWriter(path, node="n0")
+        lost_for_good.write(UserEvent(name="refused"), source="agent")
+        lost_for_good.close()
+        assert caplog.messages[-1] == f"{path}: events lost: 1"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)

@@ -33,6 +33,7 @@
 #define PIDS 64
 #define PORTS 64
 #define PATH_BYTES 512
+#define HEAD 256
 
 enum { OPEN_NEW = 1, OPEN_WRITE = 2, WRITE = 4, READ = 8, SYNC = 16, GROW = 32, NAME = 64 };
 enum { FREE = 0, FAIL = 1, SLOW = 2, TEAR = 3, CLOCK = 4, CUT = 5, DELAY = 6, FLIP = 7 };
@@ -407,14 +408,23 @@ static int64_t gained_ns(int64_t now_ns) {
     return gained;
 }
 
+/* Return where the time of a line begins, 0 if it has none: {"t": of a hook's line, and "time_s":
+ * near the beginning of an event's. */
+static size_t time_at(const char *line, size_t size) {
+    static const char hook[] = "{\"t\":", event[] = "{\"kind\":\"", time_s[] = ",\"time_s\":";
+    if (size > sizeof hook && !memcmp(line, hook, sizeof hook - 1)) return sizeof hook - 1;
+    if (size < sizeof event || memcmp(line, event, sizeof event - 1)) return 0;
+    const char *found = memmem(line, size < HEAD ? size : HEAD, time_s, sizeof time_s - 1);
+    return found ? (size_t)(found - line) + sizeof time_s - 1 : 0;
+}
+
 /* Return a line of a history with the true time in it, to be freed, where it has a wrong one; it
  * may be another process's line. Who judges compares the times of processes with each other. */
 static char *told_rightly(int fd, const void *data, size_t *size) {
-    static const char begin[] = "{\"t\":";
-    const size_t ahead = sizeof begin - 1;
+    const size_t ahead = time_at(data, *size);
     char path[PATH_MAX], number[32], *end;
     int before = errno;
-    if (*size < ahead + sizeof number || memcmp(data, begin, ahead)) return NULL;
+    if (!ahead || *size < ahead + sizeof number) return NULL;
     memcpy(number, (const char *)data + ahead, sizeof number - 1);
     number[sizeof number - 1] = 0;
     double t = strtod(number, &end), now = 0;
@@ -435,7 +445,8 @@ static char *told_rightly(int fd, const void *data, size_t *size) {
     size_t old = (size_t)(end - number) + ahead;
     char *right = changed ? malloc(*size + sizeof number) : NULL;
     if (!right) return NULL;
-    int head = snprintf(right, ahead + sizeof number, "%s%.6f", begin, t);
+    memcpy(right, data, ahead);
+    int head = (int)ahead + snprintf(right + ahead, sizeof number, "%.6f", t);
     memcpy(right + head, (const char *)data + old, *size - old);
     *size = (size_t)head + *size - old;
     return right;

@@ -104,3 +104,12 @@ def test_where_no_group_can_be_made_the_remedy_is_named(tmp_path: Path) -> None:
 def test_a_share_that_the_kernel_would_refuse_is_refused_before(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"amount is 0 processors; give 0\.01 or more"):
         ThrottleInjector(list).prepare(Site(tmp_path), (struck("cpu-throttle", amount=0),))
+
+
+def test_memory_is_limited_where_its_controller_is() -> None:
+    assert hierarchies(OLD, "memory") == []
+    (new,) = hierarchies(SYSTEMD, "memory")
+    (old,) = hierarchies("35 31 0:32 / /c/memory rw - cgroup cgroup rw,memory", "memory")
+    assert new.limits(64) == {"memory.max": "67108864"}
+    assert old.limits(64) == {"memory.limit_in_bytes": "67108864"}
+    assert old.group_of("7:memory:/x\n4:cpu:/y\n") == Path("/c/memory/x")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,8 +18,8 @@ from holdfast.elastic.events import (
     StepDone,
     StepProtected,
 )
-from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.chaos.faults import bits
+from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     ENDING,
@@ -112,7 +114,7 @@ def test_harm_is_of_no_account_once_a_step_that_began_later_is_protected_by_all(
 def test_one_bit_of_what_a_node_holds_is_flipped_also_when_nobody_lives_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = Mock(spec=Launcher, run="run-1")
+    launcher = Mock(spec=LauncherProcess, run="run-1")
     monkeypatch.setattr(bits, "arena_path", lambda run, node: tmp_path / run / node)
     striker = SoakStriker(launcher, tmp_path, fills=False)
     slot, row = (
@@ -127,6 +129,29 @@ def test_one_bit_of_what_a_node_holds_is_flipped_also_when_nobody_lives_there(
     (byte,) = filter(None, path.read_bytes())
     assert byte.bit_count() == 1
     assert striker.count == {SoakFaultKind.FLIP_SLOT: 1}
+
+
+def test_launcher_and_coordinator_are_killed_one_at_a_time(tmp_path: Path) -> None:
+    launcher_kill, coordinator_kill = (
+        SoakFault(kind=kind, node="a", pick=0.5, seconds=2.0)
+        for kind in (SoakFaultKind.KILL_LAUNCHER, SoakFaultKind.KILL_COORDINATOR)
+    )
+    with (
+        subprocess.Popen(["sleep", "60"]) as first,
+        subprocess.Popen(["sleep", "60"]) as second,
+    ):
+        job = {"run": "run-1", "pid": first.pid, "coordinator_pid": second.pid}
+        launcher = Mock(spec=LauncherProcess, **job)
+        launcher.processes.return_value = {}
+        striker = SoakStriker(launcher, tmp_path, fills=False)
+        assert striker.strike(coordinator_kill)
+        assert second.wait() == -signal.SIGKILL
+        assert not striker.strike(launcher_kill), "the coordinator is not back yet"
+        launcher.returns.assert_not_called()
+        launcher.coordinator_pid = first.pid
+        assert striker.strike(launcher_kill)
+        assert first.wait() == -signal.SIGKILL
+        launcher.returns.assert_called_once_with(after_s=2.0)
 
 
 def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None:
