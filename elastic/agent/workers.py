@@ -131,6 +131,7 @@ class SeatProcess:
             env=env,
             tied=True,
             output=output,
+            copied=True,
             pass_fds=(theirs.fileno(), self.page.fd, self._stack_fd),
         )
 

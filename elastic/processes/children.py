@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.ckpt.descriptors import patiently, readable
+from holdfast.elastic.processes.output import OutputCopy
 
 # Runs between fork and the real program, in a fresh interpreter instead of a preexec_fn, because
 # Python code between fork and exec is unsafe in a process with threads. PR_SET_PDEATHSIG is 1; if
@@ -29,6 +30,7 @@ _TIE = (
 )
 _EXEC_LOOKS, _EXEC_LOOK_S = 50, 0.002
 _END_LOOK_S = 0.005
+_LAST_WORDS_S = 1.0
 
 
 class ChildChange(Enum):
@@ -61,8 +63,10 @@ def describe_exit(code: int) -> str:
 class Child:
     """A child process in a session of its own; its whole process group ends with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, copy: OutputCopy | None = None
+    ) -> None:
+        self._process, self._copy = process, copy
         self.pid = process.pid
         self.code: int | None = None
         self._ending = threading.Lock()
@@ -78,34 +82,48 @@ class Child:
         tied: bool,
         stdin: int | IO[bytes] = subprocess.DEVNULL,
         output: Path | None = None,
+        copied: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start ``argv``; with ``tied`` the kernel kills it when the calling thread ends.
 
-        ``output`` is a file to which both output streams are appended; None: inherited. Raises
+        ``output`` is a file to which both output streams are appended; None: inherited. With
+        ``copied`` a full disk costs output, where it otherwise raises in the child. Raises
         ``OSError`` if there is no such program.
         """
         if tied:
             argv = [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
 
-        def start() -> subprocess.Popen[bytes]:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            log = os.open(output, flags, 0o600) if output else None
-            try:
-                return subprocess.Popen(
-                    argv,
-                    env=dict(env),
-                    stdin=stdin,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=pass_fds,
-                    start_new_session=True,
-                )
-            finally:
-                if log is not None:
-                    os.close(log)
+        def popen(log: int | None) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
 
-        return cls(patiently(start))
+        def start() -> Child:
+            if output is None:
+                return cls(popen(None))
+            if copied:
+                copy = OutputCopy(output)
+                try:
+                    child = cls(popen(copy.fd), copy=copy)
+                except OSError:
+                    copy.release()
+                    raise
+                copy.begin()
+                return child
+            log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                return cls(popen(log))
+            finally:
+                os.close(log)
+
+        return patiently(start)
 
     def poll(self) -> ChildStatus | None:
         """Return the next change of state not yet seen, or None. Never blocks."""
@@ -155,6 +173,8 @@ class Child:
         self.kill()  # the rest of its group; the number is its own until it is reaped
         with self._ending:
             self.code = self._process.wait()
+        if self._copy is not None:
+            self._copy.finish(_LAST_WORDS_S)
         return self.code
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -376,7 +377,8 @@ def _complain(message: str, status: int) -> int:
 
 
 def _say(line: str) -> None:
-    print(printable(f"holdfast: {line}", lines=True), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk or a reader who left must not end the job
+        print(printable(f"holdfast: {line}", lines=True), file=sys.stderr, flush=True)
 
 
 def _parity(text: str) -> int | str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from event_lines import EventLines
@@ -36,11 +37,13 @@ def ended() -> Iterator[None]:
 _jobs: list[subprocess.Popen[str]] = []
 
 
-def holdfast(*words: str | Path, **env: str) -> subprocess.Popen[str]:
+def holdfast(
+    *words: str | Path, stderr: int | IO[str] = subprocess.PIPE, **env: str
+) -> subprocess.Popen[str]:
     job = subprocess.Popen(
         [sys.executable, "-m", "holdfast.tools.cli", "run", *map(str, words)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         cwd=TOY.parents[2],
         env={**os.environ, **env},
@@ -74,6 +77,13 @@ def test_a_job_tells_its_story_and_exits_0(tmp_path: Path) -> None:
     assert "holdfast: generation 1: 2 trainers; started" in err
     assert not out
     assert leftovers(run, timeout_s=DEADLINE_S) == []
+
+
+def test_a_job_whose_story_nobody_can_write_down_goes_on(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        job = holdfast("--run-dir", tmp_path / "run", *toy(tmp_path), stderr=full)
+        out, _ = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, out) == (0, "")
 
 
 def test_quiet_is_quiet(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""The output of a process on its way to a log file, which a full disk must not hold up."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+_BYTES: Final = 1 << 16
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_log = logging.getLogger(__name__)
+
+
+class OutputCopy:
+    """Copies what arrives in a pipe to a file.
+
+    A process that writes to a file itself fails on a full disk: a ``print`` raises. Here the bytes
+    that the disk refuses are lost; a line in the file says how many once there is room again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the pipe; ``fd`` is its end for the process. Raises ``OSError`` without handles."""
+        self._path, self._lost_bytes, self._file = path, 0, -1
+        self._pipe, self.fd = os.pipe()
+        self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
+
+    def begin(self) -> None:
+        """Copy from now on, until the last process that has the pipe closes it."""
+        self._thread.start()
+        self.release()
+
+    def release(self) -> None:
+        """Close the process's end here, and the pipe too if copying has not begun."""
+        os.close(self.fd)
+        if self._thread.ident is None:
+            os.close(self._pipe)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until everything is copied, or the time is up."""
+        self._thread.join(timeout_s)
+
+    def _copy(self) -> None:
+        while part := os.read(self._pipe, _BYTES):
+            if self._lost_bytes and self._append(self._lost_line()):
+                self._lost_bytes = 0
+            if self._lost_bytes or not self._append(part):
+                self._lost_bytes += len(part)
+        if self._lost_bytes:
+            _log.warning("%s: bytes of output lost: %d", self._path, self._lost_bytes)
+        os.close(self._pipe)
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _lost_line(self) -> bytes:
+        return f"\n[holdfast: bytes of output lost here: {self._lost_bytes}]\n".encode()
+
+    def _append(self, part: bytes) -> bool:
+        """Append bytes, all or none."""
+        why = os.strerror(errno.ENOSPC)  # the reason of a write that is cut short
+        try:
+            if self._file < 0:
+                self._file = os.open(self._path, _APPEND, 0o600)
+            size_bytes = os.fstat(self._file).st_size
+            if os.write(self._file, part) == len(part):
+                return True
+            os.ftruncate(self._file, size_bytes)
+        except OSError as error:
+            why = error.strerror
+        if not self._lost_bytes:
+            _log.warning("%s: output is lost: %s", self._path, why)
+        return False
