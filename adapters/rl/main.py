@@ -30,6 +30,7 @@ from holdfast.elastic.channel.solo import SoloChannel
 from holdfast.elastic.errors import ConfigError, Stopped
 from holdfast.elastic.events import Event
 from holdfast.elastic.membership.records import TRAINER, Roster
+from holdfast.elastic.processes.run_dirs import temporary_place
 
 if TYPE_CHECKING:
     from holdfast.adapters.rl.rollout.worker import RolloutWorker
@@ -129,7 +130,7 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
     from holdfast.adapters.rl.weights import warm_up
 
     over = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="holdfast-warm-") as directory:
+    with tempfile.TemporaryDirectory(prefix="holdfast-warm-", dir=temporary_place()) as directory:
         if config.warm.steps and config.warm_start is None:
             config = msgspec.structs.replace(config, warm_start=directory)
         if config.warm_start is not None:

@@ -22,6 +22,7 @@ from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pa
 from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, StepDone
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
+from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child
 from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
 from holdfast.elastic.processes.lifelock import wait_status
@@ -121,7 +122,12 @@ class SeatProcess:
             agent=os.getpid(),
             told_in="" if config.capture_output else f"{config.run_dir}/told-{config.run}",
         )
-        env = {**_ENVIRONMENT, **os.environ, **config.env}
+        env = {
+            **_ENVIRONMENT,
+            **os.environ,
+            **run_dirs.environment(Path(config.run_dir)),
+            **config.env,
+        }
         env[WORKER_ENV] = msgspec.json.encode(settings).decode()
         output = None
         if config.capture_output:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from holdfast.ckpt.private import PRIVATE, check_private, make_private, plain_na
 from holdfast.ckpt.types import learn
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.processes.run_dirs import temporary_place
 
 DOMAIN_ENV: Final = "HOLDFAST_DOMAIN"
 """Environment variable that names a node's failure domain if no option does."""
@@ -88,7 +88,7 @@ def _own_folder() -> Path:
     """Return the folder of this user's files if none is named; `make_private` checks it."""
     if private := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(private) / "holdfast"
-    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    return temporary_place() / f"holdfast-{os.getuid()}"
 
 
 def check_domain(name: str, source: str) -> str:

@@ -34,6 +34,7 @@ from holdfast.elastic.membership.records import (
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning.plan import choose_restore, extend_timeline
 from holdfast.elastic.processes.node_sidecar import NodeSidecar, SidecarPlan
+from holdfast.elastic.processes.run_dirs import temporary_place
 
 _NODE = "local"
 
@@ -49,7 +50,9 @@ class SoloChannel(Unwatched):
         self.key = RunKey.new()
         self._closing = threading.Lock()
         sweep()
-        with tempfile.TemporaryDirectory(prefix="holdfast-solo-") as directory:
+        with tempfile.TemporaryDirectory(
+            prefix="holdfast-solo-", dir=temporary_place()
+        ) as directory:
             key_file = Path(directory, "key.json")
             self.key.save(key_file)
             self._sidecar: NodeSidecar | None = NodeSidecar(

@@ -63,9 +63,7 @@ def describe_exit(code: int) -> str:
 class Child:
     """A child process in a session of its own; its whole process group ends with it."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], *, copy: OutputCopy | None = None
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, copy: OutputCopy | None = None) -> None:
         self._process, self._copy = process, copy
         self.pid = process.pid
         self.code: int | None = None

@@ -9,7 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from holdfast.ckpt.private import is_private
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.ckpt.private import is_private, make_private
 from holdfast.elastic.errors import ConfigError
 
 LOCK = "lock"
@@ -25,6 +26,10 @@ def make() -> Path:
     A small or full /tmp, often memory, gives way to /var/tmp unless ``TMPDIR`` names a place.
     """
     room = {place: _free_bytes(place) for place in _places()}
+    if not room:
+        raise ConfigError(
+            "no directory for temporary files can be written: set TMPDIR, or give --run-dir DIR"
+        )
     best = next((p for p, free in room.items() if free >= _ENOUGH_BYTES), None)
     best = best or max(room, key=room.__getitem__)
     try:
@@ -36,13 +41,28 @@ def make() -> Path:
         ) from error
 
 
+def temporary_place() -> Path:
+    """Return the usual place of temporary files, or shared memory if no disk can be written."""
+    return next(iter(_places()), ARENA_ROOT)
+
+
+def environment(run_dir: Path) -> dict[str, str]:
+    """Return the variables by which workers keep temporary files in the run directory.
+
+    There are none if the usual place can be written. Without any place torch cannot be imported.
+    """
+    if _places():
+        return {}
+    own = run_dir.absolute() / "tmp"
+    make_private(own)
+    return {"TMPDIR": str(own)}
+
+
 def _places() -> list[Path]:
     try:
         usual = Path(tempfile.gettempdir())
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "no directory for temporary files can be written: set TMPDIR, or give --run-dir DIR"
-        ) from error
+    except FileNotFoundError:  # none can be written
+        return []
     return [usual] if os.environ.get("TMPDIR") else [*dict.fromkeys((usual, _LARGE))]
 
 

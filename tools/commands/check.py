@@ -14,6 +14,7 @@ from rich.console import Console
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.config import python_command
+from holdfast.elastic.processes.run_dirs import temporary_place
 from holdfast.tools.check.launching import ScriptRuns, TrialResult
 from holdfast.tools.check.leaving import left_alone
 from holdfast.tools.check.trials import PROPERTIES, QUICK, Trial, reference, trials
@@ -148,7 +149,9 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix="holdfast-check-") as directory:
+        with tempfile.TemporaryDirectory(
+            prefix="holdfast-check-", dir=temporary_place()
+        ) as directory:
             yield Path(directory)
         return
     keep.mkdir(parents=True, exist_ok=True)

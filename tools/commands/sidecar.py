@@ -34,6 +34,7 @@ from holdfast.elastic.channel.sidecar_file import (
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import end_processes
+from holdfast.elastic.processes.run_dirs import temporary_place
 from holdfast.elastic.rendezvous.link import address_towards
 from holdfast.tools.printing import printable
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
@@ -264,7 +265,8 @@ def _start(args: argparse.Namespace, path: Path) -> int:
     for option in ("run", "node", "domain", "host", "key_file", "log_dir"):
         if value := getattr(args, option):
             argv += [f"--{option.replace('_', '-')}", str(value)]
-    with tempfile.TemporaryFile() as output:  # not a pipe, which would break when this process ends
+    # not a pipe, which would break when this process ends
+    with tempfile.TemporaryFile(dir=temporary_place()) as output:
         keeper = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )

@@ -223,6 +223,8 @@ def _next(iterator: Any) -> tuple[bool, Any]:
 
 def _why(error: OSError | EOFError) -> str:
     """Return the system's message, with a remedy if it names none."""
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return f"{error.strerror}: set TMPDIR to a directory that can be written"
     if "AF_UNIX path too long" not in str(error):
         return str(error)
     return (

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.ckpt.private import PRIVATE
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes import run_dirs
 
@@ -32,6 +34,24 @@ def test_what_a_killed_launcher_left_is_removed() -> None:
     (left / "logs" / "sidecar-a.log").write_text("the end")
     run_dirs.sweep()
     assert not left.exists()
+
+
+def test_without_a_place_for_temporary_files_there_is_nothing_to_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_dirs.environment(tmp_path) == {}
+
+    def nowhere() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    run_dirs.sweep()
+    assert run_dirs.temporary_place() == ARENA_ROOT
+    own = Path(run_dirs.environment(tmp_path)["TMPDIR"])
+    assert own.parent == tmp_path and own.stat().st_mode & 0o777 == PRIVATE
+    assert run_dirs.environment(tmp_path) == {"TMPDIR": str(own)}
+    with pytest.raises(ConfigError, match="set TMPDIR, or give --run-dir DIR"):
+        run_dirs.make()
 
 
 def test_what_is_in_use_stays() -> None:
