@@ -50,8 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         threading.Thread(
             target=_watch_lifeline, args=(config.lifeline, sidecar.stopped, orphaned), daemon=True
         ).start()
-        sys.stdout.write(msgspec.json.encode({"address": sidecar.address}).decode() + "\n")
-        sys.stdout.flush()
+        if not _told(sidecar.address):
+            orphaned.set()
+            sidecar.stopped.set()
         while not sidecar.stopped.wait(PARENT_CHECK_S):
             if config.parent_pid is not None and os.getppid() != config.parent_pid:
                 orphaned.set()
@@ -61,6 +62,15 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         sidecar.leave(patience_s=ORPHAN_WAIT_S if orphaned.is_set() else 0.0)
     return 0
+
+
+def _told(address: str) -> bool:
+    """Tell the parent the address; return False if it has ended meanwhile."""
+    try:
+        os.write(sys.stdout.fileno(), msgspec.json.encode({"address": address}) + b"\n")
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _watch_lifeline(fd: int, stopped: threading.Event, orphaned: threading.Event) -> None:

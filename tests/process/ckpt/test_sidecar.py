@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from sidecar_group import (
     DEADLINE_S,
@@ -23,9 +24,10 @@ from sidecar_group import (
 )
 
 from holdfast.ckpt.errors import FencedError, NotFoundError, PeerError
-from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.arena import SlotFile, arena_path
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.launch import start_sidecar
+from holdfast.ckpt.sidecar.server import SidecarConfig
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.sidecar import SidecarEvents, SidecarKeeper
@@ -155,6 +157,27 @@ def test_a_sidecar_whose_parent_was_killed_removes_its_memory(tmp_path: Path) ->
         parent.send_signal(signal.SIGKILL)
     wait_until(lambda: not group.leftovers(), "the arena is removed")
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the sidecar is gone")
+
+
+def test_a_sidecar_whose_parent_dies_while_it_starts_ends_without_a_word(tmp_path: Path) -> None:
+    group = SidecarGroup(tmp_path)
+    config = SidecarConfig(
+        run=group.run,
+        node="a",
+        key_file=str(group.key_file),
+        arena_dir=str(arena_path(group.run, "a")),
+    )
+    given = msgspec.json.encode(config).decode()
+    argv = [sys.executable, "-P", "-m", "holdfast.ckpt.sidecar", "--config", given]
+    parent, starting = os.pipe()
+    os.close(parent)
+    ended = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=starting, stderr=subprocess.PIPE, check=False
+    )
+    os.close(starting)
+    assert ended.returncode == 0
+    assert b"Traceback" not in ended.stderr, ended.stderr.decode()
+    assert group.leftovers() == []
 
 
 def test_a_sidecar_that_cannot_start_says_why(tmp_path: Path) -> None:
