@@ -32,7 +32,7 @@ from holdfast.ckpt.torch_private import TCPStore
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json, learn
 from holdfast.elastic.addresses import checked_host
-from holdfast.elastic.channel.shared_key import shared_key
+from holdfast.elastic.channel.shared_key import expanded, shared_key
 from holdfast.elastic.channel.sidecar_file import SidecarFile
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV, Surroundings, surroundings
 from holdfast.elastic.channel.unwatched import Unwatched
@@ -84,7 +84,7 @@ class LaunchedChannel(Unwatched):
             checked_host(self._where.master.rpartition(":")[0], given="MASTER_ADDR")
         self._start = next(_starts)  # the same on every rank: the number of calls of connect()
         self._parent = os.getppid()
-        self._file = Path(os.environ[SIDECAR_ENV]).expanduser()
+        self._file = expanded(os.environ[SIDECAR_ENV])
         self._found = found = SidecarFile.read(self._file, wait_s=_FILE_WAIT_S)
         super().__init__(node=found.node, seat=f"{TRAINER}/{self._where.rank}")
         self.run, self.sidecar = found.run, found.address

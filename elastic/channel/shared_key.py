@@ -21,12 +21,26 @@ def shared_key_file(given: str | Path | None = None) -> Path:
     """Return the key file: the given one, that of ``HOLDFAST_KEY_FILE``, or the user's own.
 
     The user's own, ``~/.config/holdfast/key.json``, serves every machine that shares the home
-    directory.
+    directory. Raises ``ConfigError`` for a user who has none.
     """
     if named := given or os.environ.get(KEY_FILE_ENV):
-        return Path(named).expanduser().absolute()
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        return expanded(named).absolute()
+    config = os.environ.get("XDG_CONFIG_HOME") or expanded("~/.config")
     return Path(config, "holdfast", "key.json")
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home directory for ``~``.
+
+    Raises ``ConfigError`` for a user who has none.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{path}: this user has no home directory; set HOME, or name the file with "
+            f"{KEY_FILE_ENV} or the option for it"
+        ) from error
 
 
 def shared_key(path: Path) -> RunKey:

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.ckpt.private import PRIVATE, check_private, make_private, plain_name
 from holdfast.ckpt.types import learn
+from holdfast.elastic.channel.shared_key import expanded
 from holdfast.elastic.channel.surroundings import SIDECAR_ENV
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.run_dirs import temporary_place
@@ -78,7 +79,7 @@ class SidecarFile(msgspec.Struct, frozen=True, kw_only=True):
 def sidecar_file(given: str | Path | None, *, run: str, node: str) -> Path:
     """Return the path: the given one, that of ``HOLDFAST_SIDECAR``, or one of this user's own."""
     if named := given or os.environ.get(SIDECAR_ENV):
-        return Path(named).expanduser().absolute()
+        return expanded(named).absolute()
     return (
         _own_folder() / f"sidecar-{plain_name(run, 'the run')}-{plain_name(node, 'the node')}.json"
     )

@@ -74,6 +74,30 @@ def test_with_etcd_the_loss_of_the_machine_that_began_the_job_is_survived(
     assert done == [alone()]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_machine_that_sleeps_for_longer_than_its_lease_is_left_behind_and_joins_again(
+    machines: Machines,
+) -> None:
+    place = machines.place
+    first = machines.start("--nnodes", "2", "--coordinator", place)
+    second = machines.start("--join", place)
+    machines.await_lines(waits(2), count=2)
+    (asleep,) = machines.processes(second).workers.values()
+    machines.signal_all(second, signal.SIGSTOP)
+    machines.await_lines(waits(1), count=1)
+    after = len(machines.lines())
+    machines.signal_all(second, signal.SIGCONT)
+    machines.await_lines(waits(2), count=2, after=after)
+    assert all(line.get("pid") != asleep for line in machines.lines()[after:])
+    machines.end.touch()
+    assert machines.await_end(first) == 0, machines.output()
+    assert machines.await_end(second) == 0, machines.output()
+    done = [weights(line) for line in machines.lines() if "done" in line]
+    assert done == [alone(), alone()]
+
+
 def test_ctrl_c_ends_a_launcher_that_waits_for_others(machines: Machines) -> None:
     number = machines.start("--nnodes", "2", "--coordinator", machines.place)
     deadline_s = time.monotonic() + DEADLINE_S

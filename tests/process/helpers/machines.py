@@ -63,14 +63,18 @@ class Machines:
 
     def lose(self, number: int) -> None:
         """SIGKILL a launcher and everything it started, at one blow."""
+        self.signal_all(number, signal.SIGKILL)
+        self._started[number][0].wait(DEADLINE_S)
+
+    def signal_all(self, number: int, which: signal.Signals) -> None:
+        """Send a signal to a launcher and everything it started."""
         process, run_dir = self._started[number]
         pids = [process.pid]
         for node in read_all_processes(run_dir).values():
             pids += [node.agent, node.sidecar, *node.workers.values()]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait(DEADLINE_S)
+                os.kill(pid, which)
 
     def run_dir(self, number: int) -> Path:
         """Return where a launcher keeps events and logs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,20 @@ def test_the_option_precedes_the_environment_and_that_the_users_own(
     assert shared_key_file() == tmp_path / "holdfast" / "key.json"
     monkeypatch.setenv("HOLDFAST_KEY_FILE", "/else/key")
     assert shared_key_file() == Path("/else/key")
+    assert shared_key_file("/given/key") == Path("/given/key")
+
+
+def test_a_user_without_a_home_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> pwd.struct_passwd:
+        raise KeyError(number)
+
+    for name in ("HOLDFAST_KEY_FILE", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(ConfigError, match="no home directory; set HOME, or name the file"):
+        shared_key_file()
+    with pytest.raises(ConfigError, match="~/key: this user has no home"):
+        shared_key_file("~/key")
     assert shared_key_file("/given/key") == Path("/given/key")
 
 
