@@ -7,7 +7,8 @@ take the slots over, at whatever point its predecessor died.
 
 Every process that needs a node's directory to stay holds its lock (see `hold`): the sidecar, the
 process that started it, and the launcher. The last one to leave removes the directory. `sweep`
-removes the directories that a SIGKILL of all of them at once left behind.
+removes the directories that a SIGKILL of all of them at once left behind. Neither touches one that
+is kept for a job that may come back (`holdfast.ckpt.memory.kept`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import msgspec
 
 from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError
 from holdfast.ckpt.geometry.shard_index import ShardIndex, encode_index
+from holdfast.ckpt.memory import kept
 from holdfast.ckpt.memory.block import SlotState, align, block_bytes, index_offset
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
@@ -320,11 +322,14 @@ class Arena:
         self.release()
 
     def leave(self, *, patience_s: float = 0.0) -> bool:
-        """Release the locks, and remove everything unless another process holds it.
+        """Release the locks, and remove everything unless another process holds it or it is kept.
 
         Returns whether it was removed. ``patience_s`` is the time to wait for holders that are
         about to die.
         """
+        if kept.is_kept(self.directory):
+            self.release()
+            return False
         alone = self._lock_fd >= 0 and _lock_alone(self._lock_fd, patience_s=patience_s)
         if alone:
             self.remove()
@@ -419,16 +424,24 @@ def take_away(directory: Path) -> Iterator[None]:
     except FileNotFoundError:
         yield
         return
+    kept.give_up(away)
     try:
         yield
     finally:
         shutil.rmtree(away, ignore_errors=True)
 
 
+def arenas_of(run: str) -> list[Path]:
+    """Return the directories of all nodes of ``run`` on this machine."""
+    found = ARENA_ROOT.glob(f"{_PREFIX}{plain_name(run, 'the run')}-*")
+    return sorted(directory for directory in found if is_private(directory))
+
+
 def sweep(root: Path = ARENA_ROOT, *, exactly: str | None = None) -> list[Path]:
     """Remove the arenas (or ``exactly`` the one of that name) that no living process holds.
 
-    Returns the removed directories. Directories that others made or can write to are left alone.
+    Returns the removed directories. Directories that are kept, and those that others made or can
+    write to, are left alone.
     """
     removed = []
     for directory in sorted(root.glob(f"{_PREFIX}*") if exactly is None else [root / exactly]):
@@ -439,7 +452,8 @@ def sweep(root: Path = ARENA_ROOT, *, exactly: str | None = None) -> list[Path]:
         except (FileNotFoundError, PermissionError):
             continue
         try:
-            if _lock_alone(fd, patience_s=0) and is_held(directory, fd):
+            alone = not kept.is_kept(directory) and _lock_alone(fd, patience_s=0)
+            if alone and is_held(directory, fd):
                 shutil.rmtree(directory, ignore_errors=True)
                 removed.append(directory)
         finally:

@@ -1,9 +1,10 @@
 """The embedded coordinator as a process of its own, which outlives the launcher that started it.
 
-It also holds the nodes' memory, which the launcher can take away from it by a removal. A launcher
-that is started again with the same run directory finds its record, takes it up, and the job
-continues from the memory. If none comes within ``return_s``, the service ends, and the memory goes
-with it.
+It also holds the memory of the launcher's nodes, which the launcher can take away from it by a
+removal. A launcher that is started again with the same run directory finds its record, takes it up,
+and the job continues from the memory. If none comes within ``return_s``, the service ends, and the
+memory goes with it. If the service is killed as well, its journal and the memory stay for that
+time, and the next launcher starts the service again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.ckpt.descriptors import readable
-from holdfast.ckpt.memory.arena import arena_path, hold_existing, is_held, sweep
+from holdfast.ckpt.errors import UnsafePathError
+from holdfast.ckpt.memory import kept
+from holdfast.ckpt.memory.arena import arena_path, arenas_of, hold_existing, is_held, sweep
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import learn
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
@@ -30,14 +33,14 @@ RECORD = "coordinator.json"
 """File by which a launcher finds the service, in the run directory."""
 
 _LOOK_S = 0.1
+_KEEP_EVERY_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of the service of one run on this machine.
 
-    ``job`` identifies the launcher's command and options; ``nodes`` are those whose memory it
-    holds.
+    ``job`` identifies the launcher's command and options.
     """
 
     run: str
@@ -45,7 +48,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     key_file: str
     bind: str
-    nodes: tuple[str, ...]
     return_s: float
 
 
@@ -58,9 +60,27 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
+class LauncherRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The process id of a run's launcher, which it writes at the service, and its nodes.
+
+    ``number`` is its number among several launchers of the job, -1 before it has one.
+    """
+
+    pid: int
+    nodes: tuple[str, ...] = ()
+    number: int = -1
+
+
 def launcher_key(run: str) -> str:
-    """Return the key under which a run's launcher writes its process id."""
+    """Return the key under which a run's launcher writes its `LauncherRecord`."""
     return f"launchers/{run}"
+
+
+def drop_memory(run: str) -> None:
+    """Remove the memory of the run's nodes on this machine, unless a process holds it."""
+    for directory in arenas_of(run):
+        kept.give_up(directory)
+        sweep(exactly=directory.name)
 
 
 class Service:
@@ -73,7 +93,9 @@ class Service:
         self._config = config
         self.stopped = threading.Event()
         self._held: dict[str, int] = {}
-        self._launcher, self._pidfd = "", -1
+        self._launcher, self._pidfd = LauncherRecord(pid=0), -1
+        self._written = ""
+        self._kept_s = 0.0
         run_dir = Path(config.run_dir)
         key = RunKey.load(Path(config.key_file))
         self._server = EmbeddedServer(
@@ -100,34 +122,61 @@ class Service:
             self._hold()
             if self._launcher_lives():
                 missed_s = time.monotonic()
+                self._keep()
                 continue
             if time.monotonic() - missed_s > self._config.return_s:
                 _log.warning("no launcher came back within %g s", self._config.return_s)
                 break
             self.stopped.wait(_LOOK_S)
-        self._server.close()
-        for node in self._config.nodes:
-            self._let_go(node)
-            sweep(exactly=arena_path(self._config.run, node).name)
+        self._forget()
 
     def _launcher_lives(self) -> bool:
         """Wait a moment; return whether the launcher that wrote its number last is alive."""
         written = self._server.value(launcher_key(self._config.run)) or ""
-        if written != self._launcher:
+        if written != self._written:
             if self._pidfd >= 0:
                 os.close(self._pidfd)
-            self._launcher, self._pidfd = written, -1
-            with contextlib.suppress(ProcessLookupError):
-                self._pidfd = os.pidfd_open(int(written))
+            self._written, self._pidfd = written, -1
+            self._launcher = self._read(written)
+            with contextlib.suppress(OSError, OverflowError):
+                self._pidfd = os.pidfd_open(self._launcher.pid)
         return self._pidfd >= 0 and not readable([self._pidfd], _LOOK_S)
+
+    def _read(self, written: str) -> LauncherRecord:
+        try:
+            found = msgspec.json.decode(written, type=LauncherRecord)
+            for node in found.nodes:
+                arena_path(self._config.run, node)
+        except (ValueError, RecursionError, UnsafePathError) as error:
+            _log.warning("no launcher's record is at %s: %s", launcher_key(self._config.run), error)
+            return LauncherRecord(pid=0)
+        return found
 
     def _hold(self) -> None:
         """Hold the memory that is there now."""
-        for node in self._config.nodes:
+        for node in self._launcher.nodes:
             directory = arena_path(self._config.run, node)
             if not is_held(directory, self._held.get(node, -1)):
                 self._let_go(node)
                 self._held[node] = hold_existing(directory)
+                self._kept_s = 0.0
+
+    def _keep(self) -> None:
+        """Let the memory stay for the time of a return even if this process is killed too."""
+        if time.monotonic() - self._kept_s < _KEEP_EVERY_S:
+            return
+        self._kept_s = time.monotonic()
+        for node, fd in self._held.items():
+            if fd >= 0:
+                kept.keep(arena_path(self._config.run, node), seconds=self._config.return_s)
+
+    def _forget(self) -> None:
+        """Stop, and give up what a later launcher would take up: the record and the memory."""
+        (Path(self._config.run_dir) / RECORD).unlink(missing_ok=True)
+        self._server.close()
+        for node in [*self._held]:
+            self._let_go(node)
+        drop_memory(self._config.run)
 
     def _let_go(self, node: str) -> None:
         if (fd := self._held.pop(node, -1)) >= 0:

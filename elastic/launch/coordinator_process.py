@@ -48,11 +48,10 @@ class CoordinatorProcess:
     def start(cls, config: ServiceConfig) -> CoordinatorProcess:
         """Start it, continuing with its journal if there is one.
 
-        Raises ``CoordinatorError`` if it does not serve.
+        Raises ``CoordinatorError`` if it does not serve. The record of one that was killed stays
+        until this one writes its own: if this process is killed too, the next one finds it.
         """
         run_dir = Path(config.run_dir)
-        with contextlib.suppress(FileNotFoundError):
-            (run_dir / RECORD).unlink()
         log = run_dir / "logs" / "coordinator.log"
         try:
             child = _spawn(config, log=log)
@@ -72,7 +71,10 @@ class CoordinatorProcess:
 
     @classmethod
     def found(cls, run_dir: Path, key: RunKey) -> CoordinatorProcess | None:
-        """Return the one that serves in ``run_dir`` and knows ``key``, None if there is none."""
+        """Return the one that serves in ``run_dir`` and knows ``key``, None if there is none.
+
+        One that does not answer is ended.
+        """
         if (record := read_record(run_dir)) is None:
             return None
         try:
@@ -83,7 +85,7 @@ class CoordinatorProcess:
             with contextlib.closing(connect(found.address, key, timeout_s=_ANSWER_S)) as asked:
                 asked.get(launcher_key(found.run))
         except CoordinatorError as error:
-            _log.warning("%s: run %s cannot be continued: %s", run_dir, found.run, error)
+            _log.warning("%s: the coordinator of run %s: %s", run_dir, found.run, error)
             end_processes([record.pid], mark=found.mark)  # unless the number is another's by now
             os.close(found._pidfd)
             return None

@@ -3,8 +3,11 @@
 They meet at a coordinator: an etcd, or one that the launcher on the named host serves. The first
 launcher writes the job's record (its run, its number of workers, its settings), which the others
 read. Each launcher then takes a number under a lease. If a launcher is lost, its nodes are lost
-with it; it may come back at any time. If a launcher serves the coordinator, the job ends with that
-launcher.
+with it; it may come back at any time. A launcher that keeps its run directory serves the
+coordinator in a process of its own, which outlives it and holds the memory of its nodes; if that
+process ends too, it is started again with its journal by the launcher or by its successor, and the
+other launchers wait for that. A launcher with a temporary run directory serves the coordinator
+itself, and the job ends with it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -29,12 +33,14 @@ from holdfast.elastic.channel.shared_key import shared_key
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect, is_etcd
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
+from holdfast.elastic.coordinator.service import LauncherRecord, launcher_key
 from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
-from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.launch.coordinator_process import CoordinatorProcess
+from holdfast.elastic.launch.local import KEY, Launcher
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import decode, encode, generation_key, outcome_key
-from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards
+from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards, is_free
 
 JOIN_S = 600.0
 """Time that a launcher waits for the coordinator and for enough others."""
@@ -44,6 +50,7 @@ _RETRY_S = 0.2
 _FAREWELL_S = 15.0
 _FAREWELL_POLL_S = 0.05
 _SILENT_S = 30.0
+_REPORT_S = 5.0
 _LEAVE_MARGIN_S = 5.0
 _MAX_NUMBER = 1 << 16
 _PRESENCE = AgentTiming(lease_ttl_s=5.0, self_fence_s=4.0, keep_alive_s=1.0)
@@ -55,6 +62,7 @@ class SharedJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that all launchers of a job share.
 
     ``ended`` lets the next job of that name begin. ``machines`` is the full number of launchers.
+    ``return_s`` is the time for which they wait for a coordinator that does not answer.
     """
 
     run: str
@@ -62,6 +70,7 @@ class SharedJobRecord(msgspec.Struct, frozen=True, kw_only=True):
     wanted: dict[str, int]
     settings: dict[str, Json] = {}
     ended: bool = False
+    return_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +125,8 @@ class JointLauncher(Launcher):
         self._presence: LeaseKeeper | None = None
         self._leasing: Coordinator | None = None
         self._number, self._number_lease = -1, -1
-        self._heard_s = time.monotonic()
+        self._heard_s, self._patience_s = time.monotonic(), _SILENT_S
+        self._waits = False
         self._leaving_s = 0.0
         self._over = False
 
@@ -125,32 +135,60 @@ class JointLauncher(Launcher):
     def _connect(self) -> None:
         """Serve or reach the coordinator, read the job's record, and wait for enough launchers."""
         joint = self._joint
-        self.key: RunKey = shared_key(joint.key_file)
-        self.key.save(self.run_dir / "key.json")
-        self._server = self._serve_others()
+        before = self._server
+        if before is None:
+            self.key: RunKey = shared_key(joint.key_file)
+            self.key.save(self.run_dir / KEY)
+            self._server = self._serve_others()
         self.coordinator_address = joint.place.url
         self._coordinator = connect(joint.place.url, self.key, timeout_s=_CALL_S)
         deadline_s = time.monotonic() + joint.join_s
         try:
+            if before is not None:
+                self._patiently(self._return, deadline_s=deadline_s)
             record = self._patiently(self._job, deadline_s=deadline_s)
             number = self._patiently(self._take_number, deadline_s=deadline_s)
             self._take(record, number)
+            if before is not None:
+                self._take_over(number=number)
+            elif isinstance(self._server, CoordinatorProcess):
+                self._sign(number=number)
             self._patiently(self._enough, deadline_s=deadline_s)
         except BaseException:
             self._depart()
             self._coordinator.close()
-            if self._server:
+            if self._server and before is None:
                 self._server.close()
+                self._server = None
             raise
 
-    def _serve_others(self) -> EmbeddedServer | None:
-        bind = "" if self._joint.joins else self._joint.place.bind()
-        if not bind:
+    def _bind(self) -> str:
+        return "" if self._joint.joins else self._joint.place.bind()
+
+    def _can_go_on(self, run: str) -> bool:
+        """The memory of other machines may be there, whatever this one lost."""
+        return True
+
+    def _serve_others(self) -> EmbeddedServer | CoordinatorProcess | None:
+        """Serve the coordinator; None if this is not its machine, or another launcher serves it."""
+        if not (bind := self._bind()) or not is_free(bind):
             return None
         try:
-            return EmbeddedServer(self.key, bind=bind)
-        except CoordinatorError:
-            return None  # another launcher of this machine serves it
+            return self._serve()
+        except CoordinatorError as error:
+            _log.warning("%s", error)
+            return None
+
+    def _return(self) -> bool:
+        """Take the number that the killed launcher of this run directory had."""
+        entry = self._coordinator.get(launcher_key(self.run))
+        record = decode(entry.key, entry.value, LauncherRecord) if entry else None
+        if record and record.number >= 0:
+            ours = msgspec.structs.replace(record, pid=os.getpid())
+            self._coordinator.put(launcher_key(self.run), encode(ours))
+            self._coordinator.delete(f"{self._joint.launchers}{record.number}")
+            self._joint = dataclasses.replace(self._joint, number=record.number)
+        return True
 
     def _patiently(self, attempt: Callable[[], _T | str], *, deadline_s: float) -> _T:
         """Retry ``attempt`` until it returns something other than a reason to wait; return that."""
@@ -179,7 +217,7 @@ class JointLauncher(Launcher):
         entry = self._coordinator.get(joint.key)
         if entry:
             record = decode(entry.key, entry.value, SharedJobRecord)
-            if not record.ended:
+            if not record.ended or record.run == self.run:
                 return record
         if joint.joins and entry:
             raise ConfigError(f"job {joint.job} has ended: begin it without --join")
@@ -191,6 +229,7 @@ class JointLauncher(Launcher):
             machines=joint.most,
             wanted=dict(self.config.wanted),
             settings=dict(self.config.settings),
+            return_s=self.config.return_s,
         )
         done = self._coordinator.compare_and_set(
             joint.key, encode(fresh), expected=entry.revision if entry else 0
@@ -230,6 +269,14 @@ class JointLauncher(Launcher):
         if presence is not None and presence.lease == self._number_lease:
             return
         try:
+            entry = self._coordinator.get(self._joint.key)
+            record = decode(entry.key, entry.value, SharedJobRecord) if entry else None
+            if record is None or record.run != self.run:
+                self.stop(
+                    f"the coordinator at {self._joint.place.address} was started anew and does not "
+                    "know this job: start this command again to join the one that it serves"
+                )
+                return
             self._claim([self._number])
         except LeaseExpiredError:
             self._presence = None
@@ -239,6 +286,7 @@ class JointLauncher(Launcher):
     def _take(self, record: SharedJobRecord, number: int) -> None:
         """Set this launcher's configuration from the job's record."""
         self.run = record.run
+        self._patience_s = max(_SILENT_S, record.return_s)
         nodes = self.config.nodes
         names = [f"node{number}"] if len(nodes) == 1 else []
         names = names or [f"node{number}-{i}" for i in range(len(nodes))]
@@ -276,15 +324,27 @@ class JointLauncher(Launcher):
         try:
             entry = self._coordinator.get(outcome_key(self.run))
         except CoordinatorError as error:
-            if time.monotonic() - self._heard_s > _SILENT_S:
-                self.stop(f"the coordinator has been silent for {_SILENT_S:g} s: {error}")
+            self._await_coordinator(error)
             return None
-        self._heard_s = time.monotonic()
+        self._heard_s, self._waits = time.monotonic(), False
         if entry is None:
             self._stay()
             return None
         self._over = True
         return decode(entry.key, entry.value, JobOutcome)
+
+    def _await_coordinator(self, error: CoordinatorError) -> None:
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > self._patience_s:
+            self.stop(f"the coordinator has been silent for {self._patience_s:g} s: {error}")
+        elif silent_s > _REPORT_S and not self._waits:
+            self._waits = True
+            _log.warning(
+                "waiting up to %g s for the coordinator: if its launcher was killed, start that "
+                "again with the same --run-dir (%s)",
+                self._patience_s,
+                error,
+            )
 
     def _decide(self, failure: str) -> None:
         """End the job if it ends with this launcher, else leave it: the others continue."""

@@ -20,7 +20,8 @@ import msgspec
 
 from holdfast.ckpt.descriptors import allow_many, patiently, readable
 from holdfast.ckpt.errors import HoldfastError, PeerError
-from holdfast.ckpt.memory.arena import arena_path, hold, is_held, sweep, take_away
+from holdfast.ckpt.memory import kept
+from holdfast.ckpt.memory.arena import arena_path, arenas_of, hold, is_held, sweep, take_away
 from holdfast.ckpt.private import PRIVATE
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig
@@ -29,13 +30,20 @@ from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, r
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
-from holdfast.elastic.coordinator.service import JOURNAL, RECORD, ServiceConfig, launcher_key
+from holdfast.elastic.coordinator.service import (
+    JOURNAL,
+    RECORD,
+    LauncherRecord,
+    ServiceConfig,
+    drop_memory,
+    launcher_key,
+)
 from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events import Detected, Event, JobEnded, JobStarted, NodeExited
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventWriter, events_file
 from holdfast.elastic.launch.config import EMBEDDED, LaunchConfig, NodeSpec
-from holdfast.elastic.launch.coordinator_process import CoordinatorProcess
+from holdfast.elastic.launch.coordinator_process import CoordinatorProcess, read_record
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.membership.view import (
     JobView,
@@ -55,7 +63,10 @@ _UNHEARD_S = 10.0
 _AGENT_END_S = 15.0
 _SWEEP_S = 2.0
 _SWEEP_TICK_S = 0.01
-_KEY = "key.json"
+_REVIVALS = 3
+KEY = "key.json"
+"""File of the run's key, in the run directory."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +76,7 @@ class Launcher:
     def __init__(self, config: LaunchConfig) -> None:
         self.config = config
         self.run = f"{os.getpid():x}-{uuid.uuid4().hex[:6]}"
+        self._identity = config.job
         self._temporary = config.run_dir is None
         self.run_dir = config.run_dir or run_dirs.make()
         self._agents: dict[str, Child] = {}
@@ -195,30 +207,52 @@ class Launcher:
 
     def _predecessor(self) -> CoordinatorProcess | None:
         """Take up the coordinator of a killed launcher of the same job; end that of another."""
-        if self.config.coordinator != EMBEDDED:
+        if not self._bind() or (record := read_record(self.run_dir)) is None:
             return None
         try:
-            self.key = RunKey.load(self.run_dir / _KEY)
+            self.key = RunKey.load(self.run_dir / KEY)
         except PeerError:
             return None
-        if (found := CoordinatorProcess.found(self.run_dir, self.key)) is None:
-            return None
-        if found.job != self.config.job:
+        found = CoordinatorProcess.found(self.run_dir, self.key)
+        if record.job != self._identity:
             _log.warning(
                 "%s: the job that ran here (%s) had another command or other options; it is not "
                 "continued",
                 self.run_dir,
-                found.run,
+                record.run,
             )
-            found.close()
+            if found:
+                found.close()
+        else:
+            found = found or self._revive(record.run)
+            if found:
+                self.run, self._server = found.run, found
+                return found
+        drop_memory(record.run)
+        return None
+
+    def _revive(self, run: str) -> CoordinatorProcess | None:
+        """Start a killed coordinator again, if its job can go on; None if it cannot."""
+        if not self.config.return_s or not self._can_go_on(run):
             return None
-        self.run, self._server = found.run, found
-        return found
+        for _ in range(_REVIVALS):
+            try:
+                return CoordinatorProcess.start(self._service(self._bind(), run=run))
+            except CoordinatorError as error:
+                # the killed launcher may have just started one
+                if found := CoordinatorProcess.found(self.run_dir, self.key):
+                    return found
+                _log.warning("%s: run %s cannot be continued: %s", self.run_dir, run, error)
+        return None
+
+    def _can_go_on(self, run: str) -> bool:
+        """Return whether there is memory from which the run can continue."""
+        return bool(arenas_of(run))
 
     def _clear_run_dir(self) -> None:
         """Remove the files of an earlier run, and write this run's key."""
         try:
-            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, _KEY, RECORD, JOURNAL):
+            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, KEY, RECORD, JOURNAL):
                 for stale in self.run_dir.glob(pattern):
                     stale.unlink()
         except OSError as error:
@@ -226,9 +260,9 @@ class Launcher:
                 f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
             ) from error
 
-    def _take_over(self) -> None:
+    def _take_over(self, *, number: int = -1) -> None:
         """Hold the nodes' memory, and end the remaining processes of the launcher before."""
-        self._coordinator.put(launcher_key(self.run), str(os.getpid()))
+        self._sign(number=number)
         for node in self.config.nodes:
             if arena_path(self.run, node.name).exists():
                 self._hold_memory(node.name)
@@ -237,21 +271,34 @@ class Launcher:
                 end_processes(pids, mark=self.run)
             self._coordinator.delete(node_key(self.run, node.name))
 
+    def _sign(self, *, number: int = -1) -> None:
+        """Write this launcher's record at the coordinator's process."""
+        names = tuple(node.name for node in self.config.nodes)
+        record = LauncherRecord(pid=os.getpid(), nodes=names, number=number)
+        self._coordinator.put(launcher_key(self.run), encode(record))
+
+    def _bind(self) -> str:
+        """Return the address at which this launcher serves the coordinator, empty if it does not.
+
+        It ends in ``*`` for any free port.
+        """
+        if self.config.coordinator != EMBEDDED:
+            return ""
+        return f"tcp://127.0.0.1:{self.config.port or '*'}"
+
     def _serve(self) -> EmbeddedServer | CoordinatorProcess:
         """Serve the coordinator here or, if it is to outlive this launcher, in its own process."""
-        bind = f"tcp://127.0.0.1:{self.config.port or '*'}"
         if self._temporary or not self.config.return_s:
-            return EmbeddedServer(self.key, bind=bind)
-        return CoordinatorProcess.start(self._service(bind))
+            return EmbeddedServer(self.key, bind=self._bind())
+        return CoordinatorProcess.start(self._service(self._bind(), run=self.run))
 
-    def _service(self, bind: str) -> ServiceConfig:
+    def _service(self, bind: str, *, run: str) -> ServiceConfig:
         return ServiceConfig(
-            run=self.run,
-            job=self.config.job,
+            run=run,
+            job=self._identity,
             run_dir=str(self.run_dir.absolute()),
-            key_file=str((self.run_dir / _KEY).absolute()),
+            key_file=str((self.run_dir / KEY).absolute()),
             bind=bind,
-            nodes=tuple(node.name for node in self.config.nodes),
             return_s=self.config.return_s,
         )
 
@@ -274,7 +321,7 @@ class Launcher:
             return
         self._coordinator_restarts = following
         try:
-            self._server = CoordinatorProcess.start(self._service(server.address))
+            self._server = CoordinatorProcess.start(self._service(server.address, run=self.run))
         except (CoordinatorError, OSError) as error:
             _log.warning("%s", error)
 
@@ -283,7 +330,7 @@ class Launcher:
         self.coordinator_address = self.config.coordinator
         taken = self._server is not None
         if not taken:
-            self.key.save(self.run_dir / _KEY)
+            self.key.save(self.run_dir / KEY)
         if self.config.coordinator == EMBEDDED:
             self._server = self._server or self._serve()
             self.coordinator_address = self._server.address
@@ -296,7 +343,7 @@ class Launcher:
         elif taken:
             self._take_over()
         elif isinstance(self._server, CoordinatorProcess):
-            self._coordinator.put(launcher_key(self.run), str(os.getpid()))
+            self._sign()
 
     def _start_agent(self, node: NodeSpec) -> None:
         self._hold_memory(node.name)
@@ -305,7 +352,7 @@ class Launcher:
             node=node.name,
             domain=node.domain,
             run_dir=str(self.run_dir),
-            key_file=str(self.run_dir / _KEY),
+            key_file=str(self.run_dir / KEY),
             coordinator=self.coordinator_address,
             slots=node.slots,
             wanted=dict(self.config.wanted),
@@ -451,6 +498,7 @@ class Launcher:
     def _remove_memory(self, node: str) -> None:
         """Remove the memory of a node's processes, the last of which may still be ending."""
         self._release_memory(node)
+        kept.give_up(arena_path(self.run, node))
         directory, deadline_s = arena_path(self.run, node), time.monotonic() + _SWEEP_S
         if isinstance(self._server, CoordinatorProcess) and self._server.alive:
             with take_away(directory):

@@ -94,6 +94,18 @@ def own_address(host: str) -> str:
     return ""
 
 
+def is_free(bind: str) -> bool:
+    """Return whether no process of this machine listens at ``bind``, ``tcp://ADDRESS:PORT``."""
+    address, _, port = bind.removeprefix("tcp://").rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, int(port)))
+        except OSError:
+            return False
+    return True
+
+
 def address_towards(host: str) -> str:
     """Return this machine's address on the route to ``host``, at which others find it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

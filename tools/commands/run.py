@@ -278,8 +278,9 @@ def _settings(args: argparse.Namespace) -> dict[str, Json]:
 def _launcher(args: argparse.Namespace) -> Launcher:
     joint = run_machines.joint_config(args)
     if joint is None:
-        return Launcher(_config(args, return_s=args.return_s if args.run_dir else 0.0))
-    return JointLauncher(_config(args, machines=joint.most), joint)
+        return Launcher(_config(args, returns=args.run_dir is not None))
+    returns = args.run_dir is not None or is_etcd(joint.place.url)
+    return JointLauncher(_config(args, machines=joint.most, returns=returns), joint)
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
@@ -294,7 +295,9 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     return python_command(script, args.args)
 
 
-def _config(args: argparse.Namespace, *, machines: int = 1, return_s: float = 0.0) -> LaunchConfig:
+def _config(
+    args: argparse.Namespace, *, machines: int | None = None, returns: bool = False
+) -> LaunchConfig:
     command = _command(args)
     if args.capture_output and args.run_dir is None:
         raise ConfigError("--capture-output needs --run-dir DIR: the output goes there")
@@ -307,18 +310,18 @@ def _config(args: argparse.Namespace, *, machines: int = 1, return_s: float = 0.
     return LaunchConfig(
         command=command,
         nodes=nodes,
-        wanted={TRAINER: args.world or args.nproc * args.nodes * machines, **roles},
+        wanted={TRAINER: args.world or args.nproc * args.nodes * (machines or 1), **roles},
         run_dir=args.run_dir,
         coordinator=_coordinator(args.coordinator),
-        elsewhere=(machines - 1) * args.nodes,
+        elsewhere=((machines or 1) - 1) * args.nodes,
         port=args.port,
         capture_output=args.capture_output,
         settings=_settings(args),
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts,
-        return_s=return_s,
+        return_s=args.return_s if returns else 0.0,
         timing=msgspec.structs.replace(
-            _timing(args, returns=return_s > 0),
+            _timing(args, apart=machines is None and returns and args.return_s > 0),
             min_hang_s=args.min_hang_s,
             max_hang_s=max(args.min_hang_s, args.max_hang_s),
             first_hang_s=args.first_hang_s,
@@ -328,10 +331,10 @@ def _config(args: argparse.Namespace, *, machines: int = 1, return_s: float = 0.
     )
 
 
-def _timing(args: argparse.Namespace, *, returns: bool) -> AgentTiming:
+def _timing(args: argparse.Namespace, *, apart: bool) -> AgentTiming:
     if is_etcd(args.join or args.coordinator):
         return ETCD_TIMING
-    return APART_TIMING if returns else LOCAL_TIMING
+    return APART_TIMING if apart else LOCAL_TIMING
 
 
 def _coordinator(text: str) -> str:

@@ -16,6 +16,8 @@ import msgspec
 import pytest
 from undisturbed import WAITING, alone, weights
 
+from holdfast.ckpt.memory.arena import arenas_of, sweep
+from holdfast.ckpt.memory.kept import is_kept
 from holdfast.elastic.agent.reporting import read_all_processes
 from holdfast.elastic.coordinator.service import RECORD
 from holdfast.elastic.launch.coordinator_process import read_record
@@ -69,6 +71,10 @@ class Job:
         assert record is not None
         return record.pid
 
+    def is_kept(self) -> bool:
+        """Say whether the memory of both nodes stays if all processes are killed."""
+        return sum(map(is_kept, arenas_of(self.run))) == 2
+
     def lines(self) -> list[dict[str, Any]]:
         log = self.folder / "log"
         text = log.read_bytes() if log.exists() else b""
@@ -99,7 +105,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
         command.kill()
         command.wait()
     if record := read_record(made.run_dir):
-        os.kill(record.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGTERM)
         assert leftovers(record.run, timeout_s=DEADLINE_S) == []
 
 
@@ -137,6 +144,62 @@ def test_a_job_goes_on_when_its_coordinator_is_killed(job: Job) -> None:
     done = [weights(line) for line in job.lines() if "done" in line]
     assert done == [alone()] * max(len(done), 1), "the survivor may end before the other is back"
     assert leftovers(run, timeout_s=DEADLINE_S) == []
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("launcher", "coordinator"),
+        pytest.param(("coordinator", "launcher"), marks=pytest.mark.exhaustive),
+        pytest.param(("coordinator", "return", "launcher"), marks=pytest.mark.exhaustive),
+        pytest.param(("launcher", "end", "coordinator"), marks=pytest.mark.exhaustive),
+    ],
+    ids="-".join,
+)
+def test_a_job_goes_on_in_memory_when_both_are_killed(job: Job, victims: tuple[str, ...]) -> None:
+    job.start()
+    job.await_waiting()
+    job.wait_for(lambda: {n.progress for n in read_all_processes(job.run_dir).values()} == {6})
+    job.wait_for(job.is_kept)
+    run, coordinator, seen = job.run, job.coordinator(), len(job.lines())
+    for victim in victims:
+        if victim == "launcher":
+            job.commands[-1].kill()
+        elif victim == "coordinator":
+            os.kill(coordinator, signal.SIGKILL)
+        elif victim == "return":
+            job.wait_for(lambda: job.coordinator() != coordinator)
+            os.kill(job.coordinator(), signal.SIGKILL)
+        else:
+            job.wait_for(lambda: processes_of(run) == [coordinator])
+    job.commands[-1].wait()
+    job.wait_for(lambda: processes_of(run) == [])
+    sweep()  # as the start of any other job does
+    assert len(memory_of(run)) >= 2
+    job.start()
+    begun = [line["begins"] for line in job.await_waiting(after=seen) if "begins" in line]
+    assert {*begun} == {6}, "no step is lost, and there is no checkpoint"
+    assert job.run == run
+    assert job.finish() == 0
+    done = [line for line in job.lines() if "done" in line]
+    assert [weights(line) for line in done] == [alone(), alone()]
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
+
+
+@pytest.mark.exhaustive
+def test_when_both_are_killed_another_command_begins_its_own_job(job: Job) -> None:
+    job.start()
+    job.await_waiting()
+    job.wait_for(job.is_kept)
+    run, coordinator, seen = job.run, job.coordinator(), len(job.lines())
+    job.kill()
+    os.kill(coordinator, signal.SIGKILL)
+    job.wait_for(lambda: processes_of(run) == [])
+    job.start("--min-hang-s", "31", "--parity", "0")
+    begun = [line["begins"] for line in job.await_waiting(after=seen) if "begins" in line]
+    assert {*begun} == {0}
+    assert memory_of(run) == []
+    assert job.finish() == 0
 
 
 @pytest.mark.exhaustive

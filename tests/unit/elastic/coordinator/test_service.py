@@ -13,11 +13,19 @@ from pathlib import Path
 import pytest
 
 from holdfast.ckpt.memory.arena import arena_path, hold, sweep, take_away
+from holdfast.ckpt.memory.kept import is_kept
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.coordinator.connecting import connect
-from holdfast.elastic.coordinator.service import Service, ServiceConfig, launcher_key
+from holdfast.elastic.coordinator.service import (
+    LauncherRecord,
+    Service,
+    ServiceConfig,
+    drop_memory,
+    launcher_key,
+)
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.launch.coordinator_process import CoordinatorProcess, read_record
+from holdfast.elastic.membership.view import encode
 
 DEADLINE_S = 30.0
 RUN = f"service-{os.getpid()}"
@@ -37,7 +45,6 @@ class Serving:
             run_dir=str(directory),
             key_file=str(directory / "key.json"),
             bind="tcp://127.0.0.1:*",
-            nodes=("n0", "n1"),
             return_s=return_s,
         )
         self.service = Service(self.config)
@@ -51,8 +58,20 @@ class Serving:
         record = read_record(self.directory)
         assert record is not None
         client = connect(record.address, self.key)
-        client.put(launcher_key(RUN), str(self.launchers[-1].pid))
+        said = LauncherRecord(pid=self.launchers[-1].pid, nodes=("n0", "n1"))
+        client.put(launcher_key(RUN), encode(said))
         client.close()
+
+    def killed(self) -> None:
+        """Stop as if by SIGKILL: nothing is given up."""
+
+        def forget() -> None:
+            self.service._server.close()
+            for node in [*self.service._held]:
+                self.service._let_go(node)
+
+        self.service._forget = forget  # type: ignore[method-assign]
+        self.close()
 
     def close(self) -> None:
         self.service.stopped.set()
@@ -60,7 +79,6 @@ class Serving:
         for each in self.launchers:
             each.kill()
             each.communicate()
-        sweep(exactly=NODE.name)
 
 
 @pytest.fixture
@@ -74,6 +92,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[float], Serving]]:
     yield serving
     for each in made:
         each.close()
+    drop_memory(RUN)
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -106,10 +125,42 @@ def test_a_launcher_that_comes_back_ends_the_wait(make: Callable[[float], Servin
     serving.launchers[0].kill()
     serving.launchers[0].wait()
     serving.launcher()
-    wait_for(lambda: serving.service._launcher == str(serving.launchers[1].pid))
+    wait_for(lambda: serving.service._launcher.pid == serving.launchers[1].pid)
     found = CoordinatorProcess.found(serving.directory, serving.key)
     assert found is not None
     assert (found.run, found.job) == (RUN, "job")
+
+
+def test_memory_stays_for_the_return_when_the_service_is_killed_too(
+    make: Callable[[float], Serving],
+) -> None:
+    serving = make(DEADLINE_S)
+    os.close(hold(NODE))
+    serving.launcher()
+    serving.thread.start()
+    wait_for(lambda: is_kept(NODE))
+    serving.killed()
+    assert sweep(exactly=NODE.name) == []
+    record = read_record(serving.directory)
+    assert record is not None, "the next launcher finds it"
+    drop_memory(record.run)
+    assert not NODE.exists()
+
+
+@pytest.mark.parametrize("said", ["", "17", '{"pid": -1}', '{"pid": 1, "nodes": ["../n"]}'])
+def test_a_record_of_no_launcher_is_passed_over(
+    make: Callable[[float], Serving], said: str
+) -> None:
+    serving = make(DEADLINE_S)
+    serving.thread.start()
+    record = read_record(serving.directory)
+    assert record is not None
+    client = connect(record.address, serving.key)
+    client.put(launcher_key(RUN), said)
+    wait_for(lambda: serving.service._written == said)
+    client.close()
+    serving.launcher()
+    wait_for(lambda: serving.service._launcher.pid == serving.launchers[0].pid)
 
 
 def test_memory_that_is_taken_away_is_let_go_and_the_next_one_is_held(
@@ -117,6 +168,7 @@ def test_memory_that_is_taken_away_is_let_go_and_the_next_one_is_held(
 ) -> None:
     serving = make(DEADLINE_S)
     os.close(hold(NODE))
+    serving.launcher()
     serving.thread.start()
     wait_for(lambda: serving.service._held.get("n0", -1) >= 0)
     with take_away(NODE):
@@ -138,7 +190,7 @@ def test_a_coordinator_that_cannot_serve_is_named_with_its_reason(
 
 def test_a_coordinator_whose_log_cannot_be_written_is_named(tmp_path: Path) -> None:
     config = ServiceConfig(
-        run=RUN, job="", run_dir=str(tmp_path), key_file="", bind="", nodes=(), return_s=1.0
+        run=RUN, job="", run_dir=str(tmp_path), key_file="", bind="", return_s=1.0
     )
     with pytest.raises(CoordinatorError, match="cannot be started"):
         CoordinatorProcess.start(config)
