@@ -81,6 +81,9 @@ class CoordinatorProcess:
             found = cls(record, run_dir=run_dir)
         except ProcessLookupError:
             return None
+        if not found.alive:  # a zombie: whoever started it is gone or does not look
+            os.close(found._pidfd)
+            return None
         try:
             with contextlib.closing(connect(found.address, key, timeout_s=_ANSWER_S)) as asked:
                 asked.get(launcher_key(found.run))

@@ -57,6 +57,38 @@ def test_a_machine_is_lost_with_everything_and_comes_back(
     assert leftovers(run, timeout_s=DEADLINE_S) == []
 
 
+@pytest.mark.parametrize(
+    "both", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["launcher", "both"]
+)
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_killed_launcher_of_the_coordinators_machine_goes_on(
+    machines: Machines, both: bool
+) -> None:
+    place = machines.place
+    first = machines.start("--nnodes", "2", "--coordinator", place)
+    second = machines.start("--join", place)
+    machines.await_lines(waits(2), count=2)
+    run = machines.run(first)
+    after = len(machines.lines())
+    if both:
+        machines.lose(first)
+    else:
+        machines.signal(first, signal.SIGKILL)
+        assert machines.await_end(first) == -signal.SIGKILL
+    third = machines.start("--nnodes", "2", "--coordinator", place, again=first)
+    machines.await_lines(waits(2), count=2, after=after)
+    assert machines.run(third) == run
+    begun = {line["begins"] for line in machines.lines()[after:] if "begins" in line}
+    assert begun == {6}, "the job goes on where it was, and there is no checkpoint"
+    machines.end.touch()
+    assert machines.await_end(third) == 0, machines.output()
+    assert machines.await_end(second) == 0, machines.output()
+    done = [weights(line) for line in machines.lines() if "done" in line]
+    assert done == [alone(), alone()]
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_with_etcd_the_loss_of_the_machine_that_began_the_job_is_survived(

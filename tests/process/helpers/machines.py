@@ -19,6 +19,7 @@ from torchruns import DEADLINE_S
 from undisturbed import WAITING
 
 from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
+from holdfast.elastic.launch.coordinator_process import read_record
 
 Line = dict[str, Any]
 
@@ -37,9 +38,15 @@ class Machines:
         """The meeting point of the launchers, on the first machine."""
         return f"{self._lan.machines[0].address if self._lan else 'localhost'}:{self.port}"
 
-    def start(self, *options: str, script: Sequence[str] = (str(WAITING),)) -> int:
-        """Start a launcher; return its number, which counts those that died."""
-        number = len(self._started)
+    def start(
+        self, *options: str, script: Sequence[str] = (str(WAITING),), again: int | None = None
+    ) -> int:
+        """Start a launcher; return its number, which counts those that died.
+
+        One that is started ``again`` has the run directory and the address of that number.
+        """
+        started = len(self._started)
+        number = started if again is None else again
         run_dir = self.run_dir(number)
         machine = self._lan.machines[number] if self._lan else None
         env = {
@@ -56,10 +63,10 @@ class Machines:
         ]
         if machine:
             argv = machine.command(*argv)
-        with (self.directory / f"launcher{number}.log").open("wb") as output:
+        with (self.directory / f"launcher{started}.log").open("wb") as output:
             process = subprocess.Popen(argv, env=env, stdout=output, stderr=output)
         self._started.append((process, run_dir))
-        return number
+        return started
 
     def lose(self, number: int) -> None:
         """SIGKILL a launcher and everything it started, at one blow."""
@@ -70,6 +77,8 @@ class Machines:
         """Send a signal to a launcher and everything it started."""
         process, run_dir = self._started[number]
         pids = [process.pid]
+        if (record := read_record(run_dir)) is not None:
+            pids.append(record.pid)
         for node in read_all_processes(run_dir).values():
             pids += [node.agent, node.sidecar, *node.workers.values()]
         for pid in pids:
@@ -110,6 +119,12 @@ class Machines:
     def await_end(self, number: int) -> int:
         """Return a launcher's exit status."""
         return self._started[number][0].wait(DEADLINE_S)
+
+    def run(self, number: int) -> str:
+        """Return the run that a launcher's coordinator serves."""
+        record = read_record(self._started[number][1])
+        assert record is not None, self.output()
+        return record.run
 
     def close(self) -> None:
         """End whatever is left."""
