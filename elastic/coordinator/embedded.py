@@ -5,7 +5,8 @@ other agent does not touch it. While its process is away no agents can agree, an
 cannot renew its lease for ``self_fence_s`` ends its workers. The effect of its death depends on its
 process:
 
-- in the launcher (one machine): the job ends with the launcher, and the table with both;
+- in the launcher (without a run directory to keep): the job ends with the launcher, and the table
+  with both;
 - in a process of its own (`holdfast.elastic.coordinator.service`) or in an agent, with a journal:
   it is started again, and serves the same table at the same address. No
   revision is used twice, the chain of generations continues, and every lease starts again, because

@@ -123,8 +123,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         default=_RETURN_S,
         metavar="S",
         help="with --run-dir: if this command is killed, keep the snapshots in memory S seconds; "
-        "the same command in DIR then continues the job (default %(default)g; 0: nothing outlives "
-        "the command)",
+        "the same command in DIR then continues the job, and other machines wait so long for its "
+        "coordinator (default %(default)g; 0: nothing outlives the command)",
     )
     add(
         "--coordinator",
@@ -133,7 +133,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="address of the coordinator (default: this command runs one). "
         "etcd://HOST:PORT[,HOST:PORT...] is an etcd, etcds:// one with TLS; options: "
         "docs/reference/dependencies.md. With --nnodes, HOST:PORT is a coordinator that the "
-        "command on HOST runs for the others",
+        "command on HOST runs for the others; with --run-dir it outlives that command",
     )
     add(
         "--port",

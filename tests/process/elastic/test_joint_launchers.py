@@ -14,6 +14,9 @@ from machines import Machines, waits
 from torchruns import DEADLINE_S
 from undisturbed import alone, weights
 
+from holdfast.ckpt.memory.arena import arena_path, sweep
+from holdfast.ckpt.memory.kept import give_up
+from holdfast.elastic.coordinator.service import drop_memory
 from holdfast.tools.leftovers import leftovers
 
 
@@ -58,24 +61,33 @@ def test_a_machine_is_lost_with_everything_and_comes_back(
 
 
 @pytest.mark.parametrize(
-    "both", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["launcher", "both"]
+    "lost",
+    [
+        "both",
+        pytest.param("launcher", marks=pytest.mark.exhaustive),
+        pytest.param("memory too", marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_killed_launcher_of_the_coordinators_machine_goes_on(
-    machines: Machines, both: bool
+def test_a_job_goes_on_when_the_launcher_of_its_coordinators_machine_is_back(
+    machines: Machines, lost: str
 ) -> None:
     place = machines.place
     first = machines.start("--nnodes", "2", "--coordinator", place)
     second = machines.start("--join", place)
     machines.await_lines(waits(2), count=2)
+    machines.await_protected(6, first, second)
     run = machines.run(first)
     after = len(machines.lines())
-    if both:
-        machines.lose(first)
-    else:
+    if lost == "launcher":
         machines.signal(first, signal.SIGKILL)
         assert machines.await_end(first) == -signal.SIGKILL
+    else:
+        machines.lose(first)
+    if lost == "memory too":
+        give_up(arena_path(run, "node0"))
+        assert [path.name for path in sweep()] == [arena_path(run, "node0").name]
     third = machines.start("--nnodes", "2", "--coordinator", place, again=first)
     machines.await_lines(waits(2), count=2, after=after)
     assert machines.run(third) == run
@@ -84,6 +96,32 @@ def test_the_killed_launcher_of_the_coordinators_machine_goes_on(
     machines.end.touch()
     assert machines.await_end(third) == 0, machines.output()
     assert machines.await_end(second) == 0, machines.output()
+    done = [weights(line) for line in machines.lines() if "done" in line]
+    assert done == [alone(), alone()]
+    assert leftovers(run, timeout_s=DEADLINE_S) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_job_begins_anew_when_all_machines_were_lost(machines: Machines) -> None:
+    place = machines.place
+    first = machines.start("--nnodes", "2", "--coordinator", place)
+    second = machines.start("--nnodes", "2", "--coordinator", place)
+    machines.await_lines(waits(2), count=2)
+    run, after = machines.run(first), len(machines.lines())
+    machines.lose(first)
+    machines.lose(second)
+    drop_memory(run)
+    again = [
+        machines.start("--nnodes", "2", "--coordinator", place, again=number)
+        for number in (first, second)
+    ]
+    machines.await_lines(waits(2), count=2, after=after)
+    begun = {line["begins"] for line in machines.lines()[after:] if "begins" in line}
+    assert begun == {0}
+    machines.end.touch()
+    assert [machines.await_end(number) for number in again] == [0, 0], machines.output()
     done = [weights(line) for line in machines.lines() if "done" in line]
     assert done == [alone(), alone()]
     assert leftovers(run, timeout_s=DEADLINE_S) == []

@@ -111,6 +111,13 @@ class Machines:
             assert time.monotonic() < deadline_s, f"{self.lines()}\n{self.output()}"
             time.sleep(0.02)
 
+    def await_protected(self, step: int, *numbers: int) -> None:
+        """Wait until the nodes of these launchers know that a step is protected."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while any(self.processes(number).progress < step for number in numbers):
+            assert time.monotonic() < deadline_s, self.output()
+            time.sleep(0.02)
+
     def output(self) -> str:
         """Return the ends of what the launchers said."""
         logs = sorted(self.directory.glob("launcher*.log"))
