@@ -339,11 +339,11 @@ class JointLauncher(Launcher):
             self.stop(f"the coordinator has been silent for {self._patience_s:g} s: {error}")
         elif silent_s > _REPORT_S and not self._waits:
             self._waits = True
+            hint = "if its launcher was killed, start that again with the same --run-dir"
+            if self._server or is_etcd(self._joint.place.url):
+                hint = "the job goes on when it is back"
             _log.warning(
-                "waiting up to %g s for the coordinator: if its launcher was killed, start that "
-                "again with the same --run-dir (%s)",
-                self._patience_s,
-                error,
+                "%s; waiting up to %g s for the coordinator: %s", error, self._patience_s, hint
             )
 
     def _decide(self, failure: str) -> None:
