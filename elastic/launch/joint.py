@@ -176,7 +176,8 @@ class JointLauncher(Launcher):
         try:
             return self._serve()
         except CoordinatorError as error:
-            _log.warning("%s", error)
+            if is_free(bind):
+                _log.warning("%s", error)
             return None
 
     def _return(self) -> bool:

@@ -107,15 +107,15 @@ def test_a_job_goes_on_when_the_launcher_of_its_coordinators_machine_is_back(
 def test_a_job_begins_anew_when_all_machines_were_lost(machines: Machines) -> None:
     place = machines.place
     first = machines.start("--nnodes", "2", "--coordinator", place)
-    second = machines.start("--nnodes", "2", "--coordinator", place)
+    second = machines.start("--join", place)
     machines.await_lines(waits(2), count=2)
     run, after = machines.run(first), len(machines.lines())
     machines.lose(first)
     machines.lose(second)
     drop_memory(run)
     again = [
-        machines.start("--nnodes", "2", "--coordinator", place, again=number)
-        for number in (first, second)
+        machines.start("--nnodes", "2", "--coordinator", place, again=first),
+        machines.start("--join", place, again=second),
     ]
     machines.await_lines(waits(2), count=2, after=after)
     begun = {line["begins"] for line in machines.lines()[after:] if "begins" in line}
