@@ -76,7 +76,7 @@ class EventWriter:
                 return True
             os.ftruncate(self._fd, size_bytes)
         except OSError as error:
-            why = error.strerror
+            why = str(error.strerror)
         if not self._lost:
             _log.warning("%s: events are lost: %s", self._path, why)
         return False

@@ -68,7 +68,7 @@ class OutputCopy:
                 return True
             os.ftruncate(self._file, size_bytes)
         except OSError as error:
-            why = error.strerror
+            why = str(error.strerror)
         if not self._lost_bytes:
             _log.warning("%s: output is lost: %s", self._path, why)
         return False
