@@ -119,6 +119,8 @@ class MeetingStore(torch_private.PythonStore):
     def _ask(
         self, op: MeetingOp, ask: MeetingAsk, frames: Sequence[Any] = (), *, extra_s: float = 0.0
     ) -> tuple[Json, list[memoryview]]:
+        if self._pool.closed:
+            raise PeerError(f"{self._address}: this store is closed: its generation is over")
         with self._pool.lend() as client:
             return client.call(op, ask, frames, timeout_s=self._answer_s + extra_s)
 

@@ -299,7 +299,7 @@ BUGS: Final = (
     _bug(
         "death-unseen",
         "the death of a member does not end its generation",
-        "holdfast.elastic.decisions.agree:_lost_members",
+        "holdfast.elastic.decisions.validity:_lost_members",
         _sees_no_dead_member,
         18,
     ),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Surroundings
+from holdfast.tools.chaos.scenarios.scenario import JobSurroundings, ScenarioError
 
 _SHARED: Final = Path("/dev/shm")
 _TEMPORARY: Final = "tmp"
@@ -26,14 +26,14 @@ _REMEDY: Final = "run it as root, or where users may create user namespaces (uns
 
 
 def within(
-    wanted: Surroundings, argv: tuple[str, ...], *, folder: Path, work: Path
+    wanted: JobSurroundings, argv: tuple[str, ...], *, folder: Path, work: Path
 ) -> tuple[str, ...]:
     """Return a command that runs ``argv`` in the wanted surroundings.
 
     ``folder`` is the run's own, ``work`` the folder in it that belongs to the command. Raises
     ``ScenarioError`` if this process may not make them.
     """
-    if wanted == Surroundings():
+    if wanted == JobSurroundings():
         return argv
     if wanted.temporary_kib is not None:
         (work / _TEMPORARY).mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def within(
 
 
 def wrapped(
-    wanted: Surroundings, *, folder: Path, work: Path, mountinfo: str, root: bool
+    wanted: JobSurroundings, *, folder: Path, work: Path, mountinfo: str, root: bool
 ) -> tuple[str, ...]:
     """Return the words before a command; ``mountinfo`` is that of /proc/self."""
     temporary = work / _TEMPORARY
@@ -73,7 +73,9 @@ def unknown_user() -> int:
     return next(number for number in range(_FIRST_USER, 1 << 16) if number not in known)
 
 
-def _mounts(wanted: Surroundings, folder: Path, temporary: Path, mountinfo: str) -> Iterator[str]:
+def _mounts(
+    wanted: JobSurroundings, folder: Path, temporary: Path, mountinfo: str
+) -> Iterator[str]:
     if wanted.shared_memory_mib is not None:
         yield _file_system(_SHARED, f"{wanted.shared_memory_mib}m")
     if wanted.read_only:

@@ -29,7 +29,7 @@ from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.stacks import write_stacks
 from holdfast.tools.chaos.real.striker import RealStriker
 from holdfast.tools.chaos.real.targets import part_of
-from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, Surroundings
+from holdfast.tools.chaos.scenarios.scenario import JobSurroundings, Scenario, ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
 
 _TICK_S: Final = 0.01
@@ -126,7 +126,7 @@ def undisturbed(
     tell("the job without faults")
     place = JobFolders.made(folder, history=CALM, work=_CALM_WORK)
     workload = msgspec.structs.replace(
-        scenario.workload, coordinator=EMBEDDED, surroundings=Surroundings(), return_s=0.0
+        scenario.workload, coordinator=EMBEDDED, surroundings=JobSurroundings(), return_s=0.0
     )
     checks = msgspec.structs.replace(scenario.checks, says=())
     alone = msgspec.structs.replace(scenario, workload=workload, checks=checks)

@@ -22,7 +22,7 @@ class ScenarioError(ConfigError):
     remedy = "Correct the entry of the scenario that the message names."
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSurroundings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Poor surroundings of a job's command; by default those of this machine.
 
     ``open_files`` is the limit of open files (``ulimit -n``). ``shared_memory_mib`` is the size of
@@ -62,7 +62,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     settings: dict[str, Any] = {}
     apart: bool = False
     return_s: float = 0.0
-    surroundings: Surroundings = Surroundings()
+    surroundings: JobSurroundings = JobSurroundings()
 
 
 class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,7 +193,7 @@ def _wrong_workload(load: Workload) -> str:
         return "return_s is for nodes; give nodes, or the command the option --return-s"
     if load.return_s and load.coordinator != "embedded":
         return f"return_s is for the embedded coordinator, not {load.coordinator}; leave one out"
-    if load.nodes and load.surroundings != Surroundings():
+    if load.nodes and load.surroundings != JobSurroundings():
         return "surroundings are for a command without nodes, such as `holdfast run`; leave one out"
     sizes = load.surroundings
     for name in ("open_files", "shared_memory_mib", "temporary_kib"):

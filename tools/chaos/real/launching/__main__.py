@@ -21,7 +21,7 @@ from holdfast.tools.chaos.real.launching.messages import (
     Ended,
     Lost,
     Reply,
-    Serving,
+    RunBegun,
     decoded,
 )
 
@@ -35,7 +35,7 @@ def main(config_fd: int, replies_fd: int) -> int:
     def reply(told: Reply) -> None:
         os.write(replies_fd, msgspec.json.encode(told) + b"\n")
 
-    reply(Serving(run=launcher.run, coordinator=launcher.coordinator_address))
+    reply(RunBegun(run=launcher.run, coordinator=launcher.coordinator_address))
 
     def obey() -> None:
         for line in sys.stdin:

@@ -15,7 +15,7 @@ LOSE: Final = "lose"
 RETURN: Final = "return"
 
 
-class Serving(msgspec.Struct, frozen=True, kw_only=True, tag="serving"):
+class RunBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
     """The run that the launcher has begun or continued, and its coordinator's address."""
 
     run: str
@@ -34,7 +34,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     outcome: JobOutcome
 
 
-Reply = Serving | Lost | Ended
+Reply = RunBegun | Lost | Ended
 
 
 def encoded(config: LaunchConfig) -> bytes:

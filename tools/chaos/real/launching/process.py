@@ -27,7 +27,7 @@ from holdfast.tools.chaos.real.launching.messages import (
     Ended,
     Lost,
     Reply,
-    Serving,
+    RunBegun,
     encoded,
 )
 
@@ -93,8 +93,8 @@ class LauncherProcess:
         finally:
             os.close(orders)
             os.close(replies)
-        told = self._reply(Serving, _START_S)
-        if not isinstance(told, Serving):
+        told = self._reply(RunBegun, _START_S)
+        if not isinstance(told, RunBegun):
             said = self._log.read_text(errors="replace")[-1000:].strip()
             raise CoordinatorError(f"the launcher does not start: {said}")
         self.begun += told.run != self.run

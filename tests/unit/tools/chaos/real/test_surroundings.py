@@ -12,7 +12,7 @@ import pytest
 from holdfast.tools.chaos.real import surroundings
 from holdfast.tools.chaos.real.surroundings import unknown_user, within, wrapped
 from holdfast.tools.chaos.real.world import run
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Surroundings, parse
+from holdfast.tools.chaos.scenarios.scenario import JobSurroundings, ScenarioError, parse
 
 FOLDER = Path("/home/me/out of it")
 MOUNTS = """\
@@ -25,7 +25,7 @@ MOUNTS = """\
 """
 
 
-def script(wanted: Surroundings, *, root: bool = True) -> tuple[list[str], list[str]]:
+def script(wanted: JobSurroundings, *, root: bool = True) -> tuple[list[str], list[str]]:
     """Return the commands that come before the job's, and the words after them."""
     words = wrapped(wanted, folder=FOLDER, work=FOLDER, mountinfo=MOUNTS, root=root)
     at = words.index("-c")
@@ -36,11 +36,11 @@ def script(wanted: Surroundings, *, root: bool = True) -> tuple[list[str], list[
 
 
 def test_the_surroundings_of_this_machine_need_no_words() -> None:
-    assert within(Surroundings(), ("a", "b"), folder=FOLDER, work=FOLDER) == ("a", "b")
+    assert within(JobSurroundings(), ("a", "b"), folder=FOLDER, work=FOLDER) == ("a", "b")
 
 
 def test_all_but_the_kernels_own_and_the_folder_becomes_read_only() -> None:
-    steps, _ = script(Surroundings(read_only=True))
+    steps, _ = script(JobSurroundings(read_only=True))
     assert [shlex.split(step) for step in steps] == [
         ["mount", "--bind", str(FOLDER), str(FOLDER)],
         ["mount", "-o", "remount,bind,ro", "/"],
@@ -49,19 +49,19 @@ def test_all_but_the_kernels_own_and_the_folder_becomes_read_only() -> None:
 
 
 def test_sizes_and_limits_are_those_that_were_asked_for() -> None:
-    steps, _ = script(Surroundings(open_files=256, shared_memory_mib=64, temporary_kib=96))
+    steps, _ = script(JobSurroundings(open_files=256, shared_memory_mib=64, temporary_kib=96))
     assert shlex.split(steps[0])[-3:] == ["size=64m,mode=1777", "tmpfs", "/dev/shm"]
     assert shlex.split(steps[1])[-3:] == ["size=96k,mode=1777", "tmpfs", f"{FOLDER}/tmp"]
     assert steps[2:] == ["ulimit -n 256", f"export TMPDIR={shlex.quote(f'{FOLDER}/tmp')}"]
 
 
 def test_a_user_without_rights_gets_them_in_a_namespace_of_users() -> None:
-    _, words = script(Surroundings(open_files=256), root=False)
+    _, words = script(JobSurroundings(open_files=256), root=False)
     assert words == ["unshare", "--mount", "--user", "--map-root-user", "sh"]
 
 
 def test_a_homeless_user_is_unknown_and_has_no_home() -> None:
-    _, words = script(Surroundings(homeless=True))
+    _, words = script(JobSurroundings(homeless=True))
     user = unknown_user()
     with pytest.raises(KeyError):
         pwd.getpwuid(user)
@@ -77,7 +77,7 @@ def test_surroundings_that_cannot_be_made_are_refused_with_the_reason(
     refused = ("sh", "-c", "echo mount: permission denied >&2; exit 32", "sh")
     monkeypatch.setattr(surroundings, "wrapped", lambda *words, **named: refused)
     with pytest.raises(ScenarioError, match=r"permission denied\): run it as root"):
-        within(Surroundings(read_only=True), ("true",), folder=tmp_path, work=tmp_path)
+        within(JobSurroundings(read_only=True), ("true",), folder=tmp_path, work=tmp_path)
 
 
 @pytest.mark.parametrize(
