@@ -43,6 +43,7 @@ class OutputCopy:
         self._thread.join(timeout_s)
 
     def _copy(self) -> None:
+        self._append(b"")  # a process that prints nothing has a log as well
         while part := os.read(self._pipe, _BYTES):
             if self._lost_bytes and self._append(self._lost_line()):
                 self._lost_bytes = 0

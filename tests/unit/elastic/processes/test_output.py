@@ -31,6 +31,15 @@ def test_what_a_process_prints_arrives_in_the_file_before_its_end_is_told(tmp_pa
     assert log.read_text() == f"before\n{'x' * 300_000}\nwhy\n"
 
 
+def test_a_process_that_prints_nothing_has_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    child = Child.start(
+        (sys.executable, "-c", ""), env=os.environ, tied=False, output=log, copied=True
+    )
+    assert child.wait(WAIT_S) == 0
+    assert log.read_bytes() == b""
+
+
 @pytest.mark.parametrize("room", [0, 10])
 def test_a_full_disk_costs_output_and_the_count_stands_in_its_place(
     room: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
