@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -43,7 +44,8 @@ class OutputCopy:
         self._thread.join(timeout_s)
 
     def _copy(self) -> None:
-        self._append(b"")  # a process that prints nothing has a log as well
+        with contextlib.suppress(OSError):  # the first bytes say why they are lost
+            self._open()  # a process that prints nothing has a log as well
         while part := os.read(self._pipe, _BYTES):
             if self._lost_bytes and self._append(self._lost_line()):
                 self._lost_bytes = 0
@@ -58,12 +60,15 @@ class OutputCopy:
     def _lost_line(self) -> bytes:
         return f"\n[holdfast: bytes of output lost here: {self._lost_bytes}]\n".encode()
 
+    def _open(self) -> None:
+        if self._file < 0:
+            self._file = os.open(self._path, _APPEND, 0o600)
+
     def _append(self, part: bytes) -> bool:
         """Append bytes, all or none."""
         why = os.strerror(errno.ENOSPC)  # the reason of a write that is cut short
         try:
-            if self._file < 0:
-                self._file = os.open(self._path, _APPEND, 0o600)
+            self._open()
             size_bytes = os.fstat(self._file).st_size
             if os.write(self._file, part) == len(part):
                 return True
