@@ -17,10 +17,11 @@ from typing import Any
 from jobs import PATIENT, Job
 
 from holdfast.adapters.rl.config import RLConfig, save_config
-from holdfast.ckpt.memory.arena import sweep
+from holdfast.ckpt.memory import kept
+from holdfast.ckpt.memory.arena import ARENA_ROOT, sweep
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.local import Launcher
-from holdfast.tools.leftovers import leftovers, processes_of
+from holdfast.tools.leftovers import leftovers, memory_of, processes_of
 
 DEADLINE_S = 200.0
 _MODULE = "holdfast.adapters.rl.main"
@@ -126,6 +127,8 @@ def commanded(directory: Path, config: RLConfig, *flags: str | Path) -> Iterator
         yield command
     finally:
         command.kill_all()
+        for name in memory_of(command.run):
+            kept.give_up(ARENA_ROOT / name)  # nobody starts this launcher again
         deadline_s = time.monotonic() + DEADLINE_S
         while left := leftovers(command.run, timeout_s=0.1):
             assert time.monotonic() < deadline_s, left
