@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import threading
 import time
@@ -26,8 +27,21 @@ LOOK_AFTER_S = 0.5
 """Time that a wait for all ranks lasts before it looks for one that will not come, and between two
 looks."""
 
-PEER_LOSS_GRACE_S = 3.0
-"""Longest time by which a broken connection may precede the fence that explains it."""
+GRACE_S = 3.0
+"""Longest time by which an error may precede the fence that explains it."""
+
+LOST_PEER_GRACE_S = 120.0
+"""The same for an error of a connection, which another rank's end explains and no script causes.
+
+The fence comes when the lease of the lost node ends, and later on busy processors. If nothing
+ended, the agents see a rank that waits for the others, and form the group again.
+"""
+
+_LOST_PEER = re.compile(
+    r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to host",
+    re.IGNORECASE,
+)
+"""The words in which gloo and the system say that a connection ended."""
 
 _EXIT_WAIT_S = 1.0
 
@@ -81,10 +95,11 @@ class WaitGuard:
         fenced: Callable[[], bool],
         *,
         waiting: Callable[[bool], None] = lambda _: None,
-        grace_s: float = PEER_LOSS_GRACE_S,
+        grace_s: float = GRACE_S,
+        lost_peer_grace_s: float = LOST_PEER_GRACE_S,
     ) -> None:
         self.generation, self._fenced, self._waiting = generation, fenced, waiting
-        self._grace_s = grace_s
+        self._grace_s, self._lost_peer_grace_s = grace_s, lost_peer_grace_s
         self.look: Callable[[str, Sequence[int], str], bool] | None = None
         self._waited_s = self._all_waited_s = 0.0
         self._error: Exception | None = None
@@ -134,9 +149,13 @@ class WaitGuard:
             self._waited_s += waited_s
             self._all_waited_s += waited_s
 
-    def explained(self) -> bool:
-        """Wait up to ``grace_s`` for the fence that explains an error; return whether it came."""
-        deadline = time.monotonic() + self._grace_s
+    def explained(self, error: Exception) -> bool:
+        """Wait a while for the fence that explains an error; return whether it came.
+
+        An error of a connection waits for up to ``lost_peer_grace_s``, another for ``grace_s``.
+        """
+        lost_peer = _LOST_PEER.search(str(error)) is not None
+        deadline = time.monotonic() + (self._lost_peer_grace_s if lost_peer else self._grace_s)
         with self.wait():
             while not self._fenced():
                 if time.monotonic() > deadline:
@@ -189,7 +208,7 @@ class WaitGuard:
 
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the error, or ``GenerationOverError`` if a fence explains it."""
-        if self.explained():
+        if self.explained(error):
             raise GenerationOverError(f"generation {self.generation} is over: {error}") from error
         raise error
 

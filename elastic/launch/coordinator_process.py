@@ -27,7 +27,7 @@ from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.processes.children import Child, describe_exit, end_processes
 
 _MODULE = "holdfast.elastic.coordinator"
-_START_S = 30.0
+_START_S = 120.0
 _ANSWER_S = 5.0
 _LOOK_S = 0.01
 _END_S = 5.0

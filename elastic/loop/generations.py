@@ -418,7 +418,7 @@ def _explained(error: Exception, guard: WaitGuard) -> bool:
         return True
     if isinstance(error, USER_ERRORS):
         return False
-    return isinstance(error, _AS_OF_A_LOST_PEER) and guard.explained()
+    return isinstance(error, _AS_OF_A_LOST_PEER) and guard.explained(error)
 
 
 def _forget(error: BaseException) -> None:

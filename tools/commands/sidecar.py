@@ -41,7 +41,7 @@ from holdfast.tools.subcommand import HelpFormatter, Subparsers
 
 RUN_ENV: Final = "HOLDFAST_RUN"
 NODE_ENV: Final = "HOLDFAST_NODE"
-_START_S = 40.0
+_START_S = 150.0
 _STOP_S = 15.0
 _RESTART_PAUSE_S = 0.5
 _POLL_S = 0.05

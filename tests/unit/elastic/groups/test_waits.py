@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from holdfast.elastic.errors import RollBackError
+from holdfast.elastic.errors import GenerationOverError, RollBackError
 from holdfast.elastic.groups.waits import WaitGuard
 
 DEADLINE_S = 5.0
@@ -42,6 +42,28 @@ def test_a_waiter_is_released_by_what_is_no_exception_and_told_its_name(
 def test_a_waiter_gets_the_exception_of_the_call_itself() -> None:
     raised = ValueError("no such peer")
     assert outcome_of(raised) is raised
+
+
+GLOO = (
+    "[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:45745: Connection reset by peer. "
+    "This is typically caused by a remote worker hanging or bugs in the application."
+)
+
+
+@pytest.mark.parametrize("text", [GLOO, "Connection closed by peer [10.0.0.2]:9", "Broken pipe"])
+def test_an_error_of_a_connection_waits_for_a_fence_that_comes_late(text: str) -> None:
+    looks = iter(range(50))
+    guard = WaitGuard(1, lambda: next(looks, None) is None, grace_s=0.0, lost_peer_grace_s=60)
+    with pytest.raises(GenerationOverError, match="generation 1 is over"):
+        guard.reraise(RuntimeError(text))
+
+
+def test_an_error_of_a_script_waits_less() -> None:
+    guard = WaitGuard(1, lambda: False, grace_s=0.0, lost_peer_grace_s=60)
+    error = RuntimeError("output tensor size must be equal to world_size times input tensor size")
+    with pytest.raises(RuntimeError) as caught:
+        guard.reraise(error)
+    assert caught.value is error
 
 
 def test_an_end_that_is_caught_is_raised_again() -> None:
