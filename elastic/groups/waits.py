@@ -38,7 +38,7 @@ ended, the agents see a rank that waits for the others, and form the group again
 """
 
 _LOST_PEER = re.compile(
-    r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to host",
+    r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to",
     re.IGNORECASE,
 )
 """The words in which gloo and the system say that a connection ended."""
