@@ -2,7 +2,8 @@
 
 Every few seconds a part is killed, stopped, slowed, filled or damaged, often two parts at once or
 another one during the recovery; machines leave and return; the launcher is killed and started
-again, and so is the coordinator. At the end the weights must equal, bit
+again, and so is the coordinator; wall clocks jump and drift, disks fail, are full or slow. At the
+end the weights must equal, bit
 for bit, those of the same undisturbed steps. No protected step may be lost to fewer faults than
 parity covers. No process may fail by itself. Neither memory nor open files nor threads of any part
 may grow. The seed determines the faults, their order and the pauses. Half-way the whole job is
@@ -11,13 +12,14 @@ ended and started again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +30,12 @@ from holdfast.elastic.events import Event, JobEnded, StepProtected
 from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.config import APART_TIMING, LaunchConfig, NodeSpec
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     NODES,
+    OF_CLOCKS,
+    OF_DISKS,
     SoakFault,
     SoakFaultKind,
     SoakSetup,
@@ -92,7 +97,13 @@ class Soak:
         """Train under faults; return everything that is wrong."""
         say(f"seed {self._options.seed}: {self._setup}")
         for number in range(PARTS):
-            part = SoakedJob(self._launcher(number), self._seen, self._use, fills=self._fills)
+            part = SoakedJob(
+                self._launcher(number),
+                self._seen,
+                self._use,
+                folder=self._folder,
+                fills=self._fills,
+            )
             self._one(part, last=number == PARTS - 1)
             if self._wrong:
                 break
@@ -131,7 +142,7 @@ class Soak:
         """Run the job once, to its end or until the soak ends it."""
         launcher, seen = part.launcher, self._seen
         seen.begin()
-        launcher.start()
+        part.start(self._options.kinds)
         try:
             part.watch(_WAIT_S, until=StepProtected)
             self._strike_on(part, seconds=self._options.minutes * 60 / PARTS)
@@ -197,12 +208,29 @@ class SoakedJob:
     """A launched job under observation."""
 
     def __init__(
-        self, launcher: LauncherProcess, seen: SoakEvents, use: Use, *, fills: bool
+        self,
+        launcher: LauncherProcess,
+        seen: SoakEvents,
+        use: Use,
+        *,
+        folder: Path,
+        fills: bool,
     ) -> None:
         self.launcher, self._seen, self._use = launcher, seen, use
-        self.striker = SoakStriker(launcher, launcher.run_dir, fills=fills)
+        self.striker = SoakStriker(launcher, folder, fills=fills)
         self._reader = EventReader(launcher.run_dir)
         self._sampled_s = 0.0
+
+    def start(self, kinds: Collection[SoakFaultKind]) -> None:
+        """Start the job, with the environment that faults of these kinds need."""
+        try:
+            env = self.striker.prepare(kinds)
+        except ScenarioError as error:
+            spared = [repr(str(kind)) for kind in kinds if kind in {*OF_CLOCKS, *OF_DISKS}]
+            say(f"the soak leaves out {', '.join(spared)}: {error}")
+        else:
+            self.launcher.config = dataclasses.replace(self.launcher.config, agent_env=env)
+        self.launcher.start()
 
     def watch(self, seconds: float, *, until: type[Event] | None = None) -> None:
         """Read events for ``seconds``, or until an event of a kind is seen."""
