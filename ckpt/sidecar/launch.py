@@ -17,7 +17,7 @@ from holdfast.ckpt.memory.arena import arena_path, hold, sweep
 from holdfast.ckpt.private import PRIVATE
 from holdfast.ckpt.sidecar.server import FAREWELL, SidecarConfig
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 
 
@@ -150,7 +150,11 @@ def _await_address(process: subprocess.Popen[bytes], log: Path | None, *, give_u
         if give_up_fd in found:
             raise PeerError("the start of the sidecar was cancelled")
         if not found:
-            raise PeerError(f"the sidecar did not start within {START_TIMEOUT_S:g} s; see {log}")
+            where = f"see {log}" if log else "its log is not captured"
+            raise PeerError(
+                f"the sidecar did not start within {START_TIMEOUT_S:g} s: the machine is too busy, "
+                f"or the sidecar hangs; {where}"
+            )
         if not (part := process.stdout.read(4096)):
             output = log.read_text(errors="replace")[-2000:].strip() if log else "(not captured)"
             raise PeerError(f"the sidecar exited with {process.wait()} while starting: {output}")

@@ -120,6 +120,7 @@ class SeatProcess:
             memory_of=config.memory_of,
             rehearses=self.unready < _REHEARSALS,
             agent=os.getpid(),
+            lease_s=config.timing.lease_ttl_s,
             told_in="" if config.capture_output else f"{config.run_dir}/told-{config.run}",
         )
         env = {

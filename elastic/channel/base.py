@@ -58,7 +58,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``memory_of`` is as in `SidecarConfig`; ``rehearses`` allows a rehearsal
     (`holdfast.elastic.loop.rehearsal`). Of the workers with the same ``told_in``, a folder, one
     prints the traceback of an error that all of them meet; '': each prints its own. ``agent`` is
-    the process id of the agent.
+    the process id of the agent. ``lease_s`` is how long a node's lease lasts.
     """
 
     channel_fd: int
@@ -76,6 +76,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     rehearses: bool = True
     told_in: str = ""
     agent: int = 0
+    lease_s: float = 0.0
 
 
 class Channel(Protocol):
@@ -83,7 +84,8 @@ class Channel(Protocol):
 
     ``seat`` is ``"<role>/<number>"``; ``sidecar`` is the address of the local sidecar (it can
     change between generations); ``settings`` are the launcher's overrides for the loop;
-    ``memory_of`` names this host if it is not the machine, else it is empty.
+    ``memory_of`` names this host if it is not the machine, else it is empty. ``lease_s`` is the
+    time after which the others notice at the latest that a node is lost; 0 without leases.
     """
 
     run: str
@@ -94,6 +96,7 @@ class Channel(Protocol):
     key: RunKey
     settings: dict[str, Json]
     memory_of: str
+    lease_s: float
 
     @property
     def role(self) -> str:
@@ -190,7 +193,7 @@ class AgentChannel:
         self.incarnation, self.sidecar = config.incarnation, config.sidecar
         self.key = RunKey.load(Path(config.key_file))
         self.settings, self.memory_of = config.settings, config.memory_of
-        self.rehearses = config.rehearses
+        self.rehearses, self.lease_s = config.rehearses, config.lease_s
         self._page = ControlPage(config.page_fd)
         self._page.hold_life()
         self._socket = socket.socket(fileno=config.channel_fd)

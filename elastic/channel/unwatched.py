@@ -20,6 +20,7 @@ class Unwatched:
 
     def __init__(self, *, node: str, seat: str) -> None:
         self.node, self.seat, self.memory_of = node, seat, ""
+        self.lease_s = 0.0
         events = os.environ.get(EVENTS_ENV)
         self._events = EventWriter(Path(events), node=node) if events else None
 

@@ -27,7 +27,8 @@ LOOK_AFTER_S = 0.5
 looks."""
 
 PEER_LOSS_GRACE_S = 3.0
-"""Longest time by which a broken connection may precede the fence that explains it."""
+"""Time by which a broken connection may precede the fence that explains it, if a lease is shorter.
+"""
 
 _EXIT_WAIT_S = 1.0
 
@@ -73,6 +74,9 @@ class WaitGuard:
     ``look``, if set, is called with the group, its ranks and the name of every collective before it
     starts. It may raise, or return True for a collective of the user's that is to meet only such
     ones. ``joined`` counts the collectives of all ranks that this rank has started, by group.
+
+    A lost node's connections break at once. While the coordinator is away, or if nobody but the
+    node's lease tells of the loss, the fence comes up to ``lease_s`` later.
     """
 
     def __init__(
@@ -82,9 +86,10 @@ class WaitGuard:
         *,
         waiting: Callable[[bool], None] = lambda _: None,
         grace_s: float = PEER_LOSS_GRACE_S,
+        lease_s: float = 0.0,
     ) -> None:
         self.generation, self._fenced, self._waiting = generation, fenced, waiting
-        self._grace_s = grace_s
+        self._grace_s = max(grace_s, lease_s)
         self.look: Callable[[str, Sequence[int], str], bool] | None = None
         self._waited_s = self._all_waited_s = 0.0
         self._error: Exception | None = None
@@ -135,7 +140,7 @@ class WaitGuard:
             self._all_waited_s += waited_s
 
     def explained(self) -> bool:
-        """Wait up to ``grace_s`` for the fence that explains an error; return whether it came."""
+        """Wait for the fence that explains an error, as long as it may take; say if it came."""
         deadline = time.monotonic() + self._grace_s
         with self.wait():
             while not self._fenced():

@@ -288,6 +288,7 @@ class Loop:
                 record.number,
                 functools.partial(channel.fenced, record.number),
                 waiting=self._pulse.waiting,
+                lease_s=channel.lease_s,
             )
             try:
                 return self._generation(body, record, guard=guard, host=meeting.host)

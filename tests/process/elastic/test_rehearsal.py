@@ -139,6 +139,7 @@ class _Channel:
     """The part of a channel that a keeper uses before anything is restored."""
 
     sidecar, key, run, node, memory_of = "tcp://127.0.0.1:1", RunKey.new(), "r", "n", ""
+    lease_s = 0.0
 
     def beat(self, **_: Any) -> None: ...
 

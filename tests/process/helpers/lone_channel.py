@@ -18,6 +18,7 @@ class LoneChannel:
         self.sidecar, self.key = "tcp://127.0.0.1:1", RunKey.new()
         self.settings: dict[str, Any] = {}
         self.memory_of = ""
+        self.lease_s = 0.0
         self.over = 0
         self.said: list[Any] = []
 

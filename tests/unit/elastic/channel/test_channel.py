@@ -65,6 +65,7 @@ class Pair:
                 incarnation="i",
                 sidecar="tcp://x:0",
                 key_file=str(directory / "key.json"),
+                lease_s=7.0,
             )
         )
 
@@ -102,6 +103,7 @@ def test_what_a_worker_says_arrives(pair: Pair) -> None:
     pair.channel.fail("no", user_error=True)
     assert pair.heard() == messages.Fail(message="no", user_error=True)
     assert pair.channel.role == "trainer"
+    assert pair.channel.lease_s == 7.0, "a wait for the fence may take as long"
 
 
 def test_the_newest_generation_is_awaited(pair: Pair) -> None:

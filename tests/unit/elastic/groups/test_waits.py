@@ -1,10 +1,11 @@
 """A guarded call releases its waiter for any error of the waiting thread."""
 
 import threading
+import time
 
 import pytest
 
-from holdfast.elastic.errors import RollBackError
+from holdfast.elastic.errors import GenerationOverError, RollBackError
 from holdfast.elastic.groups.waits import WaitGuard
 
 DEADLINE_S = 5.0
@@ -42,6 +43,21 @@ def test_a_waiter_is_released_by_what_is_no_exception_and_told_its_name(
 def test_a_waiter_gets_the_exception_of_the_call_itself() -> None:
     raised = ValueError("no such peer")
     assert outcome_of(raised) is raised
+
+
+def test_a_broken_connection_is_explained_by_a_fence_that_comes_within_the_lease() -> None:
+    looked: list[float] = []
+
+    def fenced() -> bool:
+        looked.append(time.monotonic())
+        return looked[-1] - looked[0] > 0.1
+
+    guard = WaitGuard(1, fenced, grace_s=0.01, lease_s=60.0)
+    with pytest.raises(GenerationOverError, match="connection reset"):
+        guard.reraise(RuntimeError("connection reset"))
+    unfenced = WaitGuard(1, lambda: False, grace_s=0.01)
+    with pytest.raises(RuntimeError, match="connection reset"):
+        unfenced.reraise(RuntimeError("connection reset"))
 
 
 def test_an_end_that_is_caught_is_raised_again() -> None:
