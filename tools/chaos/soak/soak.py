@@ -47,6 +47,7 @@ from holdfast.tools.leftovers import leftovers
 
 TRAINING: Final = (sys.executable, "-u", "-m", "holdfast.tools.chaos.workloads.soaked")
 PARTS: Final = 2
+LONGEST: Final = 72
 _ENDING_STEPS: Final = 200
 _WAIT_S: Final = 180.0
 _RETURN_S: Final = 120.0
@@ -192,14 +193,20 @@ class Soak:
 
     def _tell(self) -> None:
         seen = self._seen
-        pauses = ", ".join(f"{seconds:g} s at step {step}" for seconds, step in seen.pauses[::-1])
-        say(f"steps: {seen.step}, made {seen.steps}; recoveries: {sum(seen.restored.values())}")
+        pauses = ", ".join(
+            f"{seconds:g} s before step {step}" for seconds, step in seen.pauses[::-1]
+        )
+        spared = [f"'{kind}'" for kind in self._options.kinds if not self._faults[kind]]
+        say(f"steps: {seen.step} complete, {seen.steps - seen.step} of them made again")
         say(f"strokes: {listed(self._struck)}")
         say(f"faults: {listed(self._faults)}")
-        say(f"restored from: {listed(seen.restored)}")
-        say(f"told: {listed(seen.told)}")
-        say(f"logged: {listed(self._logged)}")
-        say(f"longest pauses: {pauses or 'none'}")
+        if spared:
+            say(f"faults that hit nothing: {', '.join(spared)}")
+        say(f"the state came from: {listed(sources(seen.restored))}")
+        say(f"events: {listed(seen.told)}")
+        say(f"warnings in logs: {listed(self._logged)}")
+        say(f"longest pauses between two steps: {pauses or 'none above 1 s'}")
+        say("the largest process of each kind, early (second quarter) and late (last third):")
         for line in self._use.table():
             say(line)
 
@@ -258,14 +265,25 @@ def compare(folder: Path, seed: int) -> list[str]:
         return [f"undisturbed training ended with status {status}"]
     calm = json.loads((folder / "calm.json").read_text())
     if calm == disturbed:
+        say(f"the weights equal the undisturbed ones: {calm['hash']}")
         return []
     return [f"the weights differ: {disturbed} under faults, {calm} undisturbed"]
 
 
+def sources(restored: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of recoveries by the words for their tiers."""
+    return {"nothing: begun anew" if k == "none" else k: n for k, n in restored.items()}
+
+
 def listed(counts: Mapping[str, int]) -> str:
-    """Return counts for people, the largest first."""
+    """Return counts for people, the largest first; long names are cut."""
     by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {count}" for name, count in by_count) or "none"
+    return ", ".join(f"{count} × {cut(name)}" for name, count in by_count) or "none"
+
+
+def cut(text: str) -> str:
+    """Return a text of at most ``LONGEST`` characters."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def say(text: str) -> None:

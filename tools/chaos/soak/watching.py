@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,12 +46,14 @@ MIB = 1 << 20
 class SoakEvents:
     """The state of a job of ``ranks``, from its events; ``wrong`` lists forbidden outcomes.
 
-    ``pauses`` are (seconds, step) without a completed step. ``safe`` is the newest step that must
-    not be lost: a protected one as long as no more nodes are harmed than parity covers, otherwise
-    that of the newest checkpoint. While the job is ``ending``, late workers are sent away.
+    ``pauses`` are (seconds, step) without a completed step, by this process's ``clock``, as clocks
+    of the job jump. ``safe`` is the newest step that must not be lost: a protected one as long as
+    no more nodes are harmed than parity covers, otherwise that of the newest checkpoint. While the
+    job is ``ending``, late workers are sent away.
     """
 
     ranks: int
+    clock: Callable[[], float] = time.monotonic
     step: int = 0
     generation: int = 0
     steps: int = 0
@@ -117,13 +120,14 @@ class SoakEvents:
             self.safe = self.durable
 
     def _take_step(self, event: StepDone) -> None:
-        paused_s = event.time_s - self._stepped_s
+        now_s = self.clock()
+        paused_s = now_s - self._stepped_s
         if self._stepped_s and paused_s > _PAUSE_S:
             pauses = [*self.pauses, (round(paused_s, 1), event.step)]
             self.pauses = sorted(pauses)[-_PAUSES:]
         self.steps += event.rank == 0
         self.step = max(self.step, event.step)
-        self._stepped_s = max(self._stepped_s, event.time_s)
+        self._stepped_s = now_s
 
     def _take_protected(self, event: StepProtected) -> None:
         self.protected = event.step

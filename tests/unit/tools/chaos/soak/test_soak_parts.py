@@ -31,7 +31,7 @@ from holdfast.tools.chaos.faults import bits
 from holdfast.tools.chaos.faults.preloaded import clock, disk, preload
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
-from holdfast.tools.chaos.soak.soak import SoakedJob
+from holdfast.tools.chaos.soak.soak import SoakedJob, listed, sources
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     ENDING,
@@ -154,6 +154,26 @@ def test_harm_is_of_no_account_once_a_step_that_began_later_is_protected_by_all(
     seen.expect({"c"}, parity=1)
     seen.take([StateRestored(generation=1, step=19, tier="arena")])
     assert len(seen.wrong) == 1
+
+
+def test_a_pause_is_measured_by_the_soaks_own_clock() -> None:
+    times_s = iter((10.0, 10.5, 13.0, 13.5))
+    seen = SoakEvents(ranks=RANKS, clock=lambda: next(times_s))
+    seen.take([StepDone(step=1, time_s=1000.0), StepDone(step=2, time_s=4600.0)])
+    assert seen.pauses == [], "a clock of the job jumped"
+    seen.take([StepDone(step=3, time_s=1000.2)])
+    assert seen.pauses == [(2.5, 3)]
+    seen.begin()
+    seen.take([StepDone(step=4, time_s=1000.3)])
+    assert seen.pauses == [(2.5, 3)]
+
+
+def test_counts_are_told_the_largest_first_and_briefly() -> None:
+    assert listed({}) == "none"
+    assert listed({"exit": 1, "join": 20}) == "20 × join, 1 × exit"
+    (told,) = listed({"x" * 500: 3}).splitlines()
+    assert told.startswith("3 × xxx") and told.endswith("x…") and len(told) < 80
+    assert sources({"none": 1, "parity": 2}) == {"nothing: begun anew": 1, "parity": 2}
 
 
 def test_one_bit_of_what_a_node_holds_is_flipped_also_when_nobody_lives_there(
