@@ -206,7 +206,7 @@ class Soak:
         say(f"events: {listed(seen.told)}")
         say(f"warnings in logs: {listed(self._logged)}")
         say(f"longest pauses between two steps: {pauses or 'none above 1 s'}")
-        say("the largest process of each kind, early (second quarter) and late (last third):")
+        say("the largest process of each kind, early (first half) and late (last third):")
         for line in self._use.table():
             say(line)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -150,6 +152,7 @@ class SoakEvents:
     def _take_exit(self, event: WorkerExited) -> None:
         self.told[f"worker {event.status}"] += 1
         expected = "SIGKILL" in event.status or event.status == "exit status 0" or self.ending
+        expected |= refused_by_disk(event.status)
         if not expected:
             self.wrong.append(f"{event.seat} ended: {event.status}")
 
@@ -187,9 +190,10 @@ class Use:
         self._shared.append(BALLAST.others_bytes() - self._others_bytes)
 
     def wrong(self) -> list[str]:
-        """Return the resources that are larger in the last third than in the second quarter.
+        """Return the resources that are larger in the last third than in the first two quarters.
 
-        It compares 90th percentiles: processes that have just begun are small.
+        It compares 90th percentiles, of the quarters the larger: processes that have just begun are
+        small, and a quarter may have no others.
         """
         found = []
         if len(self._largest) < _LEAST_SAMPLES:
@@ -243,7 +247,8 @@ class Use:
     @staticmethod
     def _early_late(values: Sequence[int]) -> tuple[float, float]:
         count = len(values)
-        return _most(values[count // 4 : count // 2]), _most(values[2 * count // 3 :])
+        first, second = values[: count // 4], values[count // 4 : count // 2]
+        return max(_most(first), _most(second)), _most(values[2 * count // 3 :])
 
 
 def use_of(pid: int) -> dict[str, int]:
@@ -286,7 +291,7 @@ def outcries(logs: Path) -> list[str]:
     """Return the uncaught errors in the processes' logs.
 
     Errors about a missing arena are left out: a lost machine's memory vanishes just before its
-    processes.
+    processes. So are those of workers that a failing disk denied the newest checkpoint.
     """
     found = []
     for path in sorted(logs.glob("*")):
@@ -295,9 +300,21 @@ def outcries(logs: Path) -> list[str]:
             if line.startswith(("Traceback", "Fatal Python error")):
                 rest = lines[at + 1 :]
                 message = next((each for each in rest if each and not each.startswith(" ")), "")
-                if not (message.startswith("FileNotFoundError") and str(ARENA_ROOT) in message):
+                lost = message.startswith("FileNotFoundError") and str(ARENA_ROOT) in message
+                denied = path.name.startswith("trainer") and refused_by_disk(message)
+                if not (lost or denied):
                     found.append(f"{path.name}:{at + 1}: {message}")
     return found
+
+
+def refused_by_disk(message: str) -> bool:
+    """Return whether a worker's last words name a disk that fails or is full.
+
+    It may end of that: only if memory is lost, it reads the store, and its agent starts it again.
+    Shared memory is no disk: nothing may end because it is full.
+    """
+    texts = (os.strerror(errno.EIO), os.strerror(errno.ENOSPC))
+    return any(text in message for text in texts) and str(ARENA_ROOT) not in message
 
 
 def _most(found: Iterable[int]) -> float:

@@ -25,6 +25,7 @@ from holdfast.elastic.events import (
     StateRestored,
     StepDone,
     StepProtected,
+    WorkerExited,
 )
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.tools.chaos.faults import bits
@@ -300,3 +301,30 @@ def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None
         'ERROR handler failed\nTraceback (most recent call last):\n  File "x.py"\nOSError: full\n'
     )
     assert outcries(tmp_path) == ["sidecar-a.log:2: OSError: full"]
+
+
+def test_a_worker_may_end_of_its_failing_disk_but_a_sidecar_may_not(tmp_path: Path) -> None:
+    said = "StoreError: /run/checkpoints/x: cannot write it: Input/output error; the disk fails"
+    full = "OSError: [Errno 28] No space left on device: '/dev/shm/holdfast/r/a/1.slot'"
+    for name in ("trainer-0.log", "sidecar-a.log"):
+        (tmp_path / name).write_text(f'Traceback (most recent call last):\n  File "x.py"\n{said}\n')
+    (tmp_path / "trainer-1.log").write_text(f"Traceback (most recent call last):\n{full}\n")
+    assert outcries(tmp_path) == [f"sidecar-a.log:1: {said}", f"trainer-1.log:1: {full}"]
+    seen = SoakEvents(ranks=RANKS)
+    seen.take([WorkerExited(seat="trainer/0", pid=1, status=f"exit status 1: {said}")])
+    assert seen.wrong == []
+    seen.take([WorkerExited(seat="trainer/1", pid=1, status=f"exit status 1: {full}")])
+    assert len(seen.wrong) == 1
+
+
+def test_resources_grow_only_beyond_both_quarters_of_the_first_half() -> None:
+    def wrong(*handles: int) -> list[str]:
+        """Return the growth in a soak whose twelve parts have these numbers of open files."""
+        used = Use(others_bytes=0)
+        part = {"own": 0, "threads": 0}
+        used._largest = [{"sidecar": {**part, "handles": n}} for n in handles for _ in range(10)]
+        used._shared = [0] * len(used._largest)
+        return used.wrong()
+
+    assert wrong(*[120] * 3, *[30] * 3, *[120] * 6) == [], "the job was down for a quarter"
+    assert wrong(*[30] * 6, *[120] * 6) == ["handles of the sidecar grew from 30 to 120"]
