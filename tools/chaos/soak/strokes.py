@@ -66,7 +66,7 @@ OF_CLOCKS: Final[dict[SoakFaultKind, str]] = {
     SoakFaultKind.DRIFT_CLOCK: "clock-skew",
 }
 OF_DISKS: Final[dict[SoakFaultKind, str]] = {
-    SoakFaultKind.FAIL_DISK: "disk-error",
+    SoakFaultKind.FAIL_DISK: "disk-write-error",
     SoakFaultKind.FILL_DISK: "disk-full",
     SoakFaultKind.SLOW_DISK: "disk-slow",
 }

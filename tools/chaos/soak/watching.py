@@ -291,7 +291,7 @@ def outcries(logs: Path) -> list[str]:
     """Return the uncaught errors in the processes' logs.
 
     Errors about a missing arena are left out: a lost machine's memory vanishes just before its
-    processes. So are those of workers that a failing disk denied the newest checkpoint.
+    processes. So are those of workers to which a failing disk denied the store.
     """
     found = []
     for path in sorted(logs.glob("*")):
@@ -310,8 +310,8 @@ def outcries(logs: Path) -> list[str]:
 def refused_by_disk(message: str) -> bool:
     """Return whether a worker's last words name a disk that fails or is full.
 
-    It may end of that: only if memory is lost, it reads the store, and its agent starts it again.
-    Shared memory is no disk: nothing may end because it is full.
+    It may end of that: if memory is lost, it writes to the store before it reads there, and its
+    agent starts it again. Shared memory is no disk: nothing may end because it is full.
     """
     texts = (os.strerror(errno.EIO), os.strerror(errno.ENOSPC))
     return any(text in message for text in texts) and str(ARENA_ROOT) not in message
