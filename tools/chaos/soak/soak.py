@@ -109,7 +109,9 @@ class Soak:
             if self._wrong:
                 break
         self._tell()
-        return self._wrong + self._seen.wrong + self._use.wrong()
+        if self._wrong:  # cut short: too little was seen to judge resources
+            return self._wrong + self._seen.wrong
+        return self._seen.wrong + self._use.wrong()
 
     def _launcher(self, number: int) -> LauncherProcess:
         setup, folder = self._setup, self._folder
