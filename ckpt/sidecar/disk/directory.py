@@ -15,6 +15,7 @@ from parity as in memory.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from holdfast.ckpt.store import direct
 from holdfast.ckpt.store.refusals import remedy_of
 from holdfast.ckpt.types import learn
 
+_log = logging.getLogger(__name__)
 KEEP: Final = 2
 _PIECE_BYTES: Final = 8 << 20
 _NUMBERED: Final = re.compile(r"([0-9]{8})[-.]")
@@ -84,13 +86,29 @@ class SpillDirectory:
         self._directory = directory
 
     def snapshots(self) -> list[SpilledSnapshot]:
-        """Return the committed snapshots, newest first; none of a directory that others made."""
+        """Return the committed snapshots, newest first; none of a directory that others made.
+
+        A snapshot whose list the disk does not return is left out, with a warning.
+        """
+
+        def warn(path: Path, error: OSError) -> None:
+            _log.warning(
+                "%s: cannot be read: %s; recovery goes on without it", path, error.strerror or error
+            )
+
+        return self._listed(warn)
+
+    def _listed(self, refused: Callable[[Path, OSError], None]) -> list[SpilledSnapshot]:
         found: list[SpilledSnapshot] = []
         if not is_private(self._directory):
             return found
         for path in self._directory.glob("*.json"):
-            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=SpilledSnapshot))
+            except (FileNotFoundError, msgspec.DecodeError):
+                continue
+            except OSError as error:
+                refused(path, error)
         return sorted(found, key=lambda each: each.number, reverse=True)
 
     def open(self, snapshot: SpilledSnapshot, entry: BlockEntry) -> SlotFile:
@@ -174,8 +192,15 @@ class SpillDirectory:
         return self._directory / f"{number:08d}-{entry.stripe:05d}-{entry.row:02d}{ROW_SUFFIX}"
 
     def _retire(self) -> list[Path]:
-        """Give up all snapshots but the newest; return the files that may be overwritten."""
-        there = self.snapshots()
+        """Give up all snapshots but the newest; return the files that may be overwritten.
+
+        Gives up none if a list cannot be read: it may be the newest.
+        """
+
+        def refuse(path: Path, error: OSError) -> None:
+            raise error
+
+        there = self._listed(refuse)
         kept = {each.number for each in there[: KEEP - 1]}
         for path in self._directory.glob("*.[jn]*"):
             match = _LIST.fullmatch(path.name)

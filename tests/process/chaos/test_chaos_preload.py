@@ -65,6 +65,11 @@ def two(tmp_path: Path) -> Iterator[Two]:
             ["os.fsync(fd)", "os.pread(fd, 4, 0).decode()", "os.write(fd, b'more')"],
         ),
         (
+            "disk-write-error",
+            "EIO",
+            ["os.fsync(fd)", "os.truncate(fd, 2)", "os.write(fd, b'more')"],
+        ),
+        (
             "disk-readonly",
             "EROFS",
             [
@@ -85,6 +90,14 @@ def test_calls_fail_as_on_such_a_disk(two: Two, kind: str, told: str, lines: lis
     assert (two.folder / "file").read_bytes() == b"some"
     undo()
     assert told not in [two.hurt.does(line) for line in lines]
+
+
+def test_a_disk_that_fails_to_write_can_be_read(two: Two) -> None:
+    two.hurt.does(f"!fd = os.open({str(two.folder / 'file')!r}, os.O_RDWR | os.O_CREAT)")
+    two.hurt.does("!os.write(fd, b'some')")
+    two.disk.strike(struck("disk-write-error"), two.victim, two.site)
+    assert two.hurt.does("os.write(fd, b'more')") == "EIO"
+    assert two.hurt.does("os.pread(fd, 4, 0).decode()") == "some"
 
 
 def test_others_other_folders_and_what_tells_are_left_alone(two: Two, tmp_path: Path) -> None:

@@ -17,13 +17,16 @@ from holdfast.tools.terminal import step_number
 
 WORDS: Final = Words(
     help="train under random faults for minutes or hours, and check results and resources",
-    description="Trains on four nodes of this machine under faults drawn from a seed. The soak "
-    "fails if the weights differ from an undisturbed run, a protected step is lost, a process "
-    "fails by itself, memory or open files grow, or anything is left behind.",
+    description="Trains on four nodes of this machine under faults from a seed, of processes, "
+    "machines, memory, disks and clocks. The soak fails if the weights differ from an undisturbed "
+    "run, a protected step is lost, a process fails by itself, memory or open files grow, or "
+    "anything is left behind. It names faults that this machine does not allow, and leaves them "
+    "out: shared memory needs a mount namespace (unshare), disks and clocks need a C compiler.",
     epilog="""\
 examples:
   holdfast chaos soak --minutes 5 --seed 7
   holdfast chaos soak --minutes 5 --kinds "lose a machine" "flip a bit in parity" --pause 0.5 2
+  holdfast chaos soak --minutes 3 --kinds "jump a clock" "fail a disk" "kill all of a node"
 
 Exit codes: 0 every check passed, 1 a check failed, 2 wrong command line.
 """,
@@ -81,7 +84,12 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(folder)
     if wrong:
         say(f"this command repeats the soak: {shlex.join(['holdfast', *words])}")
-    say("failed" if wrong else "all well")
+    say(
+        f"failed: {len(wrong)} of the checks above"
+        if wrong
+        else "all well: equal weights, no protected step lost, no process failed by itself, flat "
+        "memory, open files and threads, nothing left behind"
+    )
     return 1 if wrong else 0
 
 

@@ -183,6 +183,11 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         parts=("sidecar", "worker", "node", "job"),
         lasts=True,
     ),
+    "disk-write-error": FaultInfo(
+        about="EIO on writes and fsync below the run's folder; reads work",
+        parts=("sidecar", "worker", "node", "job"),
+        lasts=True,
+    ),
     "disk-readonly": FaultInfo(
         about="EROFS on every change of files below the run's folder",
         parts=("sidecar", "worker", "node", "job"),

@@ -2,7 +2,8 @@
 
 Every few seconds a part is killed, stopped, slowed, filled or damaged, often two parts at once or
 another one during the recovery; machines leave and return; the launcher is killed and started
-again, and so is the coordinator. At the end the weights must equal, bit
+again, and so is the coordinator; wall clocks jump and drift, disks fail, are full or slow. At the
+end the weights must equal, bit
 for bit, those of the same undisturbed steps. No protected step may be lost to fewer faults than
 parity covers. No process may fail by itself. Neither memory nor open files nor threads of any part
 may grow. The seed determines the faults, their order and the pauses. Half-way the whole job is
@@ -11,13 +12,14 @@ ended and started again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +30,12 @@ from holdfast.elastic.events import Event, JobEnded, StepProtected
 from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.config import APART_TIMING, LaunchConfig, NodeSpec
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
+from holdfast.tools.chaos.scenarios.scenario import ScenarioError
 from holdfast.tools.chaos.soak.striking import SoakStriker
 from holdfast.tools.chaos.soak.strokes import (
     NODES,
+    OF_CLOCKS,
+    OF_DISKS,
     SoakFault,
     SoakFaultKind,
     SoakSetup,
@@ -42,6 +47,7 @@ from holdfast.tools.leftovers import leftovers
 
 TRAINING: Final = (sys.executable, "-u", "-m", "holdfast.tools.chaos.workloads.soaked")
 PARTS: Final = 2
+LONGEST: Final = 72
 _ENDING_STEPS: Final = 200
 _WAIT_S: Final = 180.0
 _RETURN_S: Final = 120.0
@@ -92,12 +98,20 @@ class Soak:
         """Train under faults; return everything that is wrong."""
         say(f"seed {self._options.seed}: {self._setup}")
         for number in range(PARTS):
-            part = SoakedJob(self._launcher(number), self._seen, self._use, fills=self._fills)
+            part = SoakedJob(
+                self._launcher(number),
+                self._seen,
+                self._use,
+                folder=self._folder,
+                fills=self._fills,
+            )
             self._one(part, last=number == PARTS - 1)
             if self._wrong:
                 break
         self._tell()
-        return self._wrong + self._seen.wrong + self._use.wrong()
+        if self._wrong:  # cut short: too little was seen to judge resources
+            return self._wrong + self._seen.wrong
+        return self._seen.wrong + self._use.wrong()
 
     def _launcher(self, number: int) -> LauncherProcess:
         setup, folder = self._setup, self._folder
@@ -131,7 +145,7 @@ class Soak:
         """Run the job once, to its end or until the soak ends it."""
         launcher, seen = part.launcher, self._seen
         seen.begin()
-        launcher.start()
+        part.start(self._options.kinds)
         try:
             part.watch(_WAIT_S, until=StepProtected)
             self._strike_on(part, seconds=self._options.minutes * 60 / PARTS)
@@ -181,14 +195,20 @@ class Soak:
 
     def _tell(self) -> None:
         seen = self._seen
-        pauses = ", ".join(f"{seconds:g} s at step {step}" for seconds, step in seen.pauses[::-1])
-        say(f"steps: {seen.step}, made {seen.steps}; recoveries: {sum(seen.restored.values())}")
+        pauses = ", ".join(
+            f"{seconds:g} s before step {step}" for seconds, step in seen.pauses[::-1]
+        )
+        spared = [f"'{kind}'" for kind in self._options.kinds if not self._faults[kind]]
+        say(f"steps: {seen.step} complete, {seen.steps - seen.step} of them made again")
         say(f"strokes: {listed(self._struck)}")
         say(f"faults: {listed(self._faults)}")
-        say(f"restored from: {listed(seen.restored)}")
-        say(f"told: {listed(seen.told)}")
-        say(f"logged: {listed(self._logged)}")
-        say(f"longest pauses: {pauses or 'none'}")
+        if spared:
+            say(f"faults that hit nothing: {', '.join(spared)}")
+        say(f"the state came from: {listed(sources(seen.restored))}")
+        say(f"events: {listed(seen.told)}")
+        say(f"warnings in logs: {listed(self._logged)}")
+        say(f"longest pauses between two steps: {pauses or 'none above 1 s'}")
+        say("the largest process of each kind, early (first half) and late (last third):")
         for line in self._use.table():
             say(line)
 
@@ -197,12 +217,29 @@ class SoakedJob:
     """A launched job under observation."""
 
     def __init__(
-        self, launcher: LauncherProcess, seen: SoakEvents, use: Use, *, fills: bool
+        self,
+        launcher: LauncherProcess,
+        seen: SoakEvents,
+        use: Use,
+        *,
+        folder: Path,
+        fills: bool,
     ) -> None:
         self.launcher, self._seen, self._use = launcher, seen, use
-        self.striker = SoakStriker(launcher, launcher.run_dir, fills=fills)
+        self.striker = SoakStriker(launcher, folder, fills=fills)
         self._reader = EventReader(launcher.run_dir)
         self._sampled_s = 0.0
+
+    def start(self, kinds: Collection[SoakFaultKind]) -> None:
+        """Start the job, with the environment that faults of these kinds need."""
+        try:
+            env = self.striker.prepare(kinds)
+        except ScenarioError as error:
+            spared = [repr(str(kind)) for kind in kinds if kind in {*OF_CLOCKS, *OF_DISKS}]
+            say(f"the soak leaves out {', '.join(spared)}: {error}")
+        else:
+            self.launcher.config = dataclasses.replace(self.launcher.config, agent_env=env)
+        self.launcher.start()
 
     def watch(self, seconds: float, *, until: type[Event] | None = None) -> None:
         """Read events for ``seconds``, or until an event of a kind is seen."""
@@ -230,14 +267,25 @@ def compare(folder: Path, seed: int) -> list[str]:
         return [f"undisturbed training ended with status {status}"]
     calm = json.loads((folder / "calm.json").read_text())
     if calm == disturbed:
+        say(f"the weights equal the undisturbed ones: {calm['hash']}")
         return []
     return [f"the weights differ: {disturbed} under faults, {calm} undisturbed"]
 
 
+def sources(restored: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of recoveries by the words for their tiers."""
+    return {"nothing: begun anew" if k == "none" else k: n for k, n in restored.items()}
+
+
 def listed(counts: Mapping[str, int]) -> str:
-    """Return counts for people, the largest first."""
+    """Return counts for people, the largest first; long names are cut."""
     by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {count}" for name, count in by_count) or "none"
+    return ", ".join(f"{count} × {cut(name)}" for name, count in by_count) or "none"
+
+
+def cut(text: str) -> str:
+    """Return a text of at most ``LONGEST`` characters."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def say(text: str) -> None:

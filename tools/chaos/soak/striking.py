@@ -7,20 +7,29 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.tools.chaos.faults.bits import BitsInjector
-from holdfast.tools.chaos.faults.injector import MissedError, Undo, Victim
+from holdfast.tools.chaos.faults.environment import together
+from holdfast.tools.chaos.faults.injector import Injector, MissedError, Undo, Victim
+from holdfast.tools.chaos.faults.preloaded.clock import ClockInjector
+from holdfast.tools.chaos.faults.preloaded.disk import DiskInjector
 from holdfast.tools.chaos.faults.processes import Processes
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import StrikeTarget, When
 from holdfast.tools.chaos.scenarios.strikes import Strike
-from holdfast.tools.chaos.soak.strokes import OF_JOB, SoakFault, SoakFaultKind
+from holdfast.tools.chaos.soak.strokes import (
+    KILLED_OF_JOB,
+    OF_CLOCKS,
+    OF_DISKS,
+    SoakFault,
+    SoakFaultKind,
+)
 
 _OF_PROCESSES: Final[dict[SoakFaultKind, tuple[str, Part]]] = {
     SoakFaultKind.KILL_WORKER: ("kill", "worker"),
@@ -47,16 +56,36 @@ _FILL_EVERY_S: Final = 0.05
 
 
 class SoakStriker:
-    """Strikes one job; ``fills`` says whether its shared memory is private and may be filled."""
+    """Strikes one job; ``fills`` says whether its shared memory is private and may be filled.
+
+    Faults of disks reach the files below ``folder``, except events and logs.
+    """
 
     def __init__(self, launcher: LauncherProcess, folder: Path, *, fills: bool) -> None:
         self._launcher, self._fills = launcher, fills
         self._site = LaunchedSite(launcher, folder)
         self._processes, self._bits = Processes(), BitsInjector()
+        self._preloaded: dict[SoakFaultKind, Injector] = {}
         self._away: dict[str, int] = {}
         self._passing: list[threading.Thread] = []
         self._over = threading.Event()
         self.count: Counter[str] = Counter()
+
+    def prepare(self, kinds: Collection[SoakFaultKind]) -> Mapping[str, str]:
+        """Prepare the kinds of disks and clocks; return the environment that the job needs.
+
+        Raises ``ScenarioError`` if they are impossible on this machine: then they hit nothing.
+        """
+        families: tuple[tuple[Collection[SoakFaultKind], Injector], ...] = (
+            (OF_CLOCKS, ClockInjector()),
+            (OF_DISKS, DiskInjector()),
+        )
+        environment: dict[str, str] = {}
+        for family, injector in families:
+            if found := {kind: injector for kind in kinds if kind in family}:
+                environment = together(environment, injector.prepare(self._site, ()))
+                self._preloaded |= found
+        return environment
 
     def strike(self, fault: SoakFault) -> bool:
         """Strike now; return whether there was something to hit."""
@@ -66,6 +95,7 @@ class SoakStriker:
             SoakFaultKind.FILL_MEMORY: self._fill,
             SoakFaultKind.KILL_LAUNCHER: self._hit_job,
             SoakFaultKind.KILL_COORDINATOR: self._hit_job,
+            **dict.fromkeys({*OF_CLOCKS, *OF_DISKS}, self._mislead),
         }
         with contextlib.suppress(MissedError, ProcessLookupError):
             if ways.get(fault.kind, self._hit)(fault):
@@ -108,13 +138,25 @@ class SoakStriker:
 
     def _hit_job(self, fault: SoakFault) -> bool:
         """Kill the launcher or the coordinator, one at a time: neither while the other is down."""
-        found = {part: self._site.victims(part) for part in OF_JOB.values()}
+        found = {part: self._site.victims(part) for part in KILLED_OF_JOB.values()}
         if not all(found.values()):
             return False
         kind, part = _OF_PROCESSES[fault.kind]
         self._processes.strike(_strike(kind, part, fault), found[part][0], self._site)
         if part == "launcher":
             self._launcher.returns(after_s=fault.seconds)
+        return True
+
+    def _mislead(self, fault: SoakFault) -> bool:
+        """Change the disk or the wall clock that a node's processes, or all of the job, see."""
+        part: Part = "job" if fault.kind is SoakFaultKind.JUMP_CLOCKS else "node"
+        found = [each for each in self._site.victims(part) if each.node in ("", fault.node)]
+        if fault.kind not in self._preloaded or not found:
+            return False
+        strike = _strike((OF_CLOCKS | OF_DISKS)[fault.kind], part, fault)
+        undo = self._preloaded[fault.kind].strike(strike, found[0], self._site)
+        if undo is not None:
+            self._later(undo, fault.seconds)
         return True
 
     def _later(self, undo: Undo, seconds: float) -> None:
@@ -155,7 +197,13 @@ class SoakStriker:
 
 def _strike(kind: str, part: Part, fault: SoakFault) -> Strike:
     return Strike(
-        number=0, kind=kind, target=StrikeTarget(part=part), when=When(s=0.0), pick=fault.pick
+        number=0,
+        kind=kind,
+        target=StrikeTarget(part=part),
+        when=When(s=0.0),
+        pick=fault.pick,
+        lasts_s=fault.seconds,
+        amount=fault.amount,
     )
 
 

@@ -27,7 +27,7 @@ FULL_BYTES = 1 << 30
 
 
 class SoakFaultKind(StrEnum):
-    """A kind of fault on a node."""
+    """A kind of fault on a node, or on a part of the job that belongs to no node."""
 
     KILL_WORKER = "kill a worker"
     KILL_SIDECAR = "kill a sidecar"
@@ -43,15 +43,42 @@ class SoakFaultKind(StrEnum):
     FILL_MEMORY = "fill shared memory"
     KILL_LAUNCHER = "kill the launcher"
     KILL_COORDINATOR = "kill the coordinator"
+    JUMP_CLOCK = "jump a clock"
+    JUMP_CLOCKS = "jump all clocks"
+    DRIFT_CLOCK = "drift a clock"
+    FAIL_DISK = "fail a disk"
+    FILL_DISK = "fill a disk"
+    SLOW_DISK = "slow a disk"
 
 
-OF_JOB: Final[dict[SoakFaultKind, Part]] = {
+KILLED_OF_JOB: Final[dict[SoakFaultKind, Part]] = {
     SoakFaultKind.KILL_LAUNCHER: "launcher",
     SoakFaultKind.KILL_COORDINATOR: "coordinator",
 }
-"""Kinds that hit a part of the job which belongs to no node."""
+"""Kinds that kill a part of the job which belongs to no node."""
 
-HARMLESS = {SoakFaultKind.FILL_MEMORY, SoakFaultKind.SLOW_SIDECAR, *OF_JOB}
+OF_JOB: Final = {*KILLED_OF_JOB, SoakFaultKind.JUMP_CLOCKS}
+"""Kinds that hit no node in particular."""
+
+OF_CLOCKS: Final[dict[SoakFaultKind, str]] = {
+    SoakFaultKind.JUMP_CLOCK: "clock-jump",
+    SoakFaultKind.JUMP_CLOCKS: "clock-jump",
+    SoakFaultKind.DRIFT_CLOCK: "clock-skew",
+}
+OF_DISKS: Final[dict[SoakFaultKind, str]] = {
+    SoakFaultKind.FAIL_DISK: "disk-write-error",
+    SoakFaultKind.FILL_DISK: "disk-full",
+    SoakFaultKind.SLOW_DISK: "disk-slow",
+}
+"""Fault of a soak → kind of a scenario's fault, of wall clocks and of disks."""
+
+HARMLESS: Final = {
+    SoakFaultKind.FILL_MEMORY,
+    SoakFaultKind.SLOW_SIDECAR,
+    *OF_JOB,
+    *OF_CLOCKS,
+    *OF_DISKS,
+}
 """Kinds that cost no node its memory."""
 
 ENDING = (
@@ -82,7 +109,21 @@ _SECONDS = {
     SoakFaultKind.SLOW_SIDECAR: (2.0, 8.0),
     SoakFaultKind.FILL_MEMORY: (1.0, 6.0),
     SoakFaultKind.KILL_LAUNCHER: (0.0, 3.0),
+    SoakFaultKind.JUMP_CLOCK: (1.0, 8.0),
+    SoakFaultKind.JUMP_CLOCKS: (1.0, 8.0),
+    SoakFaultKind.DRIFT_CLOCK: (2.0, 10.0),
+    SoakFaultKind.FAIL_DISK: (1.0, 8.0),
+    SoakFaultKind.FILL_DISK: (1.0, 8.0),
+    SoakFaultKind.SLOW_DISK: (2.0, 8.0),
 }
+_AMOUNTS: Final[dict[SoakFaultKind, tuple[float, float, str]]] = {
+    SoakFaultKind.JUMP_CLOCK: (-7200.0, 7200.0, " by {:+.0f} s"),
+    SoakFaultKind.JUMP_CLOCKS: (-7200.0, 7200.0, " by {:+.0f} s"),
+    SoakFaultKind.DRIFT_CLOCK: (-0.5, 0.5, " by {:+.2f} s a second"),
+    SoakFaultKind.SLOW_DISK: (0.01, 0.2, " by {:.2f} s a call"),
+}
+"""Least and most of the amount of a scenario's fault, and its words."""
+
 _AWAY_STROKES = (1, 5)
 
 
@@ -91,6 +132,7 @@ class SoakFault:
     """A fault, on one node if it is not of the job; ``pick``, 0 to 1, selects process, file or bit.
 
     A temporary fault lasts ``seconds``; a lost machine returns after ``strokes`` strokes.
+    ``amount`` is that of a scenario's fault, None if the kind has none.
     """
 
     kind: SoakFaultKind
@@ -98,10 +140,13 @@ class SoakFault:
     pick: float
     seconds: float = 0.0
     strokes: int = 0
+    amount: float | None = None
 
     def __str__(self) -> str:
+        amount = "" if self.amount is None else _AMOUNTS[self.kind][-1].format(self.amount)
         lasting = f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{self.kind}{lasting}" + (f": {self.node}" if self.kind not in OF_JOB else "")
+        where = "" if self.kind in OF_JOB else f": {self.node}"
+        return f"{self.kind}{amount}{lasting}{where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,4 +238,5 @@ def _fault(draw: random.Random, kinds: list[SoakFaultKind], node: str) -> SoakFa
         pick=draw.random(),
         seconds=draw.uniform(least_s, most_s),
         strokes=draw.randint(*_AWAY_STROKES),
+        amount=draw.uniform(*_AMOUNTS[kind][:2]) if kind in _AMOUNTS else None,
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import statistics
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,12 +48,14 @@ MIB = 1 << 20
 class SoakEvents:
     """The state of a job of ``ranks``, from its events; ``wrong`` lists forbidden outcomes.
 
-    ``pauses`` are (seconds, step) without a completed step. ``safe`` is the newest step that must
-    not be lost: a protected one as long as no more nodes are harmed than parity covers, otherwise
-    that of the newest checkpoint. While the job is ``ending``, late workers are sent away.
+    ``pauses`` are (seconds, step) without a completed step, by this process's ``clock``, as clocks
+    of the job jump. ``safe`` is the newest step that must not be lost: a protected one as long as
+    no more nodes are harmed than parity covers, otherwise that of the newest checkpoint. While the
+    job is ``ending``, late workers are sent away.
     """
 
     ranks: int
+    clock: Callable[[], float] = time.monotonic
     step: int = 0
     generation: int = 0
     steps: int = 0
@@ -117,13 +122,14 @@ class SoakEvents:
             self.safe = self.durable
 
     def _take_step(self, event: StepDone) -> None:
-        paused_s = event.time_s - self._stepped_s
+        now_s = self.clock()
+        paused_s = now_s - self._stepped_s
         if self._stepped_s and paused_s > _PAUSE_S:
             pauses = [*self.pauses, (round(paused_s, 1), event.step)]
             self.pauses = sorted(pauses)[-_PAUSES:]
         self.steps += event.rank == 0
         self.step = max(self.step, event.step)
-        self._stepped_s = max(self._stepped_s, event.time_s)
+        self._stepped_s = now_s
 
     def _take_protected(self, event: StepProtected) -> None:
         self.protected = event.step
@@ -146,6 +152,7 @@ class SoakEvents:
     def _take_exit(self, event: WorkerExited) -> None:
         self.told[f"worker {event.status}"] += 1
         expected = "SIGKILL" in event.status or event.status == "exit status 0" or self.ending
+        expected |= refused_by_disk(event.status)
         if not expected:
             self.wrong.append(f"{event.seat} ended: {event.status}")
 
@@ -183,9 +190,10 @@ class Use:
         self._shared.append(BALLAST.others_bytes() - self._others_bytes)
 
     def wrong(self) -> list[str]:
-        """Return the resources that are larger in the last third than in the second quarter.
+        """Return the resources that are larger in the last third than in the first two quarters.
 
-        It compares 90th percentiles: processes that have just begun are small.
+        It compares 90th percentiles, of the quarters the larger: processes that have just begun are
+        small, and a quarter may have no others.
         """
         found = []
         if len(self._largest) < _LEAST_SAMPLES:
@@ -239,7 +247,8 @@ class Use:
     @staticmethod
     def _early_late(values: Sequence[int]) -> tuple[float, float]:
         count = len(values)
-        return _most(values[count // 4 : count // 2]), _most(values[2 * count // 3 :])
+        first, second = values[: count // 4], values[count // 4 : count // 2]
+        return max(_most(first), _most(second)), _most(values[2 * count // 3 :])
 
 
 def use_of(pid: int) -> dict[str, int]:
@@ -282,7 +291,7 @@ def outcries(logs: Path) -> list[str]:
     """Return the uncaught errors in the processes' logs.
 
     Errors about a missing arena are left out: a lost machine's memory vanishes just before its
-    processes.
+    processes. So are those of workers to which a failing disk denied the store.
     """
     found = []
     for path in sorted(logs.glob("*")):
@@ -291,9 +300,21 @@ def outcries(logs: Path) -> list[str]:
             if line.startswith(("Traceback", "Fatal Python error")):
                 rest = lines[at + 1 :]
                 message = next((each for each in rest if each and not each.startswith(" ")), "")
-                if not (message.startswith("FileNotFoundError") and str(ARENA_ROOT) in message):
+                lost = message.startswith("FileNotFoundError") and str(ARENA_ROOT) in message
+                denied = path.name.startswith("trainer") and refused_by_disk(message)
+                if not (lost or denied):
                     found.append(f"{path.name}:{at + 1}: {message}")
     return found
+
+
+def refused_by_disk(message: str) -> bool:
+    """Return whether a worker's last words name a disk that fails or is full.
+
+    It may end of that: if memory is lost, it writes to the store before it reads there, and its
+    agent starts it again. Shared memory is no disk: nothing may end because it is full.
+    """
+    texts = (os.strerror(errno.EIO), os.strerror(errno.ENOSPC))
+    return any(text in message for text in texts) and str(ARENA_ROOT) not in message
 
 
 def _most(found: Iterable[int]) -> float:

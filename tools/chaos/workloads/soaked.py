@@ -15,6 +15,8 @@ from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
 
 FOREVER = 10**9
+MANY = 10**6
+"""Failed checkpoints in a row that do not end the job: its disks fail on purpose."""
 
 
 def dump_stacks(record: logging.LogRecord) -> bool:
@@ -37,7 +39,10 @@ def main(args: argparse.Namespace) -> None:
         snapshots=elastic.Snapshots(parity=args.parity, disk=args.disk),
         checkpoint=args.checkpoint
         and elastic.Checkpoints(
-            args.checkpoint, incremental=args.incremental, every=args.checkpoint_every
+            args.checkpoint,
+            incremental=args.incremental,
+            every=args.checkpoint_every,
+            failures_allowed=MANY,
         ),
     )
     def train(run: elastic.Run) -> None:

@@ -31,6 +31,7 @@ _TORN_SHARE: Final = 0.5
 _FAILING: Final[Mapping[str, dict[str, int]]] = {
     "disk-full": {"error": errno.ENOSPC, "ops": OPEN_NEW | WRITE | GROW},
     "disk-error": {"error": errno.EIO, "ops": WRITE | READ | SYNC},
+    "disk-write-error": {"error": errno.EIO, "ops": WRITE | SYNC | GROW},
     "disk-readonly": {"error": errno.EROFS, "ops": OPEN_NEW | OPEN_WRITE | WRITE | GROW | NAME},
 }
 

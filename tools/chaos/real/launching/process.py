@@ -117,7 +117,8 @@ class LauncherProcess:
         """End all processes now; a launcher that is down is started again for it."""
         if self._outcome is not None:
             return
-        if self._due_s is not None and not self.pid:
+        if self._due_s is not None and self._child is not None:
+            self._child.wait(_REPLY_S)  # it may still be dying, and obeys no more
             self.start()
         self._due_s = None
         self._order(KILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable
@@ -198,6 +199,27 @@ def test_a_list_that_cannot_be_read_offers_nothing(tmp_path: Path, arena: Arena)
     spill(tmp_path, arena, 10)
     next(tmp_path.glob("*.json")).write_text("{")
     assert steps(tmp_path) == []
+
+
+def test_a_list_on_a_failing_disk_hides_only_its_own_snapshot_and_is_not_given_up(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spill(tmp_path, arena, 10)
+    spill(tmp_path, arena, 20)
+    newest = max(tmp_path.glob("*.json"))
+    read_bytes = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == newest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing)
+        assert steps(tmp_path) == [10]
+        with pytest.raises(StoreError, match="step 30 cannot be spilled: Input/output error"):
+            spill(tmp_path, arena, 30)
+    assert steps(tmp_path) == [20, 10]
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path, arena: Arena) -> None:
