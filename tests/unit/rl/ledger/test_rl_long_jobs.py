@@ -75,9 +75,9 @@ class LongJob:
             ledger = self.ledger
         while (batch := ledger.batch(number)) is None:
             worker = f"w{self.generation}-{number}"
-            for given in ledger.claim(worker, free=GROUPS * GROUP, version=None):
-                stamp = Stamp(generation=self.generation, version=given.version, count=3)
-                ledger.deliver(answered(given.trajectory, stamp))
+            for work in ledger.claim(worker, free=GROUPS * GROUP, version=None):
+                stamp = Stamp(generation=self.generation, version=work.version, count=3)
+                ledger.deliver(answered(work.trajectory, stamp))
             if self._random.random() < 0.1:
                 ledger.lose(worker)
         assert self.checker.check(observe(ledger, number, batch)) == []
@@ -146,7 +146,8 @@ def test_the_cuts_that_are_kept_say_the_same_of_every_token_that_may_be_trained(
         kept.begin(generation, restored=step, oldest=max(0, step - eta))
         everything[generation] = step
         assert len(kept.steps) <= eta + 2
-        snapshots |= dict.fromkeys(range(step, step + trained + 1), dict(kept.steps))
+        for reached in range(step, step + trained + 1):
+            snapshots[reached] = kept.steps
         for at, version in itertools.product(everything, range(max(0, step - eta), step + 9)):
             valid = all(version <= cut for later, cut in everything.items() if later > at)
             assert kept.current(generation=at, version=version) is valid
@@ -159,9 +160,9 @@ def test_a_job_that_goes_on_in_spite_of_violations_keeps_the_first_ones() -> Non
     for step in range(200):
         ledger.admit(step, prompt_of)
         while ledger.batch(step) is None:
-            for given in ledger.claim("w", free=GROUPS * GROUP, version=None):
-                stamp = Stamp(generation=1, version=given.version + 1, count=3)
-                ledger.deliver(answered(given.trajectory, stamp))
+            for work in ledger.claim("w", free=GROUPS * GROUP, version=None):
+                stamp = Stamp(generation=1, version=work.version + 1, count=3)
+                ledger.deliver(answered(work.trajectory, stamp))
         ledger.train(step)
     found = ledger.check()
     assert "of step 0 was sampled by versions [1], wanted 0" in found[0]
