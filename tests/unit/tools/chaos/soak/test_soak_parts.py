@@ -10,6 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.events import (
     CheckpointDone,
     Event,
@@ -31,7 +34,7 @@ from holdfast.tools.chaos.soak.strokes import (
     Stroke,
     strokes,
 )
-from holdfast.tools.chaos.soak.watching import SoakEvents, outcries
+from holdfast.tools.chaos.soak.watching import SoakEvents, Use, outcries
 
 RANKS = sum(NODES.values())
 
@@ -160,3 +163,41 @@ def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None
         'ERROR handler failed\nTraceback (most recent call last):\n  File "x.py"\nOSError: full\n'
     )
     assert outcries(tmp_path) == ["sidecar-a.log:2: OSError: full"]
+
+
+def test_keys_and_files_that_a_job_leaves_behind_without_end_are_found(tmp_path: Path) -> None:
+    key = RunKey.new()
+    key.save(tmp_path / "key.json")
+    server = EmbeddedServer(key)
+    coordinator = connect(server.address, key)
+    launcher = Mock(spec=LauncherProcess, pid=0, coordinator_pid=0, run_dir=tmp_path)
+    launcher.coordinator_address = server.address
+    launcher.processes.return_value = {}
+
+    def soaked(*, leaves: int) -> Use:
+        use = Use(others_bytes=0)
+        for number in range(60):
+            if number % leaves == 0:
+                coordinator.put(f"run/{leaves}/{number}", "")
+                (tmp_path / f"{leaves}-{number}").touch()
+            use.sample(launcher, float(number))
+        return use
+
+    try:
+        flat = soaked(leaves=30)
+        assert flat.wrong() == []
+        assert flat.table()[-1].startswith("keys at the coordinator: ")
+        files, keys = soaked(leaves=1).wrong()
+    finally:
+        coordinator.close()
+        server.close()
+    assert files.startswith("files in the run directory grew from ")
+    assert keys.startswith("keys at the coordinator grew from ")
+
+
+def test_a_coordinator_that_is_away_leaves_only_its_keys_uncounted(tmp_path: Path) -> None:
+    launcher = Mock(spec=LauncherProcess, pid=0, coordinator_pid=0, run_dir=tmp_path)
+    launcher.processes.return_value = {}
+    use = Use(others_bytes=0)
+    use.sample(launcher, 0.0)
+    assert use.table()[-1] == "files in the run directory: 0 → 0"
