@@ -58,12 +58,17 @@ class Findings:
         self._whole: dict[str, _Whole] = {}
         self._by_node: dict[str, _ByNode] = {}
 
-    def inherit(self, before: Findings, *, changed: Set[str]) -> None:
-        """Take over the answers of an earlier view; the records of the nodes ``changed`` differ."""
+    def inherit(self, before: Findings, *, changed: Set[str], nodes: int) -> None:
+        """Take over the answers of an earlier view; the records of the nodes ``changed`` differ.
+
+        Answers that nobody asked for while more records changed than there are ``nodes`` now are
+        dropped: they would be found anew, and nodes with ever new names would never be forgotten.
+        """
         self._whole = dict(before._whole)
         self._by_node = {
             name: found._replace(changed=found.changed | changed) if changed else found
             for name, found in before._by_node.items()
+            if len(found.changed) <= nodes
         }
 
     def here(self, name: str, find: Callable[[], _T]) -> _T:

@@ -206,7 +206,9 @@ class JobView:
             revision=revision,
             decoded=decoded,
         )
-        view.findings.inherit(self.findings, changed=names)
+        view.findings.inherit(self.findings, changed=names, nodes=len(nodes))
+        if view.number != self.number:
+            _shared_entries.cache_clear()  # those of steps long gone; the live ones stay shared
         answer_ahead(view)
         return view
 
@@ -214,7 +216,7 @@ class JobView:
         """Return the view without these nodes; cached answers about the others stay."""
         nodes = {name: node for name, node in self.nodes.items() if name not in names}
         view = replace(self, nodes=nodes)
-        view.findings.inherit(self.findings, changed=names)
+        view.findings.inherit(self.findings, changed=names, nodes=len(nodes))
         return view
 
     @property

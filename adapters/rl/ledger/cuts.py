@@ -1,7 +1,8 @@
 """The policy versions that belong to the run's history, across all restores. Pure.
 
 A generation that is restored to a step cuts off what earlier ones did after it: the later versions
-are void, and so is every token that they sampled.
+are void, and so is every token that they sampled. Only cuts that concern tokens which may still be
+trained are kept: their number does not grow with the generations.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 
 class GenerationCuts:
-    """The step that each generation was restored to."""
+    """The step that each generation was restored to, as far as it still matters."""
 
     def __init__(self, steps: Mapping[int, int] | None = None) -> None:
         self.steps: dict[int, int] = dict(steps or {})
 
-    def begin(self, generation: int, *, restored: int) -> None:
+    def begin(self, generation: int, *, restored: int, oldest: int = 0) -> None:
         """Record that ``generation`` began at step ``restored``.
+
+        ``oldest`` is the oldest version whose tokens may be trained from now on.
 
         Versions above ``restored`` of earlier generations are void from now on. A number that was
         used before means that the job was started again from a checkpoint: generations are counted
@@ -27,6 +30,11 @@ class GenerationCuts:
         """
         if generation <= max(self.steps, default=0):
             self.steps.clear()
+        # a cut at the same or a later step says nothing that this one does not say
+        before = sorted(each for each in self.steps.items() if each[1] < restored)
+        # the newest cut below ``oldest`` voids all that older cuts void and that may be trained
+        passed = sum(step < oldest for _, step in before)
+        self.steps = dict(before[max(passed - 1, 0) :])
         self.steps[generation] = restored
 
     def current(self, *, generation: int, version: int) -> bool:

@@ -37,6 +37,7 @@ from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 from holdfast.ckpt.types import Json
 
 _RECORDED_STEPS = 64
+_CONFLICTS_KEPT = 100
 
 
 class DeliveryVerdict(StrEnum):
@@ -167,7 +168,7 @@ class Ledger:
         known = group.done.get(trajectory.sample) if group else None
         if known is not None or (group is None and trajectory.ordinal < self._admitted):
             if self.plan.pinned and known and not agree(known, trajectory):
-                self._conflicts.append(f"sample {trajectory.key} was delivered in two versions")
+                self._note([f"sample {trajectory.key} was delivered in two versions"])
             self.counters.redelivered += again
             self.counters.duplicates_refused += not again
             return DeliveryVerdict.DUPLICATE
@@ -258,7 +259,7 @@ class Ledger:
 
     @property
     def cuts(self) -> dict[int, int]:
-        """The step that each generation was restored to."""
+        """The step that each generation was restored to, as far as it still matters."""
         return dict(self._cuts.steps)
 
     def states(self) -> dict[int, OrdinalState]:
@@ -346,7 +347,7 @@ class Ledger:
         self._replay.train(step, {o: each for o, each in fresh.items() if each}, earned)
         for ordinal in ordinals:
             group = self._groups.pop(ordinal)
-            self._conflicts += audit(group, self.plan, step=step)
+            self._note(audit(group, self.plan, step=step))
             group.move(OrdinalEvent.TRAIN)
             for sample in group.done.values():
                 self._lengths.note(len(group.prompt), sample.sampled)
@@ -400,7 +401,9 @@ class Ledger:
                 f"generation {generation} resumes at step {restored} with a ledger of "
                 f"{self.trained_steps} trained steps; they must come from one snapshot"
             )
-        self._cuts.begin(generation, restored=restored)
+        self._cuts.begin(
+            generation, restored=restored, oldest=self.plan.oldest_from(self.trained_steps)
+        )
 
     def current(self, *, generation: int, version: int) -> bool:
         """Say whether weights ``version`` pulled in ``generation`` belong to the run's history."""
@@ -466,6 +469,10 @@ class Ledger:
         self._lengths = Lengths(state["lengths"])
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _note(self, violations: Sequence[str]) -> None:
+        """Keep violations, the first ones of a job: they are part of every snapshot."""
+        self._conflicts += violations[: _CONFLICTS_KEPT - len(self._conflicts)]
 
     def _candidates(self, *, only_awaited: bool) -> list[ClaimCandidate]:
         """Return the samples that may be given out."""

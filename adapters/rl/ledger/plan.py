@@ -65,6 +65,11 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the oldest policy version that ``step`` may train on; when pinned, the only."""
         return max(0, step - self.eta)
 
+    def oldest_from(self, step: int) -> int:
+        """Return the oldest policy version that ``step`` or a later one may train on again."""
+        kept = self.replay.max_age if self.replay.reused(self.groups) else 0
+        return max(0, self.oldest_at(step) - kept)
+
     def version_of(self, ordinal: int) -> int:
         """Return the oldest policy version that may sample ``ordinal``; when pinned, the only."""
         return self.oldest_at(self.step_of(ordinal))

@@ -220,6 +220,7 @@ class RolloutServer:
         for key, (worker, admitted) in list(term.lost.items()):
             if admitted <= term.released and key not in term.recovering:
                 del term.lost[key]
+                term.announced.discard(key)
                 self._handed.pop(key, None)
                 self._salvage.put((term, worker, True))
 

@@ -52,7 +52,10 @@ class Outcomes:
     def note(self, message: Durable) -> None:
         """Record the outcome of a checkpoint."""
         if message.error is not None:
+            self._errors.pop(message.step, None)  # the newest error comes last
             self._errors[message.step] = message.error
+            if len(self._errors) > _STEPS_KEPT:
+                del self._errors[next(iter(self._errors))]
             self.failed_in_a_row += not message.given_up
             _log.warning("%s", message.error)
             return

@@ -111,7 +111,7 @@ class SimulatedAgent:
     def kill(self) -> None:
         """Lose the whole node, with its memory."""
         self.alive = False
-        self.sidecar.alive = False
+        self.sidecar.end()
         for worker in self.workers.values():
             worker.kill("node lost")
 
@@ -122,7 +122,7 @@ class SimulatedAgent:
 
     def kill_sidecar(self) -> None:
         """Kill the sidecar with its memory; the agent starts another."""
-        self.sidecar.alive = False
+        self.sidecar.end()
         self._soon(0.1, 0.5, self._start_sidecar)
 
     def pause(self) -> None:

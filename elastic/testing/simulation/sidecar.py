@@ -75,6 +75,12 @@ class SimulatedSidecar:
         self._blocks: dict[tuple[SnapshotKey, int], BlockEntry] = {}
         self._rows: dict[SnapshotKey, tuple[ParityEntry, ...]] = {}
 
+    def end(self) -> None:
+        """End the process, with its contents."""
+        self.alive = False
+        self.book = Book()
+        self._blocks, self._rows = {}, {}
+
     def adopt(self, world: SnapshotWorld, *, restore: RestorePoint | None) -> None:
         """Enter a generation: refuse older ones from now on, and drop abandoned snapshots."""
         if self.alive and world.generation >= self.book.generation:

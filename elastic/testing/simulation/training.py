@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.01
 _HOLD_S = 10.0
 _CUT_POLL_S = 0.05
+_PROTECTED_KEPT = 256  # of which only the newest counts; messages about others may come late
 
 
 class InvariantError(InternalError):
@@ -48,6 +49,11 @@ class SimulatedTraining:
         self._stalled = 0
         self._cut, self._cut_s = 0, 0.0
         self.restores = {"memory": 0, "rebuilt": 0, "nothing": 0}
+
+    def start_at(self, step: int) -> None:
+        """Let the job begin with a checkpoint of ``step``, for jobs that have lived long."""
+        self.history = [0] * (step + 1)
+        self._durable = step
 
     # -- generations -----------------------------------------------------------------------------
 
@@ -236,6 +242,8 @@ class SimulatedTraining:
         if not valid or key in self._protected:
             return
         self._protected[key] = dict(record.nodes)
+        if len(self._protected) > _PROTECTED_KEPT:
+            del self._protected[next(iter(self._protected))]
         self._sim.tell(StepProtected(generation=key[0], step=step))
         self.progress = max(self.progress, step)
         if step % self._sim.config.checkpoint_every == 0:

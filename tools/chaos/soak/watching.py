@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.events import (
     CheckpointDone,
     Detected,
@@ -26,6 +29,7 @@ from holdfast.elastic.events import (
     StepUnprotected,
     WorkerExited,
 )
+from holdfast.elastic.launch.local import KEY
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.soak.striking import BALLAST
 
@@ -33,6 +37,8 @@ _PAUSE_S, _PAUSES = 1.0, 5
 _GROWTH = 1.15
 _SLACK = {"own": 32 << 20, "handles": 64, "threads": 32}
 _SHARED_SLACK_BYTES = 32 << 20
+_KEPT_SLACK = {"keys at the coordinator": 8, "files in the run directory": 16}
+_KEYS_S = 0.5
 _LEAST_SAMPLES = 40
 _STEPS_UNDER_WAY = 4
 _GRUMBLES = (
@@ -161,13 +167,14 @@ class Use:
     """The memory, open files and threads of every process over time, by part of the job.
 
     Shared memory is the used space of its file system, which includes removed files that are still
-    mapped.
+    mapped. The coordinator's keys and the files in the run directory are counted beside them.
     """
 
     def __init__(self, *, others_bytes: int) -> None:
         self._others_bytes = others_bytes
         self._largest: list[dict[str, dict[str, int]]] = []
         self._shared: list[int] = []
+        self._kept: dict[str, list[int]] = defaultdict(list)
         self._each: dict[tuple[str, int], list[tuple[float, dict[str, int]]]] = defaultdict(list)
 
     def sample(self, launcher: LauncherProcess, now_s: float) -> None:
@@ -188,6 +195,8 @@ class Use:
             }
         self._largest.append(largest)
         self._shared.append(BALLAST.others_bytes() - self._others_bytes)
+        for what, count in kept_by(launcher).items():
+            self._kept[what].append(count)
 
     def wrong(self) -> list[str]:
         """Return the resources that are larger in the last third than in the first two quarters.
@@ -206,6 +215,10 @@ class Use:
         early, late = self._early_late(self._shared)
         if late > early * _GROWTH + _SHARED_SLACK_BYTES:
             found.append(f"shared memory grew from {early:,.0f} to {late:,.0f} bytes")
+        for what, counts in self._kept.items():
+            early, late = self._early_late(counts)
+            if len(counts) >= _LEAST_SAMPLES and late > early + _KEPT_SLACK[what]:
+                found.append(f"{what} grew from {early:.0f} to {late:.0f}")
         return found
 
     def table(self) -> list[str]:
@@ -225,7 +238,11 @@ class Use:
                 )
             )
         rows.append((*self._sizes("shared memory", self._shared), "", "", "", ""))
-        return aligned(rows)
+        return [*aligned(rows), *map(self._line, self._kept)]
+
+    def _line(self, what: str) -> str:
+        early, late = self._early_late(self._kept[what])
+        return f"{what}: {early:.0f} → {late:.0f}"
 
     def _sizes(self, name: str, sizes: Sequence[int]) -> tuple[str, ...]:
         found = (*self._early_late(sizes), max(sizes, default=0))
@@ -262,6 +279,20 @@ def use_of(pid: int) -> dict[str, int]:
             "handles": len(list(Path(f"/proc/{pid}/fd").iterdir())),
         }
     return {}
+
+
+def kept_by(launcher: LauncherProcess) -> dict[str, int]:
+    """Return the counts of what a job keeps; without keys while its coordinator does not answer."""
+    keys, files = _KEPT_SLACK
+    found = {}
+    with contextlib.suppress(OSError):  # a folder has just been removed
+        found[files] = sum(1 for _ in launcher.run_dir.rglob("*"))
+    with contextlib.suppress(HoldfastError):
+        key = RunKey.load(launcher.run_dir / KEY)
+        address = launcher.coordinator_address
+        with contextlib.closing(connect(address, key, timeout_s=_KEYS_S)) as coordinator:
+            found[keys] = len(coordinator.range("")[0])
+    return found
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -284,6 +284,7 @@ def test_the_log_of_a_lost_worker_is_dropped_once_all_it_may_hold_is_trained(
     world.server.advance(0, protected=admitted)
     until(lambda: not world.logs)
     assert {worker.incarnation for worker in world.server.workers()} == {"v"}
+    assert world.server._term.announced == {"v"}  # workers may come and go for months
 
 
 BOUNDED = msgspec.structs.replace(

@@ -17,7 +17,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.reporting import NodeProcesses
+from holdfast.elastic.coordinator.connecting import connect
+from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.events import (
     CheckpointDone,
     Event,
@@ -328,3 +331,41 @@ def test_resources_grow_only_beyond_both_quarters_of_the_first_half() -> None:
 
     assert wrong(*[120] * 3, *[30] * 3, *[120] * 6) == [], "the job was down for a quarter"
     assert wrong(*[30] * 6, *[120] * 6) == ["handles of the sidecar grew from 30 to 120"]
+
+
+def test_keys_and_files_that_a_job_leaves_behind_without_end_are_found(tmp_path: Path) -> None:
+    key = RunKey.new()
+    key.save(tmp_path / "key.json")
+    server = EmbeddedServer(key)
+    coordinator = connect(server.address, key)
+    launcher = Mock(spec=LauncherProcess, pid=0, coordinator_pid=0, run_dir=tmp_path)
+    launcher.coordinator_address = server.address
+    launcher.processes.return_value = {}
+
+    def soaked(*, leaves: int) -> Use:
+        use = Use(others_bytes=0)
+        for number in range(60):
+            if number % leaves == 0:
+                coordinator.put(f"run/{leaves}/{number}", "")
+                (tmp_path / f"{leaves}-{number}").touch()
+            use.sample(launcher, float(number))
+        return use
+
+    try:
+        flat = soaked(leaves=30)
+        assert flat.wrong() == []
+        assert flat.table()[-1].startswith("keys at the coordinator: ")
+        files, keys = soaked(leaves=1).wrong()
+    finally:
+        coordinator.close()
+        server.close()
+    assert files.startswith("files in the run directory grew from ")
+    assert keys.startswith("keys at the coordinator grew from ")
+
+
+def test_a_coordinator_that_is_away_leaves_only_its_keys_uncounted(tmp_path: Path) -> None:
+    launcher = Mock(spec=LauncherProcess, pid=0, coordinator_pid=0, run_dir=tmp_path)
+    launcher.processes.return_value = {}
+    use = Use(others_bytes=0)
+    use.sample(launcher, 0.0)
+    assert use.table()[-1] == "files in the run directory: 0 → 0"
