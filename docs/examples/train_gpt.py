@@ -1,6 +1,7 @@
 """A training script for a small GPT on the source code of Python's standard library.
 
 Run it alone with ``python train_gpt.py``, elastic with ``holdfast run --nproc 4 train_gpt.py``.
+It shows a progress bar where tqdm is installed.
 """
 
 import argparse
@@ -14,6 +15,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import holdfast
+
+try:
+    from tqdm import tqdm
+except ImportError:
+
+    def tqdm(steps, **_):
+        return steps
+
 
 CONTEXT, WIDTH, HEADS, BLOCKS = 64, 64, 4, 3
 
@@ -80,7 +89,8 @@ def main(args):
             fully_shard(part, mesh=run.mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         run.track(model=model, optimizer=optimizer)
-        for _ in run.steps(args.steps):
+        shown = {"initial": run.completed, "total": args.steps, "disable": not run.is_leader}
+        for _ in tqdm(run.steps(args.steps), **shown):
             for microbatch in run.microbatches(text):
                 loss = model(microbatch)
                 run.backward(loss)

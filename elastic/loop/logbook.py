@@ -24,10 +24,32 @@ _POLL_S = 0.02
 
 
 class Position:
-    """The number of steps that this process knows to be handed over, across generations."""
+    """The numbers of steps that this process knows to be handed over and begun, over generations.
+
+    ``begun`` are steps that began here; of two ranks, one may be in a step that the other has not
+    begun, so the next ``may_begin`` as soon as this rank comes to the end of one.
+    """
 
     def __init__(self) -> None:
-        self.handed = 0
+        self.handed = self.begun = 0
+        self.may_begin = False
+
+    def enter(self, step: int) -> None:
+        """Note that ``step`` begins on this rank."""
+        self.begun, self.may_begin = max(self.begun, step + 1), False
+
+    def near_end(self, step: int) -> None:
+        """Note that all of ``step`` ran here; as soon as all ranks say so, the next may begin."""
+        self.may_begin = step + 1 >= self.begun
+
+    def hold(self) -> None:
+        """Note that no rank begins another step before the world changes, or the loop is over."""
+        self.may_begin = False
+
+    @property
+    def reached(self) -> int:
+        """The number of steps that may have begun on some rank, as far as this one knows."""
+        return self.begun + self.may_begin
 
 
 class Logbook:

@@ -154,6 +154,16 @@ class Run:
         """
         return {**self._keeper.cursor.metrics, **self._logs.latest}
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the present step began before the restore, so that its body may have run.
+
+        It is the same on all ranks, and False outside the loop. It is also True for the step after
+        one at whose end ranks waited for a rank that is lost: that rank might have begun it. If all
+        workers are lost at once, nobody knows, and it is False.
+        """
+        return self._steps.repeats
+
     def check(self) -> None:
         """Raise ``GenerationOverError`` if this generation is over.
 

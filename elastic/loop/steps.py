@@ -27,7 +27,13 @@ class Steps:
         self.leaving = Leaving(parts.world)
         self.logbook = Logbook(parts.keeper.cursor, position, leads=parts.world.rank == 0)
         self._report = StepReport(parts)
+        self._position, self._repeats_until = position, 0
         self._is_cut = False
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the present step may have begun before, see `Run.repeats`."""
+        return self._place.in_step and self._place.completed < self._repeats_until
 
     def until(self, count: int) -> Iterator[int]:
         """Yield the number of each step; see `Run.steps`."""
@@ -78,6 +84,8 @@ class Steps:
         parts.watch.begin()
         self._passes.modes.begin()
         stopped = self._agree()
+        _, (reached,) = self.leaving.agree(float(self._position.reached))
+        self._repeats_until = int(reached)
         parts.keeper.begin(completed if stopped else count)
         if parts.losses is not None:
             parts.losses.begin(parts.world, completed=completed)
@@ -126,11 +134,13 @@ class Steps:
                 f"step {place.completed} ended without run.step(optimizer): call it after every "
                 "pass over run.microbatches with run.backward"
             )
+        self._position.near_end(place.completed)
 
     def _begin_step(self) -> None:
         parts, place = self._parts, self._place
         parts.check()
         place.begin_step()
+        self._position.enter(place.completed)
         self._passes.begin_step()
         parts.watch.begin_step(place.completed)
         self._report.begin()
@@ -149,6 +159,8 @@ class Steps:
         cursor.step += 1
         parts.work.advance()
         wished = Wish(gradients.wished)
+        if last or wished:
+            self._position.hold()
         parts.keeper.keep(last=last, wished=wished)
         self._report.end(microbatches=self._passes.trained)
         parts.logs.clear()

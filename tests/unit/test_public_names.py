@@ -59,6 +59,7 @@ RUN = [
     "protection",
     "rank",
     "reduce",
+    "repeats",
     "share",
     "stage",
     "stages",

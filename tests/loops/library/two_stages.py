@@ -15,9 +15,8 @@ def encoder():
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU())
 
 
-def classifier(weights):
+def classifier():
     model = nn.Sequential(encoder(), nn.Linear(16, 2))
-    model[0].load_state_dict(weights)
     nn.init.zeros_(model[1].weight)
     nn.init.zeros_(model[1].bias)
     return model
@@ -33,7 +32,9 @@ def plain():
         optimizer.step()
         print(step, loss.item())
 
-    model = classifier(model[0].state_dict())
+    weights = model[0].state_dict()
+    model = classifier()
+    model[0].load_state_dict(weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, (x, y) in enumerate(shuffled(LABELLED, batch=8, steps=5)):
         loss = F.cross_entropy(model(x), y)
@@ -56,14 +57,14 @@ def pretrain(run):
             run.backward(loss)
             run.log(loss=loss)
         run.step(optimizer)
-    return model[0].state_dict()
 
 
 @holdfast.resilient(
     batch=holdfast.Batch(microbatches=4, size=2), exact="float32", checkpoint="runs/finetune"
 )
-def finetune(run, weights):
-    model = classifier(weights)
+def finetune(run):
+    model = classifier()
+    holdfast.load("runs/pretrain", {"model": model}, select="model.0.*")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.track(model=model, optimizer=optimizer)
     for _ in run.steps(5):
@@ -78,4 +79,5 @@ PARTS = (pretrain, finetune)
 
 
 def port():
-    finetune(pretrain())
+    pretrain()
+    finetune()

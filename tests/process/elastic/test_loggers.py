@@ -1,4 +1,4 @@
-"""A logger gets the metrics of every step once and in order, whoever is killed."""
+"""A logger gets the metrics of every step, and of an evaluation after it, once and in order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,27 @@ from tree import HELPERS
 SCRIPT = HELPERS / "logging_training.py"
 
 
-def _log(out: Path) -> list[tuple[int, str]]:
+def _log(out: Path) -> list[tuple[int, str, str]]:
     path = out / "log.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(json.loads(line)) for line in lines]
+
+
+def _check_marks(out: Path) -> None:
+    """Check that the code between steps is marked on all ranks wherever it runs again."""
+    marks: dict[tuple[int, int], set[bool]] = {}
+    for line in (out / "bodies.jsonl").read_text().splitlines():
+        step, _, generation, repeats = json.loads(line)
+        marks.setdefault((generation, step), set()).add(repeats)
+    assert all(len(said) == 1 for said in marks.values()), marks
+    before, repeated = -1, 0
+    for generation in sorted({each for each, _ in marks}):
+        mine = {step: said == {True} for (at, step), said in marks.items() if at == generation}
+        assert all(marked for step, marked in mine.items() if step <= before), (before, mine)
+        assert not any(marked for step, marked in mine.items() if step > before + 1), mine
+        repeated += sum(step <= before for step in mine)
+        before = max(before, *mine)
+    assert repeated
 
 
 def _leader_at(out: Path, step: int) -> int:
@@ -42,7 +59,7 @@ def test_every_step_comes_once_though_workers_leaders_and_a_node_are_lost(tmp_pa
     alone = tmp_path / "alone"
     alone.mkdir()
     subprocess.run([sys.executable, str(SCRIPT), "--out", str(alone)], check=True, timeout=250)
-    steps = [step for step, _ in _log(alone)]
+    steps = [row[0] for row in _log(alone)]
     assert steps == list(range(12))
     flags = ["--out", str(tmp_path), "--gates", "3", "5", "7", "--dies", "9"]
     with job(tmp_path, *flags, nodes=3, per_node=1, script=SCRIPT) as running:
@@ -62,3 +79,4 @@ def test_every_step_comes_once_though_workers_leaders_and_a_node_are_lost(tmp_pa
     assert outcome.ok, outcome.message
     assert (tmp_path / "died").exists(), "a leader died between a call and the end of its step"
     assert _log(tmp_path) == _log(alone)
+    _check_marks(tmp_path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -41,7 +43,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     result = _result(path)
     assert result["steps"] == STEPS
+    if importlib.util.find_spec("tqdm"):
+        assert f"{STEPS}/{STEPS}" in done.stderr, "the bar comes to its end"
     return result
+
+
+def test_the_example_needs_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    names = runpy.run_path(str(EXAMPLE))
+    assert list(names["tqdm"](iter(range(3)), initial=1, total=3)) == [0, 1, 2]
 
 
 class Job:

@@ -1,8 +1,9 @@
 """A training whose metrics go to a file by `run.on_protected`, with gates at which a test kills.
 
-At a gate the leader waits for the test, once all earlier steps are protected and handed over, and
-there is another rank that knows of it. With ``--dies STEP`` the process that writes that step kills
-itself right after; from then on the log is read at the start.
+``held_out`` is of an evaluation between steps. At a gate the leader waits for the test, once all
+earlier steps are protected and handed over, and there is another rank that knows of it. With
+``--dies STEP`` the process that writes that step kills itself right after; from then on the log is
+read at the start.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ args = parser.parse_args()
 torch.set_num_threads(1)
 STEPS = 12
 log, died = args.out / "log.jsonl", args.out / "died"
+bodies = args.out / "bodies.jsonl"
 
 
 def write(step: int, metrics: dict[str, float]) -> None:
     """Append a step to the log."""
     with log.open("a") as file:
-        file.write(json.dumps([step, metrics["loss"].hex()]) + "\n")
+        row = [step, metrics["loss"].hex(), metrics["held_out"].hex()]
+        file.write(json.dumps(row) + "\n")
     if step == args.dies and not died.exists():
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,6 +73,10 @@ def train(run: holdfast.Run) -> None:
             run.backward(loss)
             run.log(loss=loss)
         run.step(optimizer)
+        with torch.no_grad():
+            run.log(held_out=model(data[:8]).square().mean())
+        with bodies.open("a") as file:
+            file.write(json.dumps([step, run.rank, run.generation, run.repeats]) + "\n")
         while not _goes_on(run, step):
             run.check()
             time.sleep(0.02)

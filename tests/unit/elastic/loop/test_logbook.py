@@ -97,3 +97,28 @@ def test_two_loggers_or_none_are_refused() -> None:
     book.hand_to(print, after=-1)
     with pytest.raises(ConfigError, match="twice"):
         book.hand_to(print, after=-1)
+
+
+def test_a_step_may_have_begun_on_another_rank_once_the_one_before_is_over_here() -> None:
+    position = Position()
+    position.enter(0)
+    assert position.reached == 1
+    position.near_end(0)
+    assert position.reached == 2, "another rank may be in step 1"
+    position.enter(1)
+    position.near_end(1)
+    position.hold()
+    assert position.reached == 2, "all ranks wait for the change of the world"
+
+
+def test_steps_that_are_repeated_do_not_count_again() -> None:
+    position = Position()
+    for step in range(5):
+        position.enter(step)
+    for step in range(4):
+        position.enter(step)
+        position.near_end(step)
+        assert position.reached == 5
+    position.enter(4)
+    position.near_end(4)
+    assert position.reached == 6
