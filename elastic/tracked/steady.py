@@ -26,8 +26,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.contents import BLOCK_BYTES, digest, is_due, samples_of
 from holdfast.elastic.groups.shards import local_of
-from holdfast.elastic.tracked.alike import BLOCK_BYTES, digest, is_due, samples_of
 
 Parameters = list[tuple[str, torch.nn.Parameter]]
 

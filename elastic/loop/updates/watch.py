@@ -58,7 +58,7 @@ class UpdateWatch:
         """Learn the tracked objects; see `GradientWatch` for ``parameters`` and ``moves``."""
         roster = TrackedObjects(state, parameters)
         roster.refuse_foreign()
-        gradients = GradientWatch(parameters, moves=moves)
+        gradients = GradientWatch(parameters, moves=moves, line=user_line)
 
         def in_pass() -> bool:
             return gradients.in_pass
@@ -99,7 +99,7 @@ class UpdateWatch:
 
     def begin_pass(self, *, phase: int, fresh: bool) -> None:
         """Start a pass over microbatches; a ``fresh`` one has no gradients yet."""
-        self._known.gradients.begin_pass(fresh=fresh)
+        self._known.gradients.begin_pass(phase=phase, fresh=fresh)
         self._known.steady.begin_pass(step=self._step or 0, phase=phase)
         if fresh:
             self._infinite, self._updated_at = None, ""

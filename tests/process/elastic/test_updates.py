@@ -211,6 +211,15 @@ def test_zero_grad_inside_a_pass(run: Run) -> None:
         (lambda p: p.grad.zero_(), r"net\.0\.weight was set to zero between two microbatches"),
         (lambda p: p.grad.add_(1.0), r"net\.0\.weight changed inside the pass, and not by run"),
         (lambda p: p.sum().backward(), r"net\.0\.weight changed inside the pass, and not by run"),
+        (lambda p: p.grad.data.zero_(), r"net\.0\.weight was set to zero between two microb"),
+        (
+            lambda p: p.grad.data.mul_(0.5),
+            r"net\.0\.weight changed inside the pass, and not by run",
+        ),
+        (
+            lambda p: p.grad.detach().numpy().__imul__(0.5),
+            r"net\.0\.weight changed inside the pass, and not by run",
+        ),
     ],
 )
 def test_gradients_that_change_between_microbatches(run: Run, drop: Any, words: str) -> None:
@@ -218,8 +227,23 @@ def test_gradients_that_change_between_microbatches(run: Run, drop: Any, words: 
         for x in run.microbatches(DATA):
             run.backward((its.net(x) - x).square().mean())
             drop(its.net[0].weight)
+        run.step(its.a, its.b)  # in the first step exact sums may lie beside .grad
 
-    refused(run, words, update)
+    said = refused(run, words, update)
+    assert re.search(rf" \(after {HERE}, before {HERE}\)", said)
+
+
+def test_gradients_that_a_later_step_changes_by_their_data_are_found_by_sample(run: Run) -> None:
+    its = parts()
+    run.track(net=its.net, a=its.a, b=its.b)
+    steps = run.steps(40)
+    with pytest.raises(ConfigError, match=r"net\.2\.bias changed inside the pass, and not by run"):
+        for step in steps:
+            for x in run.microbatches(DATA):
+                run.backward((its.net(x) - x).square().mean())
+                its.net[2].bias.grad.data.mul_(1.0 if step < 9 else 0.5)
+            run.step(its.a, its.b)
+    assert run.completed == 16
 
 
 def test_a_backward_of_the_scripts_own_in_place_of_the_runs(run: Run) -> None:

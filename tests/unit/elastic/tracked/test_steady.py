@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.tracked import alike, steady
+from holdfast.elastic.groups import contents
+from holdfast.elastic.tracked import steady
 from holdfast.elastic.tracked.steady import SteadyState
 
 OPTIMIZER = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -100,8 +101,8 @@ def test_parameters_that_fsdp2_exchanges_are_not_looked_at() -> None:
 
 def test_samples_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steady, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(alike, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(alike, "_SAMPLE_BYTES", 128)
+    monkeypatch.setattr(contents, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(contents, "_SAMPLE_BYTES", 128)
     queue = torch.zeros(128)
     found, refused = watch(queue=queue), 0
     for step in range(100):
