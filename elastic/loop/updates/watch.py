@@ -43,7 +43,7 @@ class UpdateWatch:
     """
 
     def __init__(self, *, stages: int, exact: Exact) -> None:
-        self._stages = stages
+        self._stages, self._exact = stages, exact
         self._interposed = Interposed()
         refuse_partial_norms(self._interposed, stages=stages, exact=exact)
         self._schedulers = SchedulerWatch(self._interposed)
@@ -73,7 +73,7 @@ class UpdateWatch:
             gradients=gradients,
             optimizers=OptimizerWatch(roster, place=lambda: self._step, in_pass=in_pass),
             scalers=ScalerWatch(roster, self._interposed, in_pass=in_pass),
-            steady=SteadyState(state, parameters, moves=moves),
+            steady=SteadyState(state, parameters, moves=moves, objects=bool(self._exact)),
         )
         self._schedulers.tracked()
 

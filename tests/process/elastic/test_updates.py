@@ -274,6 +274,46 @@ def test_tracked_state_that_the_pass_changes(run: Run) -> None:
     refused(run, r"^run\.track: tokens changed inside the pass over run\.", update, tokens=tokens)
 
 
+class Noise:
+    """An object with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def draw(self) -> torch.Tensor:
+        return torch.randn(4, generator=self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_a_tracked_generator_in_a_microbatch(run: Run, is_nested: bool) -> None:
+    noise = Noise()
+
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x + noise.draw()) - x).square().mean())
+
+    held: Any = {"generator": noise.generator} if is_nested else noise
+    words = r"^run\.track: noise\.generator changed inside the pass over .*run\.generator\('noise"
+    refused(run, words, update, noise=held)
+
+
+def test_tracked_generators_between_passes_are_right(run: Run) -> None:
+    its, noise, nested, own = parts(), Noise(), Noise(), torch.Generator()
+    run.track(net=its.net, a=its.a, b=its.b, noise=noise, rest={"g": nested.generator}, own=own)
+    for _ in run.steps(2):
+        shift = noise.draw() + nested.draw() + torch.randn(4, generator=own)
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x + shift) - x).square().mean())
+        run.step(its.a, its.b)
+    assert run.completed == 2
+
+
 def test_a_gradient_from_before_the_pass(run: Run) -> None:
     def update(its: SimpleNamespace) -> None:
         its.net(DATA).sum().backward()
