@@ -196,13 +196,6 @@ class Run:
         """
         if self._passes.is_tracked:
             raise ConfigError("run.track was called twice; name all state in one call")
-        for name, value in state.items():
-            if isinstance(value, torch.Generator):
-                raise ConfigError(
-                    f"run.track: {name} is a torch.Generator, whose state would depend on the "
-                    f"microbatches of this rank: use run.generator({name!r}), which is seeded in "
-                    "every microbatch and needs no tracking"
-                )
         with self._pulse.phase(WorkerPhase.IDLE):
             self._keeper.track(state)
         self._passes.track(state)

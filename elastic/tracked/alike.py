@@ -15,28 +15,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
-import torch
 
 from holdfast.ckpt.agreement import agreeing
 from holdfast.ckpt.geometry.layout import Region
 from holdfast.ckpt.inspect.compare import leaves
-from holdfast.ckpt.native import isal
-from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.state import plain
 from holdfast.ckpt.state.capture import CapturePlan, FlatState
-from holdfast.ckpt.state.copying import resolved
 from holdfast.ckpt.state.local_boxes import Leaf, local_of, regions, view_of
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups.contents import BLOCK_BYTES, digest, is_due, samples_of
 from holdfast.elastic.tracked.cursor import KEY
 
-EVERY: Final = 16
-"""Snapshots from one comparison to the next; the first ones come sooner."""
-
-BLOCK_BYTES: Final = 1 << 20
-"""Part of a tensor that is compared as one."""
-
-_SAMPLE_BYTES: Final = 4 << 20
-_SAMPLE_TENSORS: Final = 256
 _PARTS: Final = 64
 _PARTS_PER_RANK: Final = 8
 _SHOWN: Final = 80
@@ -181,24 +171,14 @@ def _key(kind: str, name: str, tag: str) -> str:
     return _APART.join((kind, name, tag))
 
 
-def is_due(number: int) -> bool:
-    """Say whether snapshot ``number`` of a generation, counted from 0, is compared."""
-    return number % EVERY == 0 or (number < EVERY and number.bit_count() == 1)
-
-
-def samples_of(nbytes: int, count: int) -> int:
-    """Return into how many samples ``count`` tensors are divided, so that none takes long."""
-    return max(nbytes // _SAMPLE_BYTES, count // _SAMPLE_TENSORS)
-
-
 def difference(tables: Sequence[dict[str, int]]) -> tuple[str, int, int] | None:
     """Return a key that two ranks have with different digests, and these ranks; or None."""
     first: dict[str, tuple[int, int]] = {}
     found: list[tuple[str, int, int]] = []
     for rank, table in enumerate(tables):
-        for key, digest in table.items():
-            owner, known = first.setdefault(key, (rank, digest))
-            if known != digest:
+        for key, found_digest in table.items():
+            owner, known = first.setdefault(key, (rank, found_digest))
+            if known != found_digest:
                 found.append((key, owner, rank))
     return min(found, default=None)
 
@@ -223,25 +203,6 @@ def _tags(flat: FlatState) -> Iterator[tuple[str, str]]:
             leaf = flat.tensors.get(fqn)
             if leaf is not None and [shape for _, shape in boxes] != [tuple(leaf.shape)]:
                 yield key, str(boxes)
-
-
-def digest(view: torch.Tensor, blocks: range) -> int:
-    """Return a digest of some blocks of a tensor's elements, in C order."""
-    local = resolved(view)
-    nbytes, found = local.numel() * local.itemsize, 0
-    flat: torch.Tensor | None = None
-    if local.device.type != "cpu" or not local.is_contiguous():
-        flat = torch_dtypes.as_carrier(local).reshape(-1)
-    for block in blocks:
-        at = block * BLOCK_BYTES
-        size = min(BLOCK_BYTES, nbytes - at)
-        if flat is None:
-            found = found * 31 + isal.crc32c_at(local.data_ptr() + at, size)
-        else:
-            width = flat.itemsize
-            part = flat[at // width : (at + size) // width].cpu()
-            found = found * 31 + isal.crc32c_at(part.data_ptr(), size)
-    return found & 0xFFFFFFFF
 
 
 def _text(value: Any) -> bytes:

@@ -43,7 +43,7 @@ class UpdateWatch:
     """
 
     def __init__(self, *, stages: int, exact: Exact) -> None:
-        self._stages = stages
+        self._stages, self._exact = stages, exact
         self._interposed = Interposed()
         refuse_partial_norms(self._interposed, stages=stages, exact=exact)
         self._schedulers = SchedulerWatch(self._interposed)
@@ -58,7 +58,7 @@ class UpdateWatch:
         """Learn the tracked objects; see `GradientWatch` for ``parameters`` and ``moves``."""
         roster = TrackedObjects(state, parameters)
         roster.refuse_foreign()
-        gradients = GradientWatch(parameters, moves=moves)
+        gradients = GradientWatch(parameters, moves=moves, line=user_line)
 
         def in_pass() -> bool:
             return gradients.in_pass
@@ -73,7 +73,7 @@ class UpdateWatch:
             gradients=gradients,
             optimizers=OptimizerWatch(roster, place=lambda: self._step, in_pass=in_pass),
             scalers=ScalerWatch(roster, self._interposed, in_pass=in_pass),
-            steady=SteadyState(state, parameters, moves=moves),
+            steady=SteadyState(state, parameters, moves=moves, objects=bool(self._exact)),
         )
         self._schedulers.tracked()
 
@@ -99,7 +99,7 @@ class UpdateWatch:
 
     def begin_pass(self, *, phase: int, fresh: bool) -> None:
         """Start a pass over microbatches; a ``fresh`` one has no gradients yet."""
-        self._known.gradients.begin_pass(fresh=fresh)
+        self._known.gradients.begin_pass(phase=phase, fresh=fresh)
         self._known.steady.begin_pass(step=self._step or 0, phase=phase)
         if fresh:
             self._infinite, self._updated_at = None, ""

@@ -59,5 +59,6 @@ def test_samples_divided_by_rank_are_refused(endings: dict[str, str]) -> None:
     assert "DistributedSampler divides the data set by rank" in endings["divided_by_rank"]
 
 
-def test_a_tracked_generator_is_refused(endings: dict[str, str]) -> None:
+def test_a_tracked_generator_in_a_microbatch_is_refused(endings: dict[str, str]) -> None:
+    assert "generator changed inside the pass over run.m" in endings["tracked_generator"]
     assert "run.generator('generator')" in endings["tracked_generator"]

@@ -211,6 +211,15 @@ def test_zero_grad_inside_a_pass(run: Run) -> None:
         (lambda p: p.grad.zero_(), r"net\.0\.weight was set to zero between two microbatches"),
         (lambda p: p.grad.add_(1.0), r"net\.0\.weight changed inside the pass, and not by run"),
         (lambda p: p.sum().backward(), r"net\.0\.weight changed inside the pass, and not by run"),
+        (lambda p: p.grad.data.zero_(), r"net\.0\.weight was set to zero between two microb"),
+        (
+            lambda p: p.grad.data.mul_(0.5),
+            r"net\.0\.weight changed inside the pass, and not by run",
+        ),
+        (
+            lambda p: p.grad.detach().numpy().__imul__(0.5),
+            r"net\.0\.weight changed inside the pass, and not by run",
+        ),
     ],
 )
 def test_gradients_that_change_between_microbatches(run: Run, drop: Any, words: str) -> None:
@@ -218,8 +227,23 @@ def test_gradients_that_change_between_microbatches(run: Run, drop: Any, words: 
         for x in run.microbatches(DATA):
             run.backward((its.net(x) - x).square().mean())
             drop(its.net[0].weight)
+        run.step(its.a, its.b)  # in the first step exact sums may lie beside .grad
 
-    refused(run, words, update)
+    said = refused(run, words, update)
+    assert re.search(rf" \(after {HERE}, before {HERE}\)", said)
+
+
+def test_gradients_that_a_later_step_changes_by_their_data_are_found_by_sample(run: Run) -> None:
+    its = parts()
+    run.track(net=its.net, a=its.a, b=its.b)
+    steps = run.steps(40)
+    with pytest.raises(ConfigError, match=r"net\.2\.bias changed inside the pass, and not by run"):
+        for step in steps:
+            for x in run.microbatches(DATA):
+                run.backward((its.net(x) - x).square().mean())
+                its.net[2].bias.grad.data.mul_(1.0 if step < 9 else 0.5)
+            run.step(its.a, its.b)
+    assert run.completed == 16
 
 
 def test_a_backward_of_the_scripts_own_in_place_of_the_runs(run: Run) -> None:
@@ -248,6 +272,46 @@ def test_tracked_state_that_the_pass_changes(run: Run) -> None:
             tokens.add_(x.numel())
 
     refused(run, r"^run\.track: tokens changed inside the pass over run\.", update, tokens=tokens)
+
+
+class Noise:
+    """An object with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def draw(self) -> torch.Tensor:
+        return torch.randn(4, generator=self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_a_tracked_generator_in_a_microbatch(run: Run, is_nested: bool) -> None:
+    noise = Noise()
+
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x + noise.draw()) - x).square().mean())
+
+    held: Any = {"generator": noise.generator} if is_nested else noise
+    words = r"^run\.track: noise\.generator changed inside the pass over .*run\.generator\('noise"
+    refused(run, words, update, noise=held)
+
+
+def test_tracked_generators_between_passes_are_right(run: Run) -> None:
+    its, noise, nested, own = parts(), Noise(), Noise(), torch.Generator()
+    run.track(net=its.net, a=its.a, b=its.b, noise=noise, rest={"g": nested.generator}, own=own)
+    for _ in run.steps(2):
+        shift = noise.draw() + nested.draw() + torch.randn(4, generator=own)
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x + shift) - x).square().mean())
+        run.step(its.a, its.b)
+    assert run.completed == 2
 
 
 def test_a_gradient_from_before_the_pass(run: Run) -> None:

@@ -106,8 +106,12 @@ def divided_by_rank(run: holdfast.Run, model: Any, loader: Any) -> Iterator[torc
 
 
 def tracked_generator(run: holdfast.Run, model: Any, loader: Any) -> Iterator[torch.Tensor]:
-    run.track(model=model, generator=torch.Generator())
-    yield torch.zeros(())
+    generator = torch.Generator().manual_seed(0)
+    run.track(model=model, generator=generator)
+    for _ in run.steps(3):
+        for batch in run.microbatches(DATA):
+            run.backward(model(batch + torch.randn(4, generator=generator)).sum())
+        yield torch.zeros(())
 
 
 BODIES: tuple[Body, ...] = (

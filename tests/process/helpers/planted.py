@@ -330,6 +330,11 @@ MISUSES: Final = (
         inside="for p in net.parameters(): p.grad = None",
     ),
     Loop(
+        name="gradients_zeroed_by_their_data",
+        said=r"net\.[\w.]* was set to zero between two microbatches .*by_their_data\.py:\d+",
+        inside="for p in net.parameters():\n    if p.grad is not None: p.grad.data.zero_()",
+    ),
+    Loop(
         name="stepped_by_hand",
         said=r"by hand|SGD|head",
         build=_SECOND,

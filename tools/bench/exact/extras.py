@@ -16,7 +16,7 @@ from holdfast.elastic.gradients.running_stats import RunningStats
 from holdfast.elastic.gradients.users_hooks import UsersHooks
 from holdfast.elastic.gradients.vanishing import GradientWatch
 from holdfast.elastic.gradients.whole_tensors import whole_updates
-from holdfast.elastic.tracked.alike import BLOCK_BYTES, digest
+from holdfast.elastic.groups.contents import BLOCK_BYTES, digest
 from holdfast.tools.bench.exact.summands import SummingRanks, SummingSeat
 
 WATCH: Final = "watch over 1,000 gradients, a microbatch"
@@ -73,7 +73,7 @@ def _price(
 def _watch(repeat: int) -> Price:
     weights = nn.ParameterList(nn.Parameter(torch.zeros(64)) for _ in range(_PARAMETERS))
     named = list(weights.named_parameters())
-    watch, hooks = GradientWatch(lambda: named, moves=False), UsersHooks()
+    watch, hooks = GradientWatch(lambda: named, moves=False, line=str), UsersHooks()
     watch.begin_pass()
     hooks.begin_pass(named)
 

@@ -17,8 +17,10 @@ from holdfast.ckpt.state.capture import CapturePlan, flatten
 from holdfast.ckpt.state.local_boxes import TensorShard
 from holdfast.ckpt.state.trees.per_rank import PerRank
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.groups import contents
+from holdfast.elastic.groups.contents import EVERY, is_due
 from holdfast.elastic.tracked import alike
-from holdfast.elastic.tracked.alike import EVERY, ReplicaCheck, is_due
+from holdfast.elastic.tracked.alike import ReplicaCheck
 
 State = dict[str, Any]
 
@@ -204,7 +206,8 @@ def test_a_difference_that_comes_later_is_found_wherever_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(alike, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(alike, "_SAMPLE_BYTES", 64)
+    monkeypatch.setattr(contents, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(contents, "_SAMPLE_BYTES", 64)
     for at in (0, 17, 511):
 
         def change(state: State, rank: int, number: int, at: int = at) -> None:
