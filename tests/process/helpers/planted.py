@@ -167,7 +167,11 @@ MISUSES: Final = (
         build="noisy = Noisy()",
         data="noisy",
     ),
-    Loop(name="data_changed_in_place", said=r"other input", after="DATA.mul_(0.99)"),
+    Loop(
+        name="data_changed_in_place",
+        said=r"step \d.*other input.*data set given to run\.microbatches at data_changed_in_place\.py:\d+",
+        after="DATA.mul_(0.99)",
+    ),
     Loop(
         name="vocabulary_of_a_set",
         said=r"order of a set|`vocabulary`",
