@@ -169,7 +169,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="data_changed_in_place",
-        said=r"step \d.*other input.*data set given to run\.microbatches at data_changed_in_place\.py:\d+",
+        said=r"other input.*run\.microbatches at data_changed_in_place\.py:\d+",
         after="DATA.mul_(0.99)",
     ),
     Loop(
