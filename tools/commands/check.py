@@ -35,7 +35,7 @@ EXIT_UNCHECKED: Final = 2
 
 _EPILOG: Final = """\
 examples:
-  holdfast check train.py --lr 1e-3            everything, about a minute for a small model
+  holdfast check train.py --lr 1e-3            everything, a few minutes for a small model
   holdfast check --quick train.py              the most telling runs only
   holdfast check --only kills --steps 10 train.py
   holdfast check --ranks 2,4,6 train.py        a script with Mesh(tp=2)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrizations import spectral_norm
+from whole_optimizers import OPTIMIZERS, declare
 
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.elastic.config import Batch, Exact, Settings
@@ -151,7 +152,8 @@ def optimized(world: reform.GenerationWorld, *, how: str, kind: str) -> dict[str
         fully_shard(model, mesh=mesh)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if p.ndim != 2]
-    first = getattr(torch.optim, kind)(matrices, lr=0.01)
+    declare()
+    first = OPTIMIZERS[kind](matrices, lr=0.01)
     second = torch.optim.AdamW(rest, lr=0.01)
     run.track(model=model, first=first, second=second)
     for _ in run.steps(STEPS):
@@ -176,7 +178,7 @@ WAYS: dict[str, Callable[[reform.GenerationWorld], dict[str, Any]]] = {
     "queue": lambda world: queue(world, exact=None),
 }
 
-KINDS = ("Muon", "Adafactor")
+KINDS = tuple(OPTIMIZERS)
 
 OPTIMIZED: dict[str, Callable[[reform.GenerationWorld], dict[str, Any]]] = {
     f"{how}, {kind}": lambda world, how=how, kind=kind: optimized(  # type: ignore[misc]

@@ -141,7 +141,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="stream_by_rank",
-        said=r"run\.(rank|world_size) is read at|shard|rank",
+        said=r"other input.*run\.rank is read at stream_by_rank\.py:\d+",
         module=_STREAM,
         build="loader = run.loader(Stream(run.rank, run.world_size), batch=16)",
         data="loader",
@@ -167,7 +167,11 @@ MISUSES: Final = (
         build="noisy = Noisy()",
         data="noisy",
     ),
-    Loop(name="data_changed_in_place", said=r"other input", after="DATA.mul_(0.99)"),
+    Loop(
+        name="data_changed_in_place",
+        said=r"other input.*run\.microbatches at data_changed_in_place\.py:\d+",
+        after="DATA.mul_(0.99)",
+    ),
     Loop(
         name="vocabulary_of_a_set",
         said=r"order of a set|`vocabulary`",
@@ -232,7 +236,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="loss_by_share",
-        said=r"loss is|run\.share",
+        said=r"the loss is .*run\.share is read at loss_by_share\.py:\d+",
         loss=_LOSS + " / run.share",
     ),
     Loop(
@@ -326,7 +330,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="gradients_dropped",
-        said=r"`?(net|opt)\.|gradient",
+        said=r"gradient of net\.0\.weight was dropped \(\.grad = None\)",
         inside="for p in net.parameters(): p.grad = None",
     ),
     Loop(
@@ -360,7 +364,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="untracked_scheduler",
-        said=r"LambdaLR|schedul|track|`opt\.[\w.]*lr`",
+        said=r"LambdaLR made at untracked_scheduler\.py:\d+ .*not in run\.track",
         shows="kills",
         build="schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 1 / (1 + t))",
         tail="schedule.step()",
@@ -396,7 +400,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="tracked_number",
-        said=r"best",
+        said=r"run\.track\(best=9\.0\)",
         shows="kills",
         build="best = 9.0",
         tracked=", best=best",
@@ -439,7 +443,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="own_count_of_samples",
-        said=r"left",
+        said=r"loop was left at step \d.*`seen` .* at own_count_of_samples\.py:\d+",
         before="seen = 0",
         after="seen += len(x)",
         tail="if seen >= 64: break",
