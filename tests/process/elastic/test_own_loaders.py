@@ -27,6 +27,7 @@ def endings() -> dict[str, str]:
         ("a_batch_for_each_step", "yield from loader", "in step 1"),
         ("a_batch_for_each_step, stateful", "yield from loader", "in step 1"),
         ("beside_the_microbatches", "zip(zip(loader", "inside microbatch 0 of step 0"),
+        ("a_tracked_loader_by_hand", "next(own_batches)", "inside microbatch 0 of step 0"),
         ("around_the_microbatches", "zip(run.microbatches(), loader", "inside microbatch 0"),
     ],
 )

@@ -191,6 +191,38 @@ def test_the_state_of_an_inner_optimizer_is_tracked_too(run: Run) -> None:
                 run.step(optimizer)
 
 
+def test_a_step_without_an_update(run: Run) -> None:
+    refused(
+        run,
+        r"^step 0 ended without run\.step\(optimizer\): call it after every pass over "
+        r"run\.microbatches with run\.backward$",
+        lambda its: one_pass(run, its.net),
+    )
+
+
+def test_an_update_in_every_second_step_only(run: Run) -> None:
+    def update(its: SimpleNamespace) -> None:
+        one_pass(run, its.net)
+        if run.completed == 1:
+            run.step(its.a, its.b)
+
+    refused(run, r"^step 0 ended without run\.step\(optimizer\): call it after", update)
+
+
+def test_an_update_inside_the_pass(run: Run) -> None:
+    def update(its: SimpleNamespace) -> None:
+        for x in run.microbatches(DATA):
+            run.backward((its.net(x) - x).square().mean())
+            run.step(its.a, its.b)
+
+    refused(
+        run,
+        rf"^the pass over run\.microbatches begun at {HERE} has not come to its end at {HERE}: "
+        r"iterate all of run\.microbatches\(\.\.\.\), by `for` or `enumerate`, one pass at a time",
+        update,
+    )
+
+
 def test_zero_grad_inside_a_pass(run: Run) -> None:
     def update(its: SimpleNamespace) -> None:
         for _ in run.microbatches(DATA):

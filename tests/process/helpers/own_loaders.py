@@ -105,6 +105,16 @@ def divided_by_rank(run: holdfast.Run, model: Any, loader: Any) -> Iterator[torc
     yield torch.zeros(())
 
 
+def a_tracked_loader_by_hand(run: holdfast.Run, model: Any, loader: Any) -> Iterator[torch.Tensor]:
+    own = StatefulDataLoader(DATA, batch_size=2)  # type: ignore[arg-type]
+    run.track(model=model, own=own)
+    own_batches = iter(own)
+    for _ in run.steps(3):
+        for _ in run.microbatches():
+            run.backward(model(next(own_batches)).sum())
+        yield torch.zeros(())
+
+
 def tracked_generator(run: holdfast.Run, model: Any, loader: Any) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     run.track(model=model, generator=generator)
@@ -126,6 +136,7 @@ BODIES: tuple[Body, ...] = (
     two_at_once,
     divided_by_rank,
     tracked_generator,
+    a_tracked_loader_by_hand,
 )
 
 
@@ -136,7 +147,7 @@ def ending(body: Body, kind: Any) -> str:
     def train(run: holdfast.Run) -> None:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        if body not in (tracked_generator,):
+        if body not in (tracked_generator, a_tracked_loader_by_hand):
             run.track(model=model, optimizer=optimizer)
         for _ in body(run, model, kind(DATA, batch_size=4)):
             run.step(optimizer)
