@@ -85,7 +85,10 @@ class Passes:
             staged=world.record.mesh.pp > 1,
         )
         self._parts.watch.track(
-            state, self._gradients.parameters, moves=self._gradients.moves_parameters
+            state,
+            self._gradients.parameters,
+            moves=self._gradients.moves_parameters,
+            of_leader=self._parts.keeper.of_leader,
         )
 
     @property

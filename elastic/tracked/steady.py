@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,7 +72,8 @@ class SteadyState:
     """The tracked state over one pass at a time.
 
     ``parameters`` returns those of the tracked modules by name; if FSDP2 ``moves`` them in a pass,
-    only its shards are compared. ``objects``: those with ``state_dict`` are compared as well.
+    only its shards are compared. ``objects``: those with ``state_dict`` are compared as well, but
+    not the entries ``of_leader``, which other threads may change at any time.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class SteadyState:
         *,
         moves: bool,
         objects: bool,
+        of_leader: Collection[str] = (),
     ) -> None:
         self._state, self._parameters, self._moves = state, parameters, moves
-        self._has_objects = objects
+        self._has_objects, self._of_leader = objects, of_leader
         self._turn: int | None = None
         self._objects: dict[str, dict[str, object]] = {}
         self._passes: dict[int, int] = {}
@@ -132,6 +134,7 @@ class SteadyState:
             name: dict(_contents(name, value.state_dict(), turn=self._turn))
             for name, value in _entries(self._state)
             if callable(getattr(value, "state_dict", None)) and not isinstance(value, _OTHERWISE)
+            if name.partition(".")[0] not in self._of_leader
         }
 
     def end_pass(self) -> None:

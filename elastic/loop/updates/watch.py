@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,14 @@ class UpdateWatch:
         self._updated_at = ""
 
     def track(
-        self, state: Mapping[str, Any], parameters: Callable[[], Parameters], *, moves: bool
+        self,
+        state: Mapping[str, Any],
+        parameters: Callable[[], Parameters],
+        *,
+        moves: bool,
+        of_leader: Collection[str] = (),
     ) -> None:
-        """Learn the tracked objects; see `GradientWatch` for ``parameters`` and ``moves``."""
+        """Learn the tracked objects; see `SteadyState` for the other arguments."""
         roster = TrackedObjects(state, parameters)
         roster.refuse_foreign()
         gradients = GradientWatch(parameters, moves=moves, line=user_line)
@@ -73,7 +78,9 @@ class UpdateWatch:
             gradients=gradients,
             optimizers=OptimizerWatch(roster, place=lambda: self._step, in_pass=in_pass),
             scalers=ScalerWatch(roster, self._interposed, in_pass=in_pass),
-            steady=SteadyState(state, parameters, moves=moves, objects=bool(self._exact)),
+            steady=SteadyState(
+                state, parameters, moves=moves, objects=bool(self._exact), of_leader=of_leader
+            ),
         )
         self._schedulers.tracked()
 

@@ -165,3 +165,23 @@ def test_samples_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
         except ConfigError:
             refused += 1
     assert 0 < refused < 10
+
+
+class Arrivals:
+    """Fills from another thread, as a ledger of rollouts does."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+
+def test_an_object_of_which_the_leaders_state_counts_may_fill_during_a_pass() -> None:
+    arrivals = Arrivals()
+    found = SteadyState(
+        {"ledger": {"inner": arrivals}}, list, moves=False, objects=True, of_leader={"ledger"}
+    )
+    found.begin_pass(step=0, phase=0)
+    arrivals.count += 1
+    found.end_pass()
