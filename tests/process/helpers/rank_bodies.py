@@ -160,7 +160,7 @@ class Keeping:
     """Stands for the keeper: a cursor, and nothing kept."""
 
     def __init__(self, settings: Settings) -> None:
-        self.cursor = Cursor(settings)
+        self.cursor, self.of_leader = Cursor(settings), set[str]()
         self.client: Any = None
 
     def track(self, state: Any) -> None: ...
