@@ -1,8 +1,8 @@
 """The private names of torch that Holdfast uses, each with what torch keeps there.
 
-No other module touches them: what a new release of torch moves is mended here. Names that are not
-needed by every process are imported when they are used. Where nothing else is said, a name means
-the same in torch 2.13, 2.14 and 2.15.
+No other module touches them: changes for a new release of torch are made here. Names that are not
+needed by every process are imported when they are used. Unless its comment says otherwise,
+a name means the same in torch 2.13, 2.14 and 2.15.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class PythonStore(Store):
         return self.delete_key(key)
 
 
-# How long a store waits for a key; public, but not in the stubs.
+# The time that a store waits for a key; public, but not in the stubs.
 timeout_of: Final[Callable[[Store], timedelta]] = attrgetter("timeout")
 
 

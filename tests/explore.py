@@ -4,7 +4,7 @@
     make explore MINUTES=5 ARGS='tests/property/rl'
 
 CI draws the same examples every time. Here each file runs with a seed of its own and ten times the
-examples, in an order drawn anew, round after round. What fails is printed with the command that
+examples, in an order drawn anew, round after round. A failure is printed with the command that
 repeats it, and its output is kept in the folder ``.explore``. Exit code 1: something failed.
 """
 

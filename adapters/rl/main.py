@@ -162,7 +162,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--preset", default="quick", help="used without --config: one of " + ", ".join(PRESETS)
     )
-    parser.add_argument("--result", type=Path, help="where rank 0 writes the outcome (JSON)")
+    parser.add_argument(
+        "--result", type=Path, help="file into which rank 0 writes the outcome (JSON)"
+    )
     return parser.parse_args(arguments)
 
 

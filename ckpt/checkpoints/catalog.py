@@ -117,8 +117,8 @@ def noted(store: Store, folder: str) -> list[str] | None:
 class StepInfo:
     """A step's directory.
 
-    Without a manifest it is the remainder of a save that did not finish. Where it is ``retained``,
-    it is the remainder of a removed step, of which later steps need some packs. Where there is a
+    Without a manifest it is the remainder of a save that did not finish. If it is ``retained``,
+    it is the remainder of a removed step, of which later steps need some packs. If there is a
     ``fault``, this process may not list it, and nothing else is known of it.
     """
 

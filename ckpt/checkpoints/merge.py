@@ -1,6 +1,6 @@
 """Cells that the committer adds so that every Zarr chunk exists in one piece.
 
-Where the savers' boxes are the cells of a regular grid, their packs hold every Zarr chunk already,
+If the savers' boxes are the cells of a regular grid, their packs hold every Zarr chunk already,
 edges padded. Other layouts (flat ranges, unequal boxes) leave cells that no saver had whole. Those
 are assembled and stored once more, in a pack of their own.
 """

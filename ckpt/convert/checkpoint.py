@@ -1,6 +1,6 @@
 """Our own checkpoints as a source and a sink of tensors, without torch.
 
-The sink writes as the ranks of any layout would have. Where the content of the source is known, the
+The sink writes as the ranks of any layout would have. If the content of the source is known, the
 files are named by content and layout. So a restart recognises the writers that are complete.
 """
 

@@ -18,7 +18,7 @@ Rename: TypeAlias = Callable[[str], str | None]
 class Renamed(Closing):
     """Shows another source's tensors and values under the names that ``rename`` gives them.
 
-    Where the stored one of tied names is left out, the next one takes its place. Raises
+    If the stored one of tied names is left out, the next one takes its place. Raises
     ``MismatchError`` if two would have the same name.
     """
 

@@ -245,7 +245,7 @@ def _counts(labels: Sequence[str]) -> dict[str, int]:
 def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
     """Order a group so that the nodes of one domain lie far apart.
 
-    Where a stripe is shorter than its group, neighbours hold its fragments.
+    If a stripe is shorter than its group, neighbours hold its fragments.
     """
     own = [labels[node] for node in group]
     if len(set(own)) == len(own):

@@ -1,7 +1,7 @@
 """Transfer of saved bytes into live tensors, which a source fills as arrays.
 
 A CPU tensor is filled in place. A tensor on another device is filled through host memory, a bounded
-amount at a time. Where several elements share memory, as after ``expand``, those in one place must
+amount at a time. If several elements share memory, as after ``expand``, those in one place must
 have been saved with one value: their bytes are read and compared before anything is written.
 """
 

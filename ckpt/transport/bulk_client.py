@@ -36,7 +36,7 @@ _refused: Final = Counter[str]()
 def answers_refused() -> Counter[str]:
     """Return how many sealed answers were refused so far, by reason, in all of this process.
 
-    What servers refuse they count themselves (`Server.refusals`).
+    Servers count their own refusals (`Server.refusals`).
     """
     with _refused_lock:
         return Counter(_refused)

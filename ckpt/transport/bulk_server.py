@@ -43,7 +43,7 @@ has fetched, so there is some slack.
 class BulkServer:
     """Takes sealed requests and sends sealed answers; a `Server` makes it for its first session.
 
-    An answer that a peer does not fetch is dropped with its connection. Where requests and answers
+    An answer that a peer does not fetch is dropped with its connection. If requests and answers
     in progress hold more memory than allowed (`TransportLimits`), further requests are refused as
     busy, before any work is done for them; clients repeat those by themselves until their deadline.
     """

@@ -79,7 +79,7 @@ class EnvelopeError(InternalError):
 
 
 class MessageHeader(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a message says, beside its frames; ``error`` and its ``code`` only in an answer.
+    """The header of a message, sent before its frames. Only an answer has ``error`` and ``code``.
 
     ``lengths`` are those of the frames of a sealed message. With ``apart`` the last of them is the
     body: no part is larger than a piece, so that receivers need not take larger ones.

@@ -44,7 +44,7 @@ class NodeExited(Event, frozen=True, kw_only=True, tag="node_exited"):
     """Name of the node."""
 
     status: str
-    """How the agent ended, in words."""
+    """The end of the agent, in words."""
 
     memory_kept: bool
     """Whether the node's snapshots are still in memory."""
@@ -67,7 +67,7 @@ class WorkerExited(Event, frozen=True, kw_only=True, tag="worker_exited"):
     """Process id."""
 
     status: str
-    """How it ended, in words: exit status or signal, and the cause where it is known."""
+    """The end, in words: exit status or signal, and the cause if it is known."""
 
 
 class Detected(Event, frozen=True, kw_only=True, tag="detected"):
@@ -173,7 +173,7 @@ class NodeLeaving(Event, frozen=True, kw_only=True, tag="leaving"):
     """A node leaves the job after a notice."""
 
     reason: str
-    """What it waited for before it left, in words."""
+    """The wait before it left, in words."""
 
 
 class NodeReachable(Event, frozen=True, kw_only=True, tag="reachable"):

@@ -245,7 +245,7 @@ class TrainingHeld(Event, frozen=True, kw_only=True, tag="held"):
 
 
 class EnvironmentWaits(Event, frozen=True, kw_only=True, tag="environment_waits"):
-    """How long a rollout worker's episodes waited for the environment since the last event."""
+    """Time that a rollout worker's episodes waited for the environment since the last event."""
 
     calls: int
     """Number of replies."""

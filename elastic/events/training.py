@@ -37,7 +37,7 @@ class StateRestored(Event, frozen=True, kw_only=True, tag="restored"):
     ``checkpoint``, or ``none`` where the state is as it was built."""
 
     how: str = ""
-    """How it was restored, in words."""
+    """The way of the restore, in words."""
 
     bytes: int = 0
     """Bytes that were restored."""
@@ -86,7 +86,7 @@ class DiskRefused(Event, frozen=True, kw_only=True, tag="disk_refused"):
     """Step that cannot be restored."""
 
     reason: str
-    """What is missing, in words, and the newest checkpoint."""
+    """The missing parts, in words, and the newest checkpoint."""
 
     newest_checkpoint: int
     """Step of the newest checkpoint, -1 for none."""
@@ -179,7 +179,7 @@ class LossJudged(Event, frozen=True, kw_only=True, tag="loss"):
     """The finding, in words."""
 
     action: str
-    """What becomes of the step: ``warn``, ``skip``, ``rollback`` or ``stop``."""
+    """The treatment of the step: ``warn``, ``skip``, ``rollback`` or ``stop``."""
 
 
 class SharesChanged(Event, frozen=True, kw_only=True, tag="shares"):
@@ -322,7 +322,7 @@ class DataWorkerDeath(LoaderEvent, frozen=True, kw_only=True, tag="data_worker_d
     """A worker process of a loader died; all of them are started again."""
 
     how: str
-    """How it ended, in words."""
+    """The end of the process, in words."""
 
     times: int
     """Number of such failures since the last batch."""
@@ -332,7 +332,7 @@ class DataWorkerHang(LoaderEvent, frozen=True, kw_only=True, tag="data_worker_st
     """A worker process of a loader gave no batch in time; all of them are started again."""
 
     how: str
-    """What it was seen to do, in words."""
+    """The last thing that the process was seen to do, in words."""
 
     times: int
     """Number of such failures since the last batch."""

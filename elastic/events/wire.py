@@ -46,9 +46,9 @@ class EventFormatError(HoldfastError):
 class UserEvent(Event, frozen=True, kw_only=True):
     """An event of a user's own kind: ``run.emit(UserEvent(name="evaluated", fields={...}))``.
 
-    On the line ``name`` is the kind and the fields lie beside it. What a reader does not know is
-    such an event too. Raises ``ConfigError`` for a name that is one of `KINDS`, and for fields with
-    the names of the envelope's.
+    On the line ``name`` is the kind and the fields lie beside it. A reader
+    returns such an event for every kind that it does not know. Raises ``ConfigError`` for a name
+    that is one of `KINDS`, and for fields with the names of the envelope's.
     """
 
     name: str

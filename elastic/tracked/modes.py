@@ -25,7 +25,7 @@ _Modes = dict[str, bool]
 class ModesOfModules:
     """The modes of the modules of one generation, kept in the cursor.
 
-    Where the script's modules begin in other modes than the saved run's, the script's count.
+    If the script's modules begin in other modes than the saved run's, the script's count.
     ``gather`` returns every rank's value. ``staged``: ranks have different modules, the stages of a
     pipeline.
     """

@@ -87,7 +87,7 @@ _Key: TypeAlias = tuple[TraceMoment, What, int]
 
 @dataclass(slots=True)
 class Reference:
-    """What the runs so far have shown; each thing is as the first of them saw it.
+    """The results of the runs so far; each is the one of the first run that had it.
 
     ``by_world``: the result may depend on the number of ranks, so that only runs of the same number
     are compared, and each up to the first generation with another one.

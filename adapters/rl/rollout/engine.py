@@ -4,7 +4,7 @@ Each tick feeds one token per occupied slot, prompt and answer alike, at one sha
 trajectory is fed again from its prompt and continues where it stopped, with the same tokens and
 bitwise the same log-probabilities as without the interruption. When weights change in the middle,
 everything is fed again too, so that a token's log-probability is always that of one policy version,
-given all the tokens before it. Where weights may change, bits depend on the time of the change in
+given all the tokens before it. If weights may change, bits depend on the time of the change in
 any case; there all tokens but the newest are fed at once.
 """
 

@@ -1,6 +1,6 @@
 """A prompt's sampled tokens with their log-probabilities and policy versions. Pure values.
 
-Where an environment replies to the policy, the tokens of its observations stand among the sampled
+If an environment replies to the policy, the tokens of its observations stand among the sampled
 ones, as context of the later ones. Log-probabilities and versions exist for the sampled tokens
 alone, and `Turn` says which tokens are observed.
 """

@@ -1,6 +1,6 @@
 """The places of a policy version's weights in the snapshots.
 
-A version is the snapshot of its step. Where a job has checkpoints, its snapshots also *retain* the
+A version is the snapshot of its step. If a job has checkpoints, its snapshots also *retain* the
 versions before: after a cold start nothing else is left of them
 (`holdfast.adapters.rl.weights.retained`).
 """

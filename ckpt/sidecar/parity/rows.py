@@ -72,7 +72,7 @@ class Parities:
     def missing_bytes(self) -> int:
         """Return the length for which a file is missing, 0 for none.
 
-        The target is as many files in all as hold the kept snapshots and one more. Where the
+        The target is as many files in all as hold the kept snapshots and one more. If the
         lengths have changed, files of other lengths must go first.
         """
         with self._lock:

@@ -137,7 +137,7 @@ def test_a_pipeline_goes_on_with_half_its_ranks_and_comes_back_without_a_trace(
 ) -> None:
     """One stage per rank, fewer of them with fewer ranks; four stages, at the ranks there are.
 
-    What the first step freezes stays frozen at the ranks that take over its stage.
+    A parameter that the first step freezes stays frozen at the ranks that take over its stage.
     """
     flags = ("--pp", "4,2", "--kind", kind, "--exact", "--then", "6")
     with training(tmp_path, *flags) as running:

@@ -53,7 +53,7 @@ def call(
 def clone(folder: Path) -> Path:
     """Copy the files that git tracks to ``folder``, and commit them in a repository there.
 
-    What is compiled, cached or not yet added here is not there, as in a fresh clone.
+    Files that are compiled, cached or not yet added are left out, as in a fresh clone.
     """
     if not (ROOT / ".git").exists():
         pytest.skip("this is no checkout of git")

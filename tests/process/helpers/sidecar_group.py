@@ -97,8 +97,8 @@ class SidecarGroup:
     def kill(self, node: str, *, wipe: bool) -> None:
         """SIGKILL a sidecar; ``wipe`` takes its shared memory too, as the loss of a node does.
 
-        What is to be found by a successor is held until that is there: any job that starts beside
-        this test sweeps what nobody holds.
+        The memory that a successor is to find is held until the successor is there: any job that
+        starts beside this test sweeps memory that nobody holds.
         """
         self.clients.pop(node).close()
         if not wipe:

@@ -61,8 +61,8 @@ def grown(trajectory: Trajectory, token: int, weights: Weights) -> Trajectory:
 class LedgerMachine(RuleBasedStateMachine):
     """A trainer that is restored now and then, and three workers that renew weights at will.
 
-    How workers and ledger talk to each other is for those that inherit: `meet` is what comes before
-    anything else that a worker does, `busy` a stretch without trouble.
+    Subclasses define the talk between workers and ledger: `meet` comes before anything else that a
+    worker does, `busy` is a stretch without trouble.
     """
 
     plan: ClassVar[BatchPlan]

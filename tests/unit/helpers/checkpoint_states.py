@@ -39,7 +39,7 @@ def save(number: int, seed: int, *, world_size: int = 1, **about: Unpack[About])
 def held(store: Store, *, settled: bool = True) -> dict[int, int]:
     """Return the seed of each committed step; fail where one is damaged, or a mixture.
 
-    Where a saver died (not ``settled``) the reference map may be that of the newer save already.
+    If a saver died (not ``settled``) the reference map may be that of the newer save already.
     """
     return {step: seed_of(store, step, settled=settled) for step in committed(store)}
 

@@ -35,8 +35,10 @@ Exit codes: 0 every check passed, 1 a check failed, 2 wrong command line.
 
 def declare(add: Add) -> None:
     """Declare the arguments."""
-    add("--minutes", type=float, default=30.0, metavar="N", help="how long (%(default)g)")
-    add("--seed", type=step_number, default=0, metavar="N", help="which faults (%(default)s)")
+    add(
+        "--minutes", type=float, default=30.0, metavar="N", help="minutes of the soak (%(default)g)"
+    )
+    add("--seed", type=step_number, default=0, metavar="N", help="seed of the faults (%(default)s)")
     add(
         "--pause",
         type=float,

@@ -55,7 +55,7 @@ class Pack:
 class TestCheckpointStore(StoreTests[CheckpointStore, cpu.Buffer]):
     """zarr's tests, in full; the store refuses their writes.
 
-    Where they write only in order to read, the bytes get there as a saver puts them: documents in
+    If they write only in order to read, the bytes get there as a saver puts them: documents in
     memory, the rest in a pack.
     """
 

@@ -22,7 +22,7 @@ TOKEN = "X-aws-ec2-metadata-token"
 class Service:
     """A metadata service: ``refuses`` is its answer to who wants a token, 0 where it gives one.
 
-    Where it gives tokens it answers nobody without the newest, and nobody at all if it is ``deaf``.
+    If it gives tokens it answers nobody without the newest, and nobody at all if it is ``deaf``.
     """
 
     refuses: int = 0

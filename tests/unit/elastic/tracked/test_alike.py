@@ -27,7 +27,7 @@ State = dict[str, Any]
 
 @dataclass
 class Meeting:
-    """Where ranks that are threads exchange values."""
+    """A place in which ranks that are threads exchange values."""
 
     size: int
     gathered: int = 0
