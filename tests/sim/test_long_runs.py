@@ -64,7 +64,7 @@ ENOUGH: Final = "it has lived long enough"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a job holds at one moment: keys and bytes at the coordinator, bytes in an agent."""
+    """The contents of a job at one moment: keys and bytes at the coordinator, bytes in an agent."""
 
     generation: int
     keys: int
