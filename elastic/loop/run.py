@@ -156,7 +156,7 @@ class Run:
 
     @property
     def repeats(self) -> bool:
-        """Whether the present step began before the restore, so that its body may have run.
+        """True if the present step began before the restore, so that its body may have run.
 
         It is the same on all ranks, and False outside the loop. It is also True for the step after
         one at whose end ranks waited for a rank that is lost: that rank might have begun it. If all

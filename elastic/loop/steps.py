@@ -32,7 +32,7 @@ class Steps:
 
     @property
     def repeats(self) -> bool:
-        """Whether the present step may have begun before, see `Run.repeats`."""
+        """True if the present step may have begun before, see `Run.repeats`."""
         return self._place.in_step and self._place.completed < self._repeats_until
 
     def until(self, count: int) -> Iterator[int]:
