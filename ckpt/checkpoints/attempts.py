@@ -1,19 +1,24 @@
-"""The remains of saves that failed, or whose processes were killed, in a directory.
+"""The remains of saves that failed, or whose processes were killed.
 
-The process that will commit holds the step's folder from before the first file is written until it
-has committed or given up: it keeps a locked file there, and a lock ends with its process. So files
-that no manifest lists, in a folder that nobody holds, are of no use to anyone. Only saves without a
-run take part: those of a run are fenced by their generation
-(`holdfast.ckpt.checkpoints.commit`). An object store has no locks: nothing is removed there.
+Such files are listed by no manifest. They are removed once their writer cannot publish them:
+
+- A save without a run (`holdfast.save`) holds the step's folder from before the first file is
+  written until it has committed or given up: it keeps a locked file there, and a lock ends with its
+  process. An object store has no locks: there these files stay.
+- A run writes one checkpoint at a time, in the order of (generation, step), and the root's fence
+  keeps out the runs before it (`holdfast.ckpt.checkpoints.fence`). So the files of a run are
+  remains when the run has come to a later checkpoint, or when another run has taken the fence.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from holdfast.ckpt.checkpoints import fence, refmap
 from holdfast.ckpt.checkpoints.bases import needed_packs
 from holdfast.ckpt.checkpoints.catalog import (
     folders,
@@ -36,6 +41,28 @@ _WITHOUT_RUN: Final = (0, run_tag(""))
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedSaves:
+    """The saves of runs that can publish nothing more.
+
+    ``fenced`` are the tags of runs that lost the root's fence, ``reached`` the newest (generation,
+    step) to which each run has come; its saves before that have ended.
+    """
+
+    fenced: frozenset[str] = frozenset()
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def include(self, path: str, *, step: int) -> bool:
+        """Say whether a file in the folder of ``step`` is of one of these saves."""
+        if (writer := written_by(path.rpartition("/")[2])) is None:
+            return False
+        generation, tag = writer
+        return tag in self.fenced or (generation, step) < self.reached.get(tag, (0, 0))
+
+
+NONE_ENDED: Final = EndedSaves()
+
+
 class SaveAttempt(Closing):
     """The hold of a step's folder during one save; other kinds of stores have none.
 
@@ -56,53 +83,92 @@ class SaveAttempt(Closing):
             return
         hold.close()
         try:
-            remove_remains(self._store, only=self._step)
+            remove_remains(self._store, steps=[self._step], ended=NONE_ENDED)
             if MANIFEST not in self._store.names(step_folder(self._step)):
                 self._store.remove(step_folder(self._step))
         except CkptError as error:
             _log.warning("files of failed saves of step %d stay: %s", self._step, error)
 
 
-def remove_remains(store: Store, *, only: int | None = None) -> None:
-    """Remove what failed and killed saves have left, of one step or of all.
+def remove_all_remains(store: Store) -> None:
+    """Remove what failed and killed saves have left below a root. Raises as `remove_remains`."""
+    steps = [info.step for info in folders(store) if not info.fault]
+    remove_remains(store, steps=steps, ended=_ended(store, steps))
 
-    A folder that may not be read or changed is passed over.
+
+def remove_remains(store: Store, *, steps: Collection[int], ended: EndedSaves) -> None:
+    """Remove what failed and killed saves of ``steps`` have left.
+
+    Of the saves of runs, only those that have ``ended`` count. A folder that may not be read or
+    changed is passed over. Raises ``StoreError`` for other trouble of the store.
     """
-    if not isinstance(store, LocalStore):
-        return
-    for step in [info.step for info in folders(store)] if only is None else [only]:
+    for step in steps:
         try:
-            _clean(store, step_folder(step))
+            _clean(store, step, ended)
         except StoreError as error:
             _log.warning("files of failed saves of step %d stay: %s", step, error)
 
 
-def _clean(store: LocalStore, folder: str) -> None:
-    if not any(_remains(store, folder)):
-        store.sweep(folder)  # the mark of a saver that was killed after it had published
+def _ended(store: Store, steps: Collection[int]) -> EndedSaves:
+    """Return the ended saves as the committed steps and the fence show them."""
+    reached: dict[str, tuple[int, int]] = {}
+    for step in steps:
+        try:
+            manifest = load_manifest(store, step_folder(step))
+        except (NotFoundError, CorruptError):
+            continue
+        if manifest.run:
+            tag, key = run_tag(manifest.run), (manifest.generation, step)
+            reached[tag] = max(reached.get(tag, key), key)
+    try:
+        holder = fence.load(store)
+    except CorruptError as error:
+        _log.warning("files of failed saves of earlier runs stay: %s", error)
+        holder = None
+    former = holder.former if holder else ()
+    return EndedSaves(fenced=frozenset(map(run_tag, former)), reached=reached)
+
+
+def _clean(store: Store, step: int, ended: EndedSaves) -> None:
+    folder = step_folder(step)
+    found = list(_unlisted(store, folder))
+    _delete(store, folder, [path for path in found if ended.include(path, step=step)])
+    if isinstance(store, LocalStore) and any(map(_is_without_run, found)):
+        with store.alone(folder) as alone:
+            if not alone:
+                return
+            _delete(store, folder, filter(_is_without_run, _unlisted(store, folder)))
+    store.sweep(folder)  # the mark of a saver that was killed after it had published
+    if found and MANIFEST not in store.names(folder) and not any(_unlisted(store, folder)):
+        store.delete([f"{folder}/{REFS}"])
+        refmap.heal(store, folder)  # the step may have been saved meanwhile
+        store.remove(folder)
+
+
+def _delete(store: Store, folder: str, paths: Iterator[str] | list[str]) -> None:
+    """Delete files of a step's folder, but no pack that another step needs."""
+    if not (found := {f"{folder}/{path}" for path in paths}):
         return
-    with store.alone(folder) as alone:
-        if not alone:
-            return
-        found = {f"{folder}/{path}" for path in _remains(store, folder)}
-        indexes = {name for name in found if name.startswith(f"{folder}/index/")}
-        store.delete(sorted(indexes))  # these pin packs of other steps
-        if (needed := needed_packs(store)) is not None:
-            store.delete(sorted(found - needed))
-    store.remove(folder)
+    indexes = {name for name in found if name.startswith(f"{folder}/index/")}
+    store.delete(sorted(indexes))  # these pin packs of other steps
+    if (needed := needed_packs(store)) is not None:
+        store.delete(sorted(found - indexes - needed))
 
 
-def _remains(store: Store, folder: str) -> Iterator[str]:
-    """Yield the files of a step's folder that a save without a run wrote, and no manifest lists."""
+def _is_without_run(path: str) -> bool:
+    return written_by(path.rpartition("/")[2]) == _WITHOUT_RUN
+
+
+def _unlisted(store: Store, folder: str) -> Iterator[str]:
+    """Yield the packs and indexes of a step's folder that no manifest and no note lists."""
     names = [f"{part}/{name}" for part in _PARTS for name in store.names(f"{folder}/{part}")]
-    names = [name for name in names if written_by(name.rpartition("/")[2]) == _WITHOUT_RUN]
     kept: set[str] = set()
     try:
         kept = {file.path for file in load_manifest(store, folder).files()}
     except CorruptError:
         return
     except NotFoundError:
-        names += [name for name in store.names(folder) if name == REFS and names]
+        pass
     if (going := noted(store, folder)) is None:
         return
     yield from (name for name in names if name not in kept and name not in going)

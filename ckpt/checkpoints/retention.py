@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.ckpt.checkpoints import catalog
-from holdfast.ckpt.checkpoints.attempts import remove_remains
+from holdfast.ckpt.checkpoints.attempts import remove_all_remains
 from holdfast.ckpt.checkpoints.bases import needed_packs
 from holdfast.ckpt.checkpoints.catalog import committed, folders, load_manifest, noted, step_folder
 from holdfast.ckpt.checkpoints.refmap import heal
@@ -59,7 +59,7 @@ def remove_steps(store: Store, going: Sequence[int]) -> None:
         folder = step_folder(step)
         note(store, folder, _files(store, folder))
         store.delete([f"{folder}/{MANIFEST}"])
-    remove_remains(store)
+    remove_all_remains(store)
     sweep(store)
 
 

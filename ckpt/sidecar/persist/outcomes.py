@@ -28,12 +28,14 @@ class Outcomes:
         self._persisted: list[int] = []
         self._skipped: list[int] = []
         self._errors: dict[int, str] = {}
+        self._remains: set[int] = set()
 
     def begin_stage(self) -> None:
         """Forget the steps of the stage before, whose checkpoints lie elsewhere."""
         self._core.durable = self.durable = -1
         self.failed_in_a_row = 0
         self._errors = {}
+        self._remains = set()
 
     def ops(self) -> dict[str, Op]:
         """Return the operations of this part."""
@@ -54,12 +56,14 @@ class Outcomes:
         if message.error is not None:
             self._errors.pop(message.step, None)  # the newest error comes last
             self._errors[message.step] = message.error
+            self._remains.add(message.step)
             if len(self._errors) > _STEPS_KEPT:
                 del self._errors[next(iter(self._errors))]
             self.failed_in_a_row += not message.given_up
             _log.warning("%s", message.error)
             return
         self._errors.pop(message.step, None)
+        self._remains.clear()  # the committing node has removed them
         self.failed_in_a_row = 0
         self._core.durable = self.durable = max(self.durable, message.step)
         if message.step not in self._persisted:
@@ -74,6 +78,12 @@ class Outcomes:
     def try_again(self, step: int) -> None:
         """Forget that a step failed: it is wanted again."""
         self._errors.pop(step, None)
+
+    def take_remains(self) -> list[int]:
+        """Return the steps whose failed saves may have left files, and forget them."""
+        steps = sorted(self._remains)
+        self._remains.clear()
+        return steps
 
     def has_failed(self, step: int) -> bool:
         """Return whether a step could not be saved."""

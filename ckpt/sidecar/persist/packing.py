@@ -52,6 +52,10 @@ class Packing:
         """Publish the manifest on a thread."""
         self._submit(job, functools.partial(self._commit, job, receipts))
 
+    def clear(self, job: CheckpointJob, steps: list[int]) -> None:
+        """Remove on a thread the files of failed checkpoints before ``job``."""
+        self._submit(job, functools.partial(_clear, job, steps))
+
     def _submit(self, job: CheckpointJob, work: Callable[[], None]) -> None:
         """Run ``work`` on threads that yield to the trainers, unless no trainer is left."""
         if job.urgent:
@@ -160,6 +164,18 @@ class Packing:
         finally:
             with self._core.lock:
                 self._on_committed(job, failed)
+
+
+def _clear(job: CheckpointJob, steps: list[int]) -> None:
+    from holdfast.ckpt.checkpoints.attempts import EndedSaves, remove_remains
+    from holdfast.ckpt.checkpoints.catalog import run_tag
+    from holdfast.ckpt.store.places import open_store
+
+    ended = EndedSaves(reached={run_tag(job.world.run): job.key})
+    try:
+        remove_remains(open_store(job.target.root), steps=steps, ended=ended)
+    except (CkptError, OSError) as error:
+        _log.warning("files of failed checkpoints of steps %s stay: %s", steps, error)
 
 
 def words(error: Exception | str, job: CheckpointJob) -> str:

@@ -320,6 +320,7 @@ class Persistence:
                 case BeginWriting(key=key) if key[1] in self._carried:
                     self._report(key, error=None)  # the generation began with this very state
                 case BeginWriting(key=key):
+                    self._clear_before(key)
                     self._order(key, begin=True)
                 case Skip(key=key, newer=newer):
                     self.news.add(
@@ -332,6 +333,11 @@ class Persistence:
                 case Complete(key=key, receipts=receipts):
                     if (job := self._jobs.get(key)) is not None:
                         self._packing.commit(job, receipts)
+
+    def _clear_before(self, key: SnapshotKey) -> None:
+        """Make room: of a failed checkpoint some packs may lie on the store."""
+        if (steps := self._outcomes.take_remains()) and (job := self._jobs.get(key)) is not None:
+            self._packing.clear(job, steps)
 
     def _order(self, key: SnapshotKey, *, begin: bool) -> None:
         generation = self._core.book.generation

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from doubles.checkpoints import shard, split_dim
+from doubles.memory_store import MemoryStore
+from fault_stores import using
 
 import holdfast.ckpt.api
 from holdfast import ckpt
-from holdfast.ckpt.checkpoints.attempts import SaveAttempt, remove_remains
-from holdfast.ckpt.checkpoints.catalog import committed_steps, step_folder
+from holdfast.ckpt.checkpoints import fence
+from holdfast.ckpt.checkpoints.attempts import (
+    NONE_ENDED,
+    EndedSaves,
+    SaveAttempt,
+    remove_all_remains,
+)
+from holdfast.ckpt.checkpoints.catalog import (
+    committed,
+    committed_steps,
+    folders,
+    quick_verify,
+    run_tag,
+    step_folder,
+    written_by,
+)
+from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit, write_pack
 from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.local import LocalStore
 
 
@@ -128,7 +148,7 @@ def test_what_a_living_save_has_written_stays(root: Path, monkeypatch: pytest.Mo
 
     def pruned(*args: Any, **how: Any) -> None:
         prune(root, keep_last=2)
-        remove_remains(LocalStore(root))
+        remove_all_remains(LocalStore(root))
         real(*args, **how)
 
     monkeypatch.setattr("holdfast.ckpt.api.commit", pruned)
@@ -144,13 +164,96 @@ def test_a_refused_save_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_runs_are_left_to_their_generations(root: Path) -> None:
+def test_files_of_a_run_that_may_publish_yet_stay(root: Path) -> None:
     folder = root / step_folder(2)
     names = ["data/00000-g3-1d9b8c04-aa.pack", "index/00000-g0-1d9b8c04-aa.json", "data/mine"]
     for name in names:
         (folder / name).write_bytes(b"")
-    remove_remains(LocalStore(root))
+    remove_all_remains(LocalStore(root))
     assert all((folder / name).exists() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("generation", "step", "ended"),
+    [(2, 9, True), (3, 5, True), (2, 99, True), (3, 6, False), (3, 7, False), (4, 1, False)],
+)
+def test_a_save_has_ended_when_its_run_has_come_to_a_later_one(
+    generation: int, step: int, ended: bool
+) -> None:
+    path = f"data/00001-g{generation}-{run_tag('a')}-00.pack"
+    assert EndedSaves(reached={run_tag("a"): (3, 6)}).include(path, step=step) is ended
+    assert not EndedSaves(reached={run_tag("b"): (9, 9)}).include(path, step=step)
+    assert EndedSaves(fenced=frozenset({run_tag("a")})).include(path, step=step)
+    assert not NONE_ENDED.include(path, step=step)
+
+
+def write(store: Store, run: str, generation: int, step: int) -> WriterReceipt:
+    """Write the pack of a checkpoint of a run, and do not publish it."""
+    index, payload = shard(
+        {"w": (np.full((8,), float(step), np.float32), "float32")},
+        {"w": split_dim((8,), parts=1)},
+        writer=0,
+        world_size=1,
+        run=run,
+        generation=generation,
+        step=step,
+    )
+    return write_pack(store.root, step=step, index=index, payload=memoryview(payload))
+
+
+def publish(store: Store, run: str, generation: int, step: int) -> None:
+    right = fence.RightToPublish(run=run, generation=generation)
+    receipts = [write(store, run, generation, step)]
+    commit(
+        store.root,
+        run=run,
+        step=step,
+        generation=generation,
+        receipts=receipts,
+        mesh={},
+        right=right,
+    )
+
+
+def with_files(store: Store) -> list[int]:
+    return [info.step for info in folders(store) if store.names(f"{step_folder(info.step)}/data")]
+
+
+class TestSavesOfRuns:
+    @pytest.fixture(params=["directory", "objects"])
+    def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+        store: Store = MemoryStore() if request.param == "objects" else LocalStore(tmp_path)
+        with using(store):
+            yield store
+
+    def test_a_failed_one_is_removed_once_the_run_has_saved_a_later_step(
+        self, store: Store
+    ) -> None:
+        publish(store, "a", 2, 10)
+        for step in (20, 40):
+            write(store, "a", 2, step)
+        publish(store, "a", 2, 30)
+        prune(store.root, keep_last=9)
+        assert with_files(store) == [10, 30, 40]
+        assert committed(store) == [10, 30]
+
+    def test_a_failed_one_is_removed_once_another_run_has_the_fence(self, store: Store) -> None:
+        publish(store, "a", 2, 10)
+        write(store, "a", 2, 20)
+        fence.take(store, run="b", generation=1)
+        write(store, "b", 1, 20)
+        prune(store.root, keep_last=9)
+        assert [written_by(name) for name in store.names(f"{step_folder(20)}/data")] == [
+            (1, run_tag("b"))
+        ]
+
+    def test_the_files_of_published_ones_stay(self, store: Store) -> None:
+        for step in (10, 20, 30):
+            publish(store, "a", 2, step)
+        fence.take(store, run="b", generation=1)
+        remove_all_remains(store)
+        for step in (10, 20, 30):
+            quick_verify(store, step)
 
 
 def test_two_processes_of_one_number_do_not_meet(

@@ -23,7 +23,7 @@ from sidecar_group import (
 
 from holdfast.ckpt.checkpoints import commit, fence
 from holdfast.ckpt.checkpoints.assemble import Assembler
-from holdfast.ckpt.checkpoints.catalog import committed
+from holdfast.ckpt.checkpoints.catalog import committed, step_folder
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.events import CheckpointCarried, CheckpointFailed
@@ -239,6 +239,32 @@ def test_several_failures_in_a_row_are_fatal_and_one_success_makes_up_for_them(
             found.append(item.event.fatal)
     assert found == [False, False, True]
     assert three.clients["c"].status()["persist_failed_in_a_row"] == 2
+
+
+def test_the_next_checkpoint_removes_the_packs_of_one_that_failed(three: SidecarGroup) -> None:
+    """On a disk that is nearly full they would keep every later checkpoint from fitting."""
+    world, target = three.adopt(), target_of(three)
+    save(three, world, 1, target)
+    await_durable(three, 1)
+    store = LocalStore(target.root)
+
+    def two_are_written() -> bool:
+        return len(store.names(f"{step_folder(2)}/data")) == 2
+
+    class FullForTheLast(Wrapped):
+        def about_to(self, operation: str, name: str) -> None:
+            if operation == "write" and "/data/00002" in name:
+                wait_until(two_are_written, "two ranks have room")
+                raise OSError(errno.ENOSPC, "full")
+
+    with using(FullForTheLast(store)):
+        save(three, world, 2, target)
+        assert "checkpoint of step 2" in failure_of(three)
+    assert two_are_written()
+    save(three, world, 3, target)
+    await_durable(three, 3)
+    wait_until(lambda: step_folder(2) not in store.names(""), "they are removed")
+    assert committed(store) == [1, 3]
 
 
 def test_a_bandwidth_holds_and_progress_is_told(
