@@ -21,10 +21,16 @@ WRAPPINGS = (
     "ddp(compile)",
     "ddp(compile)+scaler",
     "ddp(compiled in place)+ema",
+    "ddp+functional",
+    "ddp+scaler+ema",
     "shard+again+bfloat16",
     "shard(compile(block))",
     "compile(shard(block))+again+bfloat16",
     "compile(shard)",
+    "shard+functional",
+    "shard+scaler",
+    "shard+ema",
+    "shard(compile(block))+scaler+ema",
 )
 
 

@@ -78,6 +78,8 @@ def wrapped(model: Gpt, run: holdfast.Run) -> nn.Module:
         return compiled(DistributedDataParallel(model))
     if "ddp(compile)" in PARTS:
         return DistributedDataParallel(compiled(model))
+    if "ddp" in PARTS:
+        return DistributedDataParallel(model)
     if "ddp(compiled in place)" in PARTS:
         model.compile(backend=BACKEND)
         return DistributedDataParallel(model)
