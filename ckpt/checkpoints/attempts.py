@@ -5,15 +5,15 @@ Such files are listed by no manifest. They are removed once their writer cannot 
 - A save without a run (`holdfast.save`) holds the step's folder from before the first file is
   written until it has committed or given up: it keeps a locked file there, and a lock ends with its
   process. An object store has no locks: there these files stay.
-- A run writes one checkpoint at a time, in the order of (generation, step), and the root's fence
-  keeps out the runs before it (`holdfast.ckpt.checkpoints.fence`). So the files of a run are
-  remains when the run has come to a later checkpoint, or when another run has taken the fence.
+- A run can publish nothing more once another run has taken the root's fence
+  (`holdfast.ckpt.checkpoints.fence`). Before that, only the run itself knows which of its
+  checkpoints failed: it writes one at a time, in the order of (generation, step).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 class EndedSaves:
     """The saves of runs that can publish nothing more.
 
-    ``fenced`` are the tags of runs that lost the root's fence, ``reached`` the newest (generation,
-    step) to which each run has come; its saves before that have ended.
+    ``fenced`` are the tags of runs that lost the root's fence. ``reached`` is, by tag, the
+    (generation, step) that a run writes now: its saves before that have ended.
     """
 
     fenced: frozenset[str] = frozenset()
-    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reached: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def include(self, path: str, *, step: int) -> bool:
         """Say whether a file in the folder of ``step`` is of one of these saves."""
@@ -93,7 +93,7 @@ class SaveAttempt(Closing):
 def remove_all_remains(store: Store) -> None:
     """Remove what failed and killed saves have left below a root. Raises as `remove_remains`."""
     steps = [info.step for info in folders(store) if not info.fault]
-    remove_remains(store, steps=steps, ended=_ended(store, steps))
+    remove_remains(store, steps=steps, ended=EndedSaves(fenced=_fenced(store)))
 
 
 def remove_remains(store: Store, *, steps: Collection[int], ended: EndedSaves) -> None:
@@ -109,24 +109,14 @@ def remove_remains(store: Store, *, steps: Collection[int], ended: EndedSaves) -
             _log.warning("files of failed saves of step %d stay: %s", step, error)
 
 
-def _ended(store: Store, steps: Collection[int]) -> EndedSaves:
-    """Return the ended saves as the committed steps and the fence show them."""
-    reached: dict[str, tuple[int, int]] = {}
-    for step in steps:
-        try:
-            manifest = load_manifest(store, step_folder(step))
-        except (NotFoundError, CorruptError):
-            continue
-        if manifest.run:
-            tag, key = run_tag(manifest.run), (manifest.generation, step)
-            reached[tag] = max(reached.get(tag, key), key)
+def _fenced(store: Store) -> frozenset[str]:
+    """Return the tags of the runs that had the fence before its holder."""
     try:
         holder = fence.load(store)
     except CorruptError as error:
         _log.warning("files of failed saves of earlier runs stay: %s", error)
-        holder = None
-    former = holder.former if holder else ()
-    return EndedSaves(fenced=frozenset(map(run_tag, former)), reached=reached)
+        return frozenset()
+    return frozenset(map(run_tag, holder.former if holder else ()))
 
 
 def _clean(store: Store, step: int, ended: EndedSaves) -> None:

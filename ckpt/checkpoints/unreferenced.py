@@ -1,10 +1,9 @@
 """Files below a root that no committed step needs; finds them and does not remove them.
 
 Some of them stay by design until another process comes by. Files of a save that did not finish go
-when the step is saved again, when its run saves another step, or at the next prune
-(`holdfast.ckpt.checkpoints.attempts`); an upload whose writer may be alive goes when it is a day
-old. Each find names its kind, so that a caller who knows more (that all writers have ended, say)
-can judge.
+when the step is saved again, and as `holdfast.ckpt.checkpoints.attempts` says; an upload whose
+writer may be alive goes when it is a day old. Each find names its kind, so that a caller who knows
+more (that all writers have ended, say) can judge.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from doubles.checkpoints import split_dim, write_checkpoint
 from doubles.memory_store import MemoryStore
 from fault_stores import Wrapped, using
 
+from holdfast.ckpt.checkpoints import fence
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.catalog import latest, step_folder
 from holdfast.ckpt.checkpoints.retention import prune
@@ -122,10 +123,10 @@ def with_index(good: MemoryStore, change: Change, *, writer: int = 0) -> MemoryS
 
 
 class Watched(Wrapped):
-    """Fails the test when something outside the steps is touched."""
+    """Fails the test when something outside the steps and the fence is touched."""
 
     def about_to(self, operation: str, name: str) -> None:
-        inside = operation == "names" or name.startswith("step-0000")
+        inside = operation == "names" or name.startswith("step-0000") or name == fence.FILE
         assert inside, f"{operation} of {name!r}"
         assert ".." not in name.split("/"), f"{operation} of {name!r}"
 

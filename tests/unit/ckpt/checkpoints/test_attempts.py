@@ -23,6 +23,7 @@ from holdfast.ckpt.checkpoints.attempts import (
     EndedSaves,
     SaveAttempt,
     remove_all_remains,
+    remove_remains,
 )
 from holdfast.ckpt.checkpoints.catalog import (
     committed,
@@ -226,16 +227,21 @@ class TestSavesOfRuns:
         with using(store):
             yield store
 
-    def test_a_failed_one_is_removed_once_the_run_has_saved_a_later_step(
-        self, store: Store
-    ) -> None:
+    def test_a_failed_one_is_removed_by_its_run_when_it_writes_another(self, store: Store) -> None:
         publish(store, "a", 2, 10)
         for step in (20, 40):
             write(store, "a", 2, step)
+        now = EndedSaves(reached={run_tag("a"): (2, 30)})
+        remove_remains(store, steps=[10, 20, 40], ended=now)
+        assert with_files(store) == [10, 40]
+        assert committed(store) == [10]
+
+    def test_prune_leaves_those_of_the_run_that_has_the_fence(self, store: Store) -> None:
+        """It may have begun again from an earlier step, under its old name."""
         publish(store, "a", 2, 30)
+        write(store, "a", 1, 20)
         prune(store.root, keep_last=9)
-        assert with_files(store) == [10, 30, 40]
-        assert committed(store) == [10, 30]
+        assert with_files(store) == [20, 30]
 
     def test_a_failed_one_is_removed_once_another_run_has_the_fence(self, store: Store) -> None:
         publish(store, "a", 2, 10)
