@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.closing import Closing
+from holdfast.ckpt.convert.dimension_names import dimension_names
 from holdfast.ckpt.convert.interchange import Piece, Progress, cut, itemsize_of, matches
 from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
 from holdfast.ckpt.format.manifest import CRC_BYTES, TensorRecord
@@ -156,7 +157,8 @@ class ZarrDirectorySink(Closing):
     A `holdfast.ckpt.convert.interchange.TensorSink`. Chunks are whole tensors or pieces of about 16
     MiB, or as ``cells`` says by FQN; ``portable`` is as in `export_zarr`. Boxes may come in any
     order and cut chunks in any way: whole chunks are written at once, others into their chunk's
-    file, so memory holds a box and a chunk. Call it from one thread at a time.
+    file, so memory holds a box and a chunk. ``dimensions`` gives names to dimensions
+    (`holdfast.ckpt.convert.dimension_names`). Call it from one thread at a time.
     """
 
     def __init__(
@@ -165,9 +167,10 @@ class ZarrDirectorySink(Closing):
         *,
         portable: bool = True,
         cells: Mapping[str, tuple[int, ...]] | None = None,
+        dimensions: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._folder = NewFolder(target, tag=f"sink-{token_hex(4)}")
-        self._portable, self._cells = portable, cells or {}
+        self._portable, self._cells, self._dimensions = portable, cells or {}, dimensions or {}
         self._arrays: dict[str, _Array] = {}
 
     def begin(
@@ -178,13 +181,16 @@ class ZarrDirectorySink(Closing):
         values: Mapping[str, Json],
         step: int | None,
     ) -> None:
-        """Declare the tensors to be written."""
+        """Declare the tensors to be written. Raises ``MismatchError`` if dimension names clash."""
+        names = dimension_names(specs, self._dimensions)
         group = _group("", step, values=values, aliases=aliases)
         self._folder.write(_GROUP, [msgspec.json.encode(group)])
         for fqn, spec in specs.items():
             array = _Array(self._folder, self._record(spec), fqn=fqn)
             self._arrays[fqn] = array
-            document = array_metadata(fqn, array.record, portable=self._portable)
+            document = array_metadata(
+                fqn, array.record, portable=self._portable, dimensions=names[fqn]
+            )
             self._folder.write(f"{array_name(fqn)}/zarr.json", [msgspec.json.encode(document)])
 
     def _record(self, spec: TensorSpec) -> TensorRecord:

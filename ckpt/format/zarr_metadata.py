@@ -7,7 +7,7 @@ Chunks are encoded by Zarr's own ``bytes`` and ``crc32c`` codecs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -96,10 +96,17 @@ def chunk_places(
                     yield fqn, chunk_key(chunk, cell), place
 
 
-def array_metadata(fqn: str, tensor: TensorRecord, *, portable: bool = True) -> Json:
-    """Return the ``zarr.json`` of a tensor."""
+def array_metadata(
+    fqn: str,
+    tensor: TensorRecord,
+    *,
+    portable: bool = True,
+    dimensions: Sequence[str] | None = None,
+) -> Json:
+    """Return the ``zarr.json`` of a tensor, with the names of its ``dimensions`` if given."""
     dtype = dtype_of(tensor.dtype, origin=f"tensor {fqn}")
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    named = {} if dimensions is None else {"dimension_names": list(dimensions)}
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -114,6 +121,7 @@ def array_metadata(fqn: str, tensor: TensorRecord, *, portable: bool = True) -> 
             {"name": "crc32c"},
         ],
         "attributes": {"torch_dtype": tensor.dtype},
+        **named,
     }
 
 

@@ -135,6 +135,15 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         "TensorStore knows; else they are unsigned integers, which every reader opens",
     )
     ways.add_argument(
+        "--dimension-names",
+        action="append",
+        type=_dimensions,
+        default=[],
+        metavar="GLOB=A,B",
+        help="zarr target: names of the dimensions of the tensors that match, for xarray; "
+        "repeatable, the first match counts. Others are named by their tensor and a number",
+    )
+    ways.add_argument(
         "--memory",
         type=parse_bytes,
         default=MEMORY_BYTES,
@@ -150,6 +159,14 @@ def _tie(text: str) -> tuple[str, str]:
     if not name or not stored:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=STORED")
     return name, stored
+
+
+def _dimensions(text: str) -> tuple[str, tuple[str, ...]]:
+    glob, _, names = text.rpartition("=")
+    found = tuple(name.strip() for name in names.split(","))
+    if not glob or not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form GLOB=NAME,NAME")
+    return glob, found
 
 
 def _prefix(text: str) -> str:
@@ -174,6 +191,7 @@ def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
         "--file-size": (args.file_size, "safetensors"),
         "--duplicate-tied": (args.duplicate_tied, "safetensors"),
         "--named-types": (args.named_types, "zarr"),
+        "--dimension-names": (args.dimension_names, "zarr"),
     }
     for option, (given, served) in of_target.items():
         if given and wanted != served:
@@ -201,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
             memory_bytes=args.memory,
             duplicate_tied=args.duplicate_tied,
             named_types=args.named_types,
+            dimensions=dict(args.dimension_names),
             identity=_identity(source, args),
         )
         sink = stack.enter_context(closing(FORMATS[wanted].sink(args.target, writing)))

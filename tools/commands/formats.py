@@ -6,7 +6,7 @@ A format is one entry of `FORMATS`. It opens a ``TensorSource`` or a ``TensorSin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -45,6 +45,7 @@ class TargetOptions:
     memory_bytes: int = MEMORY_BYTES
     duplicate_tied: bool = False
     named_types: bool = False
+    dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     identity: Identity = field(default_factory=Identity)
 
 
@@ -163,7 +164,9 @@ def _zarr_source(path: str, _: SourceOptions) -> TensorSource:
 def _zarr_sink(path: str, writing: TargetOptions) -> TensorSink:
     from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink
 
-    return ZarrDirectorySink(_new(path), portable=not writing.named_types)
+    return ZarrDirectorySink(
+        _new(path), portable=not writing.named_types, dimensions=writing.dimensions
+    )
 
 
 FORMATS: Final[Mapping[str, Format]] = {

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import zarr
 from doubles.interchange import read_all
 from torch import nn
 
@@ -238,6 +239,17 @@ def test_an_option_that_would_do_nothing_is_refused(
     assert main(["convert", str(root), str(tmp_path / words[0]), *words[1:]]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / words[0]).exists()
+
+
+def test_dimensions_of_a_zarr_directory_have_names(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "m.zarr"
+    words = ["--dimension-names", "*.embed.weight=token,feature"]
+    assert main(["convert", str(root), str(target), *words]) == 0
+    group = zarr.open_group(target, mode="r")
+    names = {name: array.metadata.dimension_names for name, array in group.arrays()}
+    assert names["model.embed.weight"] == ("token", "feature")
+    assert names["model.mid.bias"] == ("model.mid.bias.0",)
+    assert names["model.count"] == ()
 
 
 @pytest.mark.parametrize("option", [["--prefix", "model"], ["--name", ""], ["--name", "model."]])
