@@ -24,7 +24,12 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.alltoall import all_to_all
-from holdfast.elastic.groups.reform import GradientGroups, groups_of, meshes_of
+from holdfast.elastic.groups.reform import (
+    MODEL_AXES,
+    GradientGroups,
+    groups_of,
+    meshes_of,
+)
 from holdfast.elastic.groups.shards import counts_here, experts_of, is_reduced_by_fsdp, local_of
 from holdfast.elastic.membership.records import MeshSize
 
@@ -94,6 +99,29 @@ def test_experts_are_carved_out_of_the_data_parallel_ranks(
         groups: GradientGroups = groups_of(mesh, size, data_mesh=data_mesh)
         assert ranks_in(groups.dp) == dp
         assert ranks_in(groups.edp) == edp
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [
+        (MeshSize(dp=1, tp=2), Mesh(tp=2)),
+        (MeshSize(dp=1, tp=2, pp=2), Mesh(tp=2, pp=2)),
+        (MeshSize(dp=1, pp=2), Mesh(pp=2)),
+        (MeshSize(dp=2, ep=2), Mesh(ep=2)),
+        (MeshSize(dp=1), Mesh(tp=(2, 1), pp=(2, 1))),
+        (MeshSize(dp=1), Mesh(ep=(2, 1))),
+        (MeshSize(dp=2, tp=2), Mesh(tp=2)),
+    ],
+)
+def test_no_axis_of_the_model_has_the_default_group(size: MeshSize, asked: Mesh) -> None:
+    with rank_of(0, size, asked) as (mesh, _):
+        names = {mesh.get_group(a).group_name for a in asked.axes if a in MODEL_AXES}
+        assert names
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD.group_name not in names
+        for axis in asked.axes:
+            group = mesh[axis].get_group()
+            assert ranks_in(group) == mesh[axis].mesh.tolist()
 
 
 def expert(mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
