@@ -135,8 +135,10 @@ class Passes:
                 self.gradients.begin_microbatch(last=piece is pieces[-1])
                 batch = self._begin_microbatch(piece)
                 with self._inside.microbatch(piece.microbatch):
+                    self._parts.watch.begin_body()
                     yield batch
                 self._parts.watch.after_microbatch()
+                self._parts.watch.end_body(piece.microbatch)
             self.piece = None
             self._ran = [p.microbatch if p.samples else STAND_IN for p in pieces]
             self._end(len(pieces))
@@ -152,7 +154,9 @@ class Passes:
         self.gradients.begin_schedule()
         self.enter(STAND_IN)  # torch tries the shapes out
         with self._inside.microbatch(pieces[0].microbatch):
+            self._parts.watch.begin_body()
             losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._place.draws)
+        self._parts.watch.end_body(pieces[0].microbatch)
         self._backwards = len(pieces)
         for piece, loss in zip(pieces, losses, strict=True):
             self._parts.logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
