@@ -150,6 +150,11 @@ class SteadyState:
         self._tensors, self._objects = {}, {}
 
 
+def keeps_own(state: Mapping[str, Any]) -> bool:
+    """Return whether an entry of the tracked state is each rank's own."""
+    return any(isinstance(value, PerRank) for _, value in _entries(state))
+
+
 def _contents(name: str, state: Any, *, turn: int) -> Iterator[tuple[str, object]]:
     """Yield the values in an object's state, and digests of its tensors or of a sample of them."""
     leaves = dict(itertools.islice(_leaves("", {name: state}), _MOST_ENTRIES))
