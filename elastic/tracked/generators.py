@@ -49,7 +49,8 @@ def was_seeded(generator: Any, *, before: object, after: object) -> bool:
     if isinstance(generator, random.Random):
         return not _leads_to(before, after)
     if isinstance(generator, np.random.RandomState):
-        return not _leads_to(_as_python(before), _as_python(after))
+        states = (_as_python(before), _as_python(after))
+        return None not in states and not _leads_to(*states)
     return False
 
 
@@ -66,8 +67,10 @@ def _plain(value: Any) -> object:
 
 
 def _as_python(state: Any) -> object:
-    """Return the state of a NumPy Mersenne Twister as Python's."""
+    """Return the state of a NumPy Mersenne Twister as Python's; None of another generator."""
     words = dict(dict(state)["state"])
+    if "key" not in words:
+        return None
     key = np.frombuffer(words["key"], dtype=np.uint32).tolist()
     return 3, (*key, words["pos"]), None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, _random
 from torch.distributed.tensor.debug import (
     _clear_fast_path_sharding_prop_cache,
     _clear_python_sharding_prop_cache,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from holdfast.ckpt import torch_private
 from holdfast.elastic.config import Exact, Mesh
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.mean import Gradients
@@ -230,3 +231,17 @@ def test_counts_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="all_to_all of 3 rows along an axis of 2 ranks"):
         all_to_all(torch.ones(3, 2), send=send, receive=receive, axis=meshes[0]["ep"])
+
+
+def test_random_operations_on_devices_broadcast_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    class Tracker:
+        def __init__(self, mesh: object, run_state_sync: bool = True) -> None:
+            made.append(run_state_sync)
+
+    monkeypatch.setattr(_random, "OffsetBasedRNGTracker", Tracker)
+    monkeypatch.setattr(_random, "_rng_tracker", None)
+    for _ in range(2):
+        torch_private.keep_random_states(cast(DeviceMesh, None))
+    assert made == [False], "the first mesh's; no other is needed"

@@ -95,10 +95,11 @@ def test_a_module_level_generator_is_named_with_the_line_that_uses_it() -> None:
         (np.random.default_rng(0), lambda g: g.normal(), "numpy.random.default_rng(torch."),
         (np.random.RandomState(0), lambda g: g.normal(), "numpy.random.default_rng(torch."),
         (np.random.RandomState(0), lambda g: g.normal(size=9000), "numpy.random.default_rng"),
+        (np.random.RandomState(np.random.PCG64(0)), lambda g: g.normal(), "numpy.random.default_"),
         (random.Random(0), lambda g: g.random(), "random.Random(torch.initial_seed())"),
         (random.Random(0), lambda g: g.gauss(0, 1), "random.Random(torch.initial_seed())"),
     ],
-    ids=["torch", "numpy", "state", "much", "python", "gauss"],
+    ids=["torch", "numpy", "state", "much", "permuted", "python", "gauss"],
 )
 def test_each_kind_of_generator_is_refused_with_its_remedy(
     own: Any, draw: Callable[[Any], object], instead: str
