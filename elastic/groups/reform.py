@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import torch
@@ -349,7 +349,7 @@ def meshes_of(
     """
     sizes = size.along(axes)
     backend = dist.get_backend_config()  # that of the default group
-    own = {
+    own: dict[int | str, Any] = {
         axis: backend
         for axis, count in zip(axes, sizes, strict=True)
         if axis in MODEL_AXES and count == size.ranks

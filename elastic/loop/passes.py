@@ -201,7 +201,7 @@ class Passes:
         if self._begun[self._place.phase] > _COMPARED or (self._keeps_own and not exact):
             return
         found = self._parts.world.gather(identity_of(dataset, contents=exact))
-        if how := difference_of(found):  # type: ignore[arg-type]
+        if how := difference_of(found):
             raise ConfigError(
                 f"the data set given at {user_line()} is not the same on all ranks: {how}. Give "
                 "every rank the whole data set, without run.rank, run.world_size, a "

@@ -16,8 +16,10 @@ from holdfast.elastic.groups import reform
 from holdfast.elastic.loop.run import Run
 
 OWN = torch.Generator().manual_seed(1)
+SEEDED = torch.Generator()
 NUMPY = np.random.default_rng(1)
 OFTEN = random.Random(1)
+SEEDED_OFTEN = random.Random()
 Noise = Callable[[Run, torch.Tensor], torch.Tensor]
 
 
@@ -26,9 +28,9 @@ def of_the_run(run: Run, x: torch.Tensor) -> torch.Tensor:
 
 
 def seeded(run: Run, x: torch.Tensor) -> torch.Tensor:
-    OWN.manual_seed(run.completed * 100 + run.microbatch)
-    OFTEN.seed(run.completed * 100 + run.microbatch)
-    return torch.randn(x.shape, generator=OWN) * OFTEN.random()
+    SEEDED.manual_seed(run.completed * 100 + run.microbatch)
+    SEEDED_OFTEN.seed(run.completed * 100 + run.microbatch)
+    return torch.randn(x.shape, generator=SEEDED) * SEEDED_OFTEN.random()
 
 
 def made_anew(_: Run, x: torch.Tensor) -> torch.Tensor:
