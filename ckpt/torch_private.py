@@ -305,6 +305,18 @@ def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
     return DeviceMesh._concatenate(meshes)
 
 
+def keep_random_states(mesh: DeviceMesh) -> None:
+    """Let random operations on DTensors of CUDA devices draw from each rank's own seed.
+
+    Otherwise torch broadcasts rank 0's state over all ranks at the first such operation, which may
+    be in a microbatch.
+    """
+    from torch.distributed.tensor import _random
+
+    if _random._rng_tracker is None:
+        _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
+
+
 def fake_store() -> Store:
     """Return a store for groups of the backend "fake", whose collectives do nothing.
 

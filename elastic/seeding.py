@@ -32,6 +32,9 @@ class _Named:
             self._seed(found, name)
         return found
 
+    def every(self) -> list[torch.Generator]:
+        return list(self._made.values())
+
     def drop(self) -> None:
         self._made.clear()
 
@@ -58,6 +61,11 @@ def named(name: str, device: torch.device) -> torch.Generator:
     It is seeded whenever the global generators are, and like them global to the process.
     """
     return _NAMED.get(name, device)
+
+
+def every_named() -> list[torch.Generator]:
+    """Return the generators that `named` made, until `drop_named`."""
+    return _NAMED.every()
 
 
 def drop_named() -> None:

@@ -502,7 +502,7 @@ class _RestoreJob:
         }
 
     def _own(self, path: str) -> Any:
-        """Return this rank's value of ``path``: its own, its share of all, or as it was built."""
+        """Return this rank's value of ``path``: its own, that merged of all, or as it was built."""
         trees = self._saved.ranks.get(path, {})
         if path in self.ranks.taken:
             return plain.decode(trees[self._rank], leaf=self._tree_leaf)

@@ -93,6 +93,11 @@ class Loader(ABC):
         self._starting = Starting(loading.dataset, loading.options, name=name, tell=site.emit)
 
     @property
+    def dataset(self) -> Any:
+        """The data set."""
+        return self._loading.dataset
+
+    @property
     @abstractmethod
     def epoch(self) -> int:
         """The number of complete epochs, or the epoch of the present step, from 0."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import torch
@@ -33,6 +33,9 @@ from holdfast.elastic.planning.meshes import Coordinates, coordinates, rank_of
 
 AXES = ("dp",)
 """The axes of a purely data-parallel mesh."""
+
+MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
+"""Axes along which all ranks run the same microbatches, or theirs at the same time."""
 
 _meetings: list[MeetingStore] = []  # the newest generation's; groups see it while it is here
 
@@ -285,6 +288,8 @@ def form(
         timeout_s=timeout_s,
     )
     mesh, data_mesh = meshes_of(record.mesh, axes, device=device)
+    if device == "cuda":
+        torch_private.keep_random_states(mesh)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
     plans = StoreGather(PrefixStore(f"{keys}/plans", store), rank=rank, size=size, poll=guard.check)
     return GenerationWorld(
@@ -337,8 +342,19 @@ def _take_device(record: GenerationRecord, rank: int) -> Connect:
 def meshes_of(
     size: MeshSize, axes: tuple[str, ...], *, device: Literal["cpu", "cuda"] = "cpu"
 ) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return a mesh with the named axes, and one with only its data-parallel axes; collective."""
-    mesh = init_device_mesh(device, size.along(axes), mesh_dim_names=axes)
+    """Return a mesh with the named axes, and one with only its data-parallel axes; collective.
+
+    An axis of the model that spans the world has a group of its own, as it has in a larger world:
+    so the default group is always one over data-parallel ranks.
+    """
+    sizes = size.along(axes)
+    backend = dist.get_backend_config()  # that of the default group
+    own: dict[int | str, Any] = {
+        axis: backend
+        for axis, count in zip(axes, sizes, strict=True)
+        if axis in MODEL_AXES and count == size.ranks
+    }
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=axes, backend_override=own or None)
     replicates = "replicate" in axes
     if "ep" not in axes:
         return mesh, mesh["replicate", "shard"] if replicates else mesh["dp"]

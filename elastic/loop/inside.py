@@ -19,12 +19,9 @@ from holdfast.ckpt import torch_private
 from holdfast.elastic.data.foreign import ForeignLoaders
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.collectives import InterruptibleGroup
-from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.groups.reform import MODEL_AXES, GenerationWorld
 from holdfast.elastic.loop.user_code import is_users, line_of, user_line
 from holdfast.elastic.planning.meshes import coordinates
-
-_MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
-"""Axes along which all ranks run the same microbatches, or theirs at the same time."""
 
 _SOUND: Final = (
     "holdfast.",
@@ -134,7 +131,7 @@ class Inside:
         """Return whether ranks of the group run different microbatches, in a world of any size.
 
         A group of a single rank that is no axis of the model may have more ranks in another world.
-        An axis of the model that spans the world has the default group.
+        The default group, for which no ranks are given, spans the data always.
         """
         if group in self._names_of_model_groups():
             return False
@@ -145,7 +142,7 @@ class Inside:
     def _names_of_model_groups(self) -> set[str]:
         if self._model_groups is None:
             mesh = self._world.mesh
-            axes = _MODEL_AXES.intersection(mesh.mesh_dim_names or ())
+            axes = MODEL_AXES.intersection(mesh.mesh_dim_names or ())
             self._model_groups = {str(mesh.get_group(axis).group_name) for axis in axes}
         return self._model_groups
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from torch import nn
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.data.foreign import Moment
 from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
+from holdfast.elastic.data.whole import difference_of, identity_of
 from holdfast.elastic.data.work import MapDataset
 from holdfast.elastic.errors import (
     ConfigError,
@@ -25,14 +27,19 @@ from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.by_microbatch import STAND_IN
 from holdfast.elastic.loop.inside import Inside
 from holdfast.elastic.loop.parts import RunParts
+from holdfast.elastic.loop.user_code import user_line
 from holdfast.elastic.loop.whole_pass import WholePass
 from holdfast.elastic.loss import LossAction
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.handover import wish_of
 from holdfast.elastic.tracked.modes import ModesOfModules
+from holdfast.elastic.tracked.steady import keeps_own
 
 if TYPE_CHECKING:
     from holdfast.elastic.loop.pipeline import Feed, Schedule
+
+_COMPARED: Final = 2
+"""Passes of each phase whose data sets are compared."""
 
 _UNTRACKED: Final = "call run.track(model=..., optimizer=...) before the first step"
 
@@ -46,6 +53,8 @@ class Passes:
 
     def __init__(self, parts: RunParts) -> None:
         self._parts, self._place = parts, parts.place
+        self._begun: Counter[int] = Counter()
+        self._keeps_own = False
         self._inside, self.whole = Inside(parts.world), WholePass()
         self._gradients: Gradients | None = None
         self._buffers: PassBuffers | None = None
@@ -78,6 +87,7 @@ class Passes:
             bounds=self._parts.keeper.cursor.bounds,
             check=world.guard.check,
         )
+        self._keeps_own = keeps_own(state)
         self._modes = ModesOfModules(
             modules,
             self._parts.keeper.cursor,
@@ -135,8 +145,10 @@ class Passes:
                 self.gradients.begin_microbatch(last=piece is pieces[-1])
                 batch = self._begin_microbatch(piece)
                 with self._inside.microbatch(piece.microbatch):
+                    self._parts.watch.begin_body()
                     yield batch
                 self._parts.watch.after_microbatch()
+                self._parts.watch.end_body(piece.microbatch)
             self.piece = None
             self._ran = [p.microbatch if p.samples else STAND_IN for p in pieces]
             self._end(len(pieces))
@@ -152,7 +164,9 @@ class Passes:
         self.gradients.begin_schedule()
         self.enter(STAND_IN)  # torch tries the shapes out
         with self._inside.microbatch(pieces[0].microbatch):
+            self._parts.watch.begin_body()
             losses = run_schedule(schedule, pieces, feed=feed or pair, draws=self._place.draws)
+        self._parts.watch.end_body(pieces[0].microbatch)
         self._backwards = len(pieces)
         for piece, loss in zip(pieces, losses, strict=True):
             self._parts.logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
@@ -165,6 +179,7 @@ class Passes:
         parts, place, gradients = self._parts, self._place, self.gradients
         if not place.in_step:
             raise ConfigError("run.microbatches belongs inside `for step in run.steps(...)`")
+        self._refuse_divided(dataset)
         if fresh and not place.is_repeated:
             parts.work.renew(dataset)
         parts.work.sharing.begin()
@@ -174,6 +189,25 @@ class Passes:
         parts.logs.begin_pass()
         self._backwards = 0
         return parts.work.pieces(dataset, step=place.completed)
+
+    def _refuse_divided(self, dataset: MapDataset[Any] | Loader | None) -> None:
+        """Refuse a data set that is not the same on all ranks; collective.
+
+        It looks in the first passes of each phase. With ``exact`` contents count too. Without it,
+        where ranks have state of their own, data may be part of it.
+        """
+        self._begun[self._place.phase] += 1
+        exact = bool(self._parts.settings.exact)
+        if self._begun[self._place.phase] > _COMPARED or (self._keeps_own and not exact):
+            return
+        found = self._parts.world.gather(identity_of(dataset, contents=exact))
+        if how := difference_of(found):
+            raise ConfigError(
+                f"the data set given at {user_line()} is not the same on all ranks: {how}. Give "
+                "every rank the whole data set, without run.rank, run.world_size, a "
+                "DistributedSampler or .shard(...), and made alike on all ranks: each step is "
+                "divided among the ranks by run.microbatches"
+            )
 
     def _begin_microbatch(self, piece: LoadedMicrobatch) -> Any:
         self._parts.check()

@@ -13,7 +13,6 @@ passes of a run, a sample of them now and then. A write that is taken back is no
 from __future__ import annotations
 
 import itertools
-import random
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from holdfast.ckpt.state.trees.per_rank import PerRank
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.contents import BLOCK_BYTES, digest, is_due, samples_of
 from holdfast.elastic.groups.shards import local_of
+from holdfast.elastic.tracked.generators import GENERATORS, state_of
 
 Parameters = list[tuple[str, torch.nn.Parameter]]
 
@@ -48,10 +48,6 @@ _OTHERWISE: Final = (
     torch.nn.Module, Optimizer, LRScheduler, DataLoader, ModelParts, PerRank, torch.Generator,
 )  # fmt: skip
 """Kinds of objects that follow rules of their own, whether they have ``state_dict`` or not."""
-
-_GENERATORS: Final = (
-    torch.Generator, np.random.Generator, np.random.RandomState, random.Random,
-)  # fmt: skip
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
@@ -154,6 +150,11 @@ class SteadyState:
         self._tensors, self._objects = {}, {}
 
 
+def keeps_own(state: Mapping[str, Any]) -> bool:
+    """Return whether an entry of the tracked state is each rank's own."""
+    return any(isinstance(value, PerRank) for _, value in _entries(state))
+
+
 def _contents(name: str, state: Any, *, turn: int) -> Iterator[tuple[str, object]]:
     """Yield the values in an object's state, and digests of its tensors or of a sample of them."""
     leaves = dict(itertools.islice(_leaves("", {name: state}), _MOST_ENTRIES))
@@ -191,17 +192,9 @@ def _value(value: Any) -> object:
         return repr(value)
     if isinstance(value, np.ndarray) and value.nbytes <= _ARRAY_BYTES:
         return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    if isinstance(value, random.Random):
-        return value.getstate()
     if isinstance(value, LRScheduler):
         return value.last_epoch
-    return None
+    return state_of(value)
 
 
 def _refusal(name: str, state: Mapping[str, Any], *, entry: str = "") -> str:
@@ -217,7 +210,7 @@ def _refusal(name: str, state: Mapping[str, Any], *, entry: str = "") -> str:
     )
     if isinstance(value, LRScheduler):
         remedy = "call its step() once in the step, after run.step"
-    elif isinstance(value, _GENERATORS):
+    elif isinstance(value, GENERATORS):
         remedy = (
             "inside a microbatch draw from the global generators, which the run seeds there, or "
             f"from run.generator({name!r}){own}"

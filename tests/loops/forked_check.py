@@ -13,6 +13,7 @@ from rich.console import Console
 
 from holdfast.elastic.loop.trace.records import TraceSettings
 from holdfast.tools.check.launching import TrialResult, read_traces
+from holdfast.tools.check.limits import TrialLimits
 from holdfast.tools.check.trials import Trial
 from holdfast.tools.check.verdict import CheckReport
 from holdfast.tools.commands.check import Checking, add_parser
@@ -36,8 +37,8 @@ class ForkedRuns:
     module: str = ""
     script: str = ""
 
-    def run(self, trial: Trial, *, number: int) -> TrialResult:
-        """Make a run as `ScriptRuns.run` does, in new processes."""
+    def run(self, trial: Trial, *, number: int, limits: TrialLimits) -> TrialResult:
+        """Make a run as `ScriptRuns.run` does, in new processes; without ``limits``."""
         folder, began_s = self.folder / str(number), time.monotonic()
         trace = folder / "trace"
         trace.mkdir(parents=True)

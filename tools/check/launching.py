@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.types import Json
+from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.loop.trace.records import (
@@ -23,11 +24,12 @@ from holdfast.elastic.loop.trace.records import (
     TraceSettings,
 )
 from holdfast.elastic.membership.records import TRAINER
+from holdfast.tools.check.limits import TrialLimits, is_of_time
 from holdfast.tools.check.traces import RankTrace
 from holdfast.tools.check.trials import Trial
 
 _POLL_S: Final = 0.02
-_SPILLED_S: Final = 20.0
+_LEAVE_S: Final = 20.0
 _LOG_LINES: Final = 12
 _decoder = msgspec.json.Decoder(Traced)
 _TRACEBACK: Final = "Traceback (most recent call last)"
@@ -37,8 +39,8 @@ _TRACEBACK: Final = "Traceback (most recent call last)"
 class TrialResult:
     """The traces of a run and its end. ``message`` is empty if the run completed.
 
-    ``crashed``: the script raised an error of its own, the end of which is ``log``. ``late``: the
-    time was up.
+    ``crashed``: the script raised an error of its own, the end of which is ``log``. ``late``: a
+    time was up, which says nothing about the script.
     """
 
     trial: Trial
@@ -58,16 +60,16 @@ class ScriptRuns:
     command: tuple[str, ...]
     folder: Path
     steps: int
-    limit_s: float
-    hang_s: float
 
-    def run(self, trial: Trial, *, number: int) -> TrialResult:
+    def run(self, trial: Trial, *, number: int, limits: TrialLimits) -> TrialResult:
         """Make a run, and if ``trial`` says so kill all of it and begin it again."""
         began_s = time.monotonic()
         folder = self.folder / f"{number:02}-{trial.name or 'reference'}"
-        message, late = self._launch(trial, folder, seed=number, hold=trial.hold)
+        config = self._config(trial, folder, seed=number, hold=trial.hold, limits=limits)
+        message, late = _launch(config, folder, hold=trial.hold, limits=limits)
         if trial.hold >= 0 and not message:
-            message, late = self._launch(trial, folder, seed=number, hold=-1)
+            config = self._config(trial, folder, seed=number, hold=-1, limits=limits)
+            message, late = _launch(config, folder, hold=-1, limits=limits)
         log = "" if not message else _end_of_logs(folder)
         traces = read_traces(folder / "trace")
         return TrialResult(
@@ -81,29 +83,9 @@ class ScriptRuns:
             seconds=time.monotonic() - began_s,
         )
 
-    def _launch(self, trial: Trial, folder: Path, *, seed: int, hold: int) -> tuple[str, bool]:
-        """Return why the run failed, if it did, and whether the time was up."""
-        trace = folder / "trace"
-        trace.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder / "run", ignore_errors=True)
-        launcher = Launcher(self._config(trial, folder, seed=seed, hold=hold))
-        launcher.start()
-        deadline_s = time.monotonic() + self.limit_s
-        try:
-            while (outcome := launcher.wait(_POLL_S)) is None:
-                if hold >= 0 and (trace / "held").exists():
-                    _await_spilled(folder / "disk", step=hold)
-                    launcher.kill()
-                    launcher.wait()
-                    return "", False
-                if time.monotonic() > deadline_s:
-                    return f"it did not end within {self.limit_s:g} s", True
-        finally:
-            launcher.kill()
-            launcher.wait()
-        return ("" if outcome.ok else outcome.message), False
-
-    def _config(self, trial: Trial, folder: Path, *, seed: int, hold: int) -> LaunchConfig:
+    def _config(
+        self, trial: Trial, folder: Path, *, seed: int, hold: int, limits: TrialLimits
+    ) -> LaunchConfig:
         settings = TraceSettings(
             folder=str(folder / "trace"),
             steps=self.steps,
@@ -125,13 +107,52 @@ class ScriptRuns:
             capture_output=True,
             max_attempts=len(trial.deaths) + 1,
             settings=_overrides(folder),
-            timing=msgspec.structs.replace(
-                LOCAL_TIMING,
-                min_hang_s=min(self.hang_s, LOCAL_TIMING.max_hang_s),
-                first_hang_s=self.hang_s,
-                pause_s=self.limit_s,
-            ),
+            timing=_timing(limits),
         )
+
+
+def _timing(limits: TrialLimits) -> AgentTiming:
+    """Return time limits under which no process is taken for lost on a busy machine.
+
+    The launcher sees the end of the agent at once, and the agent that of a worker.
+    """
+    silence_s = limits.silence_s
+    return msgspec.structs.replace(
+        LOCAL_TIMING,
+        lease_ttl_s=2 * silence_s,
+        self_fence_s=max(silence_s, 2 * LOCAL_TIMING.keep_alive_s),
+        park_timeout_s=min(silence_s, _LEAVE_S),
+        done_grace_s=max(silence_s, LOCAL_TIMING.done_grace_s),
+        min_hang_s=silence_s,
+        max_hang_s=max(silence_s, LOCAL_TIMING.max_hang_s),
+        first_hang_s=silence_s,
+        pause_s=limits.run_s,
+    )
+
+
+def _launch(
+    config: LaunchConfig, folder: Path, *, hold: int, limits: TrialLimits
+) -> tuple[str, bool]:
+    """Return why the run failed, if it did, and whether a time was up."""
+    trace = folder / "trace"
+    trace.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    launcher = Launcher(config)
+    launcher.start()
+    deadline_s = time.monotonic() + limits.run_s
+    try:
+        while (outcome := launcher.wait(_POLL_S)) is None:
+            if hold >= 0 and (trace / "held").exists():
+                _await_spilled(folder / "disk", step=hold, limit_s=limits.silence_s)
+                launcher.kill()
+                launcher.wait()
+                return "", False
+            if time.monotonic() > deadline_s:
+                return f"not finished within {limits.run_s:.0f} s", True
+    finally:
+        launcher.kill()
+        launcher.wait()
+    return ("", False) if outcome.ok else (outcome.message, is_of_time(outcome.message))
 
 
 def _notes(trial: Trial, traces: Sequence[RankTrace], folder: Path) -> Iterator[str]:
@@ -151,9 +172,9 @@ def _overrides(folder: Path) -> dict[str, Json]:
     }
 
 
-def _await_spilled(disk: Path, *, step: int) -> None:
+def _await_spilled(disk: Path, *, step: int, limit_s: float) -> None:
     """Wait until the snapshot of ``step`` is on disk."""
-    deadline_s = time.monotonic() + _SPILLED_S
+    deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s:
         for path in disk.glob("*/*.json"):
             if f'"step":{step}' in path.read_text(errors="replace").replace(" ", ""):

@@ -47,6 +47,16 @@ class CheckedProperty(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class UnfinishedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that could not be checked, because its time was up: no finding."""
+
+    property: str
+    where: str
+    text: str
+    remedy: str
+    seconds: float
+
+
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check, with what a bug report begins with."""
 
@@ -58,11 +68,12 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     checked: Sequence[CheckedProperty]
     findings: Sequence[CheckFinding]
     notes: Sequence[str] = ()
+    unfinished: Sequence[UnfinishedRun] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether all runs came to their end, and nothing was found."""
+        return not self.findings and not self.unfinished
 
 
 class Judge:
@@ -149,14 +160,19 @@ def steps_of(traces: Sequence[RankTrace]) -> int:
 
 def lines(report: CheckReport) -> list[str]:
     """Return the report's last lines for people."""
+    kind = "bit for bit" if report.exact else "within the tolerance of a run without exact"
+    count = len(report.checked)
     if report.ok:
-        kind = "bit for bit" if report.exact else "within the tolerance of a run without exact"
-        return [f"All {len(report.checked)} runs gave the same, {kind}.", *report.notes]
+        return [f"All {count} runs gave the same, {kind}.", *report.notes]
     said = []
     for finding in report.findings:
         opening = finding.kind if finding.kind in ("misuse", "refused") else finding.property
         said.append(f"{opening}: {finding.text}")
         said += [f"  remedy: {finding.remedy}"] if finding.remedy else []
         said += [f"  also: {text}" for text in finding.also[:5]]
+    for run in report.unfinished:
+        said += [f"not checked: {run.text}", f"  remedy: {run.remedy}"]
+    if not report.findings and count:
+        said.append(f"The {count} runs that came to their end gave the same, {kind}.")
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return [*said, *report.notes, versions]

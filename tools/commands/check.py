@@ -17,6 +17,7 @@ from holdfast.elastic.launch.config import python_command
 from holdfast.elastic.processes.run_dirs import temporary_place
 from holdfast.tools.check.launching import ScriptRuns, TrialResult
 from holdfast.tools.check.leaving import left_alone
+from holdfast.tools.check.limits import TrialLimits, UndisturbedRun, limits_for, more_time
 from holdfast.tools.check.trials import PROPERTIES, QUICK, Trial, reference, trials
 from holdfast.tools.check.verdict import (
     CheckedProperty,
@@ -24,6 +25,7 @@ from holdfast.tools.check.verdict import (
     CheckReport,
     Judge,
     Kind,
+    UnfinishedRun,
     lines,
 )
 from holdfast.tools.demo.environment import software
@@ -32,6 +34,7 @@ from holdfast.tools.terminal import console, print_json
 
 EXIT_DIFFERENT: Final = 1
 EXIT_UNCHECKED: Final = 2
+EXIT_UNFINISHED: Final = 3
 
 _EPILOG: Final = """\
 examples:
@@ -44,7 +47,8 @@ examples:
 The properties are again (a second run), ranks, shares (of the work, dealt otherwise), kills (in
 every phase of a step) and disk (everything killed, begun again). With `exact` every bit must be
 equal; without it inputs and random draws must, and losses and weights to rounding. Exit codes:
-0 all equal, 1 a difference or a refusal, 2 the check could not be made.
+0 all equal, 1 a difference or a refusal, 2 the check could not be made, 3 nothing differs as far as
+the runs came, but at least one was not finished in its time.
 """
 
 
@@ -93,16 +97,16 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "--limit-s",
         type=positive,
-        default=180,
         metavar="S",
-        help="give a run up after S seconds (default 180)",
+        help="give a run up after S seconds (default: 180, or five times as long as it would take "
+        "at the pace of the runs before it)",
     )
     add(
         "--hang-s",
         type=positive,
-        default=60,
         metavar="S",
-        help="call a rank hung after S seconds of silence (default 60)",
+        help="call a rank hung after S seconds of silence (default: 60, or as long as the longest "
+        "run before took as a whole)",
     )
     add("--keep", type=Path, metavar="DIR", help="keep traces and logs in DIR")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
@@ -112,7 +116,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, show the report, and return 0 for no difference, 1 for one, 2 for no answer."""
+    """Check, show the report, and return the exit code that the epilog explains."""
     command = _command(args)
     shown = console(stderr=args.json == "-")
     with _folder(args.keep) as folder:
@@ -120,8 +124,6 @@ def run(args: argparse.Namespace) -> int:
             command=command,
             folder=folder,
             steps=args.steps,
-            limit_s=args.limit_s,
-            hang_s=args.hang_s,
         )
         made = Checking(runs, args, shown).check()
     if made is None:
@@ -132,7 +134,9 @@ def run(args: argparse.Namespace) -> int:
         print_json(made)
     elif args.json:
         Path(args.json).write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-    return 0 if made.ok else EXIT_DIFFERENT
+    if made.findings:
+        return EXIT_DIFFERENT
+    return EXIT_UNFINISHED if made.unfinished else 0
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
@@ -172,6 +176,8 @@ class Checking:
         self._made = 0
         self._checked: list[CheckedProperty] = []
         self._findings: list[CheckFinding] = []
+        self._unfinished: list[UnfinishedRun] = []
+        self._undisturbed: list[UndisturbedRun] = []
         self._notes: list[str] = []
 
     def check(self) -> CheckReport | None:
@@ -224,45 +230,54 @@ class Checking:
             self._shown.status(f"{trial.where} …") if self._shown.is_terminal else nullcontext()
         )
         with spinner:
-            result = self._runs.run(trial, number=self._made)
+            limits = self._limits(trial)
+            result = self._runs.run(trial, number=self._made, limits=limits)
         self._made += 1
+        if not result.message and not trial.deaths and trial.hold < 0:
+            self._undisturbed.append(UndisturbedRun(ranks=trial.ranks, seconds=result.seconds))
         return result
+
+    def _limits(self, trial: Trial) -> TrialLimits:
+        return limits_for(
+            trial, self._undisturbed, run_s=self._args.limit_s, silence_s=self._args.hang_s
+        )
 
     def _unstarted(self, first: TrialResult) -> CheckReport | None:
         """Report that the reference failed: a refusal is a result, all else is not."""
         if (left := left_alone(first.traces)) is not None:
             text = f"rank {left.names[0]} left the loop at step {left.moment.step}, others did not"
             self._found(first, "difference", text)
+        elif first.late:
+            self._note_unfinished(first)
         elif first.crashed:
             report(f"{self._args.script} fails by itself: {first.message}\n{first.log}")
-        elif first.late:
-            report(
-                f"{self._args.script} {first.trial.where}: {first.message}; give more with "
-                "--limit-s, or other --ranks if its mesh needs them"
-            )
         else:
             self._found(first, "refused", first.message)
-        return self._report(None) if self._findings else None
+        return self._report(None) if self._findings or self._unfinished else None
 
     def _judge(self, judge: Judge, result: TrialResult) -> None:
         """Compare one run with those before it, and show its line."""
         trial = result.trial
         found = None
-        if result.message and left_alone(result.traces) is None:
-            kind: Kind = "failed" if result.crashed or result.late else "refused"
+        if result.message and not result.late and left_alone(result.traces) is None:
+            kind: Kind = "failed" if result.crashed else "refused"
             self._found(result, kind, f"{trial.where}: {result.message}")
         else:
             found = judge.judge(result.traces, name=trial.name, where=trial.where)
         if found is not None:
             self._findings.append(found)
-        holds = found is None and not result.message
         self._notes += result.notes
-        self._checked.append(
-            CheckedProperty(
-                property=trial.name, where=trial.where, holds=holds, seconds=result.seconds
+        if found is None and result.late:
+            self._note_unfinished(result)
+            mark = "NO ANSWER"
+        else:
+            holds = found is None and not result.message
+            self._checked.append(
+                CheckedProperty(
+                    property=trial.name, where=trial.where, holds=holds, seconds=result.seconds
+                )
             )
-        )
-        mark = "same" if holds else "DIFFERENT"
+            mark = "same" if holds else "DIFFERENT"
         self._shown.print(
             f"{trial.name:8} {trial.where:28} {mark:10} {result.seconds:5.1f} s", markup=False
         )
@@ -278,6 +293,19 @@ class Checking:
             )
         )
 
+    def _note_unfinished(self, result: TrialResult) -> None:
+        """Note that a run was given up; as far as it came it is like those before."""
+        trial = result.trial
+        self._unfinished.append(
+            UnfinishedRun(
+                property=trial.name,
+                where=trial.where,
+                text=f"{trial.where}: {result.message}",
+                remedy=more_time(trial, self._limits(trial), ended=result.message),
+                seconds=result.seconds,
+            )
+        )
+
     def _report(self, judge: Judge | None) -> CheckReport:
         entered = judge.entered if judge else None
         return CheckReport(
@@ -289,6 +317,7 @@ class Checking:
             checked=self._checked,
             findings=self._findings,
             notes=self._notes,
+            unfinished=self._unfinished,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.gradients.vanishing import GradientWatch
 from holdfast.elastic.gradients.wrapped import Parameters
+from holdfast.elastic.loop.updates.draws import DrawWatch
 from holdfast.elastic.loop.updates.evaluations import UpdateSkippedError
 from holdfast.elastic.loop.updates.interposed import Interposed
 from holdfast.elastic.loop.updates.norms import refuse_partial_norms
@@ -33,6 +35,7 @@ class _Watches:
     optimizers: OptimizerWatch
     scalers: ScalerWatch
     steady: SteadyState
+    draws: DrawWatch | None
 
 
 class UpdateWatch:
@@ -81,6 +84,7 @@ class UpdateWatch:
             steady=SteadyState(
                 state, parameters, moves=moves, objects=bool(self._exact), of_leader=of_leader
             ),
+            draws=DrawWatch(state) if self._exact else None,
         )
         self._schedulers.tracked()
 
@@ -108,6 +112,8 @@ class UpdateWatch:
         """Start a pass over microbatches; a ``fresh`` one has no gradients yet."""
         self._known.gradients.begin_pass(phase=phase, fresh=fresh)
         self._known.steady.begin_pass(step=self._step or 0, phase=phase)
+        if (draws := self._known.draws) is not None:
+            draws.begin_pass(phase=phase)
         if fresh:
             self._infinite, self._updated_at = None, ""
 
@@ -117,6 +123,16 @@ class UpdateWatch:
 
     after_microbatch = before_backward
 
+    def begin_body(self) -> None:
+        """Note, where the loop's body begins, what it must leave as it is."""
+        if (draws := self._known.draws) is not None:
+            draws.begin_body(sys._getframe(1))
+
+    def end_body(self, microbatch: int) -> None:
+        """Refuse draws from generators of the script's own, after the body of this microbatch."""
+        if (draws := self._known.draws) is not None:
+            draws.end_body(microbatch)
+
     def after_backward(self) -> None:
         """Note the gradients that ``run.backward`` made."""
         self._known.gradients.saw_backward()
@@ -125,6 +141,8 @@ class UpdateWatch:
         """Note that the mean gradients are in place. Refuse changes of other tracked state."""
         self._known.gradients.end_pass()
         self._known.steady.end_pass()
+        if (draws := self._known.draws) is not None:
+            draws.end_pass()
 
     def defers(self, error: NotFiniteError) -> bool:
         """Return whether the update decides about gradients that are not finite: by its scaler."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from disturbed import alone_and_disturbed
-from own_calls_bodies import CALLS, MICROBATCHES, everything
+from own_calls_bodies import CALLS, MICROBATCHES, OF_ALL_RANKS, everything, same_script
 from ranks import ranks
 from tree import HELPERS
 
@@ -91,6 +92,21 @@ def test_all_ranks_find_at_any_world_size_what_one_finds(
         assert found["collected"] == expected
         for body in ("contrastive", "at_the_end_of_a_stream", "drawn"):
             assert found[body] == alone[body], body
+
+
+def test_where_an_axis_of_the_model_spans_the_world_the_default_group_is_refused_alike(
+    tmp_path: Path,
+) -> None:
+    with ranks(2, same_script, tmp_path, with_world=False) as running:
+        by_rank = running.results()
+    for found in by_rank:
+        model, data = found["dp 1 × tp 2"], found["dp 2"]
+        assert model["sums"] == [3.0] * MICROBATCHES, "along tp"
+        assert set(data["sums"]) == {1.0}
+        for name in OF_ALL_RANKS:
+            assert data["refused"][name].startswith(f"{name} at own_calls_bodies.py:")
+            first = re.sub("inside microbatch [0-9]+", "inside microbatch 0", data["refused"][name])
+            assert model["refused"][name] == first, "word for word"
 
 
 def test_a_contrastive_job_that_loses_a_rank_ends_with_the_weights_of_one_alone(

@@ -39,8 +39,8 @@ def alone_and_disturbed(
     with launched(config) as job:
         job.await_step(4)
         hurt(job.worker("trainer/1"))
-        job.generation(2)
-        until.touch()
+        job.await_event(lambda e: e["kind"] == "restored" and e["generation"] >= 2)
+        until.touch()  # not after its first step: that of a restored step 4 waits for this
         outcome = job.finish()
         assert outcome.ok, outcome.message
     return json.loads(alone.read_text()), json.loads(disturbed.read_text())

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from loading_bodies import TextStream
 from rank_bodies import run_of
+from ranks import enter
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,6 +20,7 @@ from holdfast.elastic.config import Batch, Settings
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups import reform
 from holdfast.elastic.loop.run import Run
+from holdfast.elastic.membership.records import MeshSize
 
 MICROBATCHES = 5
 DATA = torch.randn(40, 6, generator=torch.Generator().manual_seed(2))
@@ -107,6 +109,10 @@ CALLS: dict[str, Callable[[Run, torch.Tensor], Any]] = {
     "run.gather": lambda run, y: run.gather([y]),
     "run.reduce": lambda run, y: run.reduce([1.0], "sum"),
 }
+
+
+OF_ALL_RANKS = ("dist.all_reduce", "dist.barrier", "dist.broadcast", "all_reduce")
+"""Calls on the default group."""
 
 
 def refusals(world: reform.GenerationWorld, _folder: Path) -> dict[str, str]:
@@ -226,6 +232,31 @@ def at_the_end_of_a_stream(world: reform.GenerationWorld, _folder: Path) -> dict
     run._finish()
     run._close()
     return {"rows": rows, "sums": sums, "said": said}
+
+
+def same_script(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
+    """Run one script in a world of two: first the axis ``tp`` spans it, then ``dp`` does.
+
+    Return by mesh the sum that a microbatch finds along ``tp``, and the refusals of collectives.
+    """
+    found: dict[str, Any] = {}
+    for number, size in enumerate((MeshSize(dp=1, tp=2), MeshSize(dp=2)), start=1):
+        world = enter(rank, stores, folder, number=number, mesh=size, axes=("dp", "tp"))
+        sums = []
+        with a_run(world, exact="float32") as (run, model, optimizer):
+            for _ in run.steps(1):
+                for x in run.microbatches(DATA):
+                    mine = torch.ones(1) + run.mesh["tp"].get_local_rank()
+                    dist.all_reduce(mine, group=run.mesh["tp"].get_group())
+                    sums.append(float(mine))
+                    run.backward((mine * model(x)).square().mean())
+                run.step(optimizer)
+            run._finish()
+        refused = {name: in_a_microbatch(CALLS[name])(world) for name in OF_ALL_RANKS}
+        found[size.text] = {"sums": sums, "refused": refused}
+        world.barrier()
+        reform.leave()
+    return found
 
 
 def everything(world: reform.GenerationWorld, folder: Path) -> dict[str, Any]:

@@ -135,7 +135,7 @@ MISUSES: Final = (
     ),
     Loop(
         name="divided_by_rank",
-        said=r"run\.(rank|world_size) is read at divided_by_rank\.py:\d+",
+        said=r"data set given at divided_by_rank\.py:\d+ is not the same.*whole data set",
         build="mine = DATA[run.rank::run.world_size]",
         data="mine",
     ),
@@ -182,7 +182,14 @@ MISUSES: Final = (
     # -- randomness ------------------------------------------------------------------------------
     Loop(
         name="own_generator",
-        said=r"other noise.*generator that is not the run's is used at own_generator\.py:\d+",
+        said=r"generator `own` of the script, used at own_generator\.py:\d+.*run\.generator",
+        build="own = torch.Generator().manual_seed(42)",
+        inside="x = x + torch.randn(x.shape, generator=own)",
+    ),
+    Loop(
+        name="own_generator_without_exact",
+        said=r"generator that is not the run's is used at own_generator_without_exact\.py:\d+",
+        exact="None",
         build="own = torch.Generator().manual_seed(42)",
         inside="x = x + torch.randn(x.shape, generator=own)",
     ),
@@ -196,13 +203,14 @@ MISUSES: Final = (
     ),
     Loop(
         name="own_numpy_generator",
-        said=r"NumPy generator .* at own_numpy_generator\.py:\d+",
+        said=r"generator `own` of the script, used at own_numpy_generator\.py:\d+.*default_rng",
         build="own = np.random.default_rng(0)",
         inside="x = x + float(own.normal())",
     ),
     Loop(
         name="own_random",
         said=r"random\.Random that is not the run's is used at own_random\.py:\d+",
+        exact="None",
         build="own = random.Random(7)",
         inside="x = x * own.uniform(0.9, 1.1)",
     ),

@@ -128,3 +128,13 @@ def test_a_script_that_cannot_be_checked_is_told_apart(
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 2, done.stdout
     assert re.search(said, done.stdout + done.stderr, re.DOTALL)
+
+
+def test_a_run_that_needs_more_time_is_no_finding(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)")
+    words = [sys.executable, "-m", "holdfast.tools.cli", "check", "--limit-s", "1", str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 3, done.stdout
+    assert "alone: not finished within 1 s" in done.stdout
+    assert "--limit-s 2" in done.stdout

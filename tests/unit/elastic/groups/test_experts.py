@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,19 +12,25 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, _random
 from torch.distributed.tensor.debug import (
     _clear_fast_path_sharding_prop_cache,
     _clear_python_sharding_prop_cache,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from holdfast.ckpt import torch_private
 from holdfast.elastic.config import Exact, Mesh
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.summing import Replicas
 from holdfast.elastic.groups.alltoall import all_to_all
-from holdfast.elastic.groups.reform import GradientGroups, groups_of, meshes_of
+from holdfast.elastic.groups.reform import (
+    MODEL_AXES,
+    GradientGroups,
+    groups_of,
+    meshes_of,
+)
 from holdfast.elastic.groups.shards import counts_here, experts_of, is_reduced_by_fsdp, local_of
 from holdfast.elastic.membership.records import MeshSize
 
@@ -94,6 +100,29 @@ def test_experts_are_carved_out_of_the_data_parallel_ranks(
         groups: GradientGroups = groups_of(mesh, size, data_mesh=data_mesh)
         assert ranks_in(groups.dp) == dp
         assert ranks_in(groups.edp) == edp
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [
+        (MeshSize(dp=1, tp=2), Mesh(tp=2)),
+        (MeshSize(dp=1, tp=2, pp=2), Mesh(tp=2, pp=2)),
+        (MeshSize(dp=1, pp=2), Mesh(pp=2)),
+        (MeshSize(dp=2, ep=2), Mesh(ep=2)),
+        (MeshSize(dp=1), Mesh(tp=(2, 1), pp=(2, 1))),
+        (MeshSize(dp=1), Mesh(ep=(2, 1))),
+        (MeshSize(dp=2, tp=2), Mesh(tp=2)),
+    ],
+)
+def test_no_axis_of_the_model_has_the_default_group(size: MeshSize, asked: Mesh) -> None:
+    with rank_of(0, size, asked) as (mesh, _):
+        names = {mesh.get_group(a).group_name for a in asked.axes if a in MODEL_AXES}
+        assert names
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD.group_name not in names
+        for axis in asked.axes:
+            group = mesh[axis].get_group()
+            assert ranks_in(group) == mesh[axis].mesh.tolist()
 
 
 def expert(mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
@@ -202,3 +231,17 @@ def test_counts_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="all_to_all of 3 rows along an axis of 2 ranks"):
         all_to_all(torch.ones(3, 2), send=send, receive=receive, axis=meshes[0]["ep"])
+
+
+def test_random_operations_on_devices_broadcast_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    class Tracker:
+        def __init__(self, mesh: object, run_state_sync: bool = True) -> None:
+            made.append(run_state_sync)
+
+    monkeypatch.setattr(_random, "OffsetBasedRNGTracker", Tracker)
+    monkeypatch.setattr(_random, "_rng_tracker", None)
+    for _ in range(2):
+        torch_private.keep_random_states(cast(DeviceMesh, None))
+    assert made == [False], "the first mesh's; no other is needed"
