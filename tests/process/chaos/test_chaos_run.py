@@ -38,6 +38,7 @@ def test_a_killed_worker_changes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 def test_a_node_leaves_after_a_notice_and_a_spare_one_joins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

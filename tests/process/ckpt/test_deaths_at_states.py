@@ -92,7 +92,7 @@ def whole_again(running: Job, *, after: int, least: int) -> int:
     ("victim", "points"),
     [
         ("worker", POINTS),
-        ("node", STATES),
+        pytest.param("node", STATES, marks=pytest.mark.exhaustive),
         pytest.param("agent", STATES, marks=pytest.mark.exhaustive),
         pytest.param("machine", STATES, marks=pytest.mark.exhaustive),
     ],

@@ -68,6 +68,7 @@ def test_a_fault_that_passes_in_the_loss_is_undone_bit_for_bit(tmp_path: Path) -
     assert went_back(tmp_path) == undisturbed
 
 
+@pytest.mark.exhaustive
 def test_it_is_told_though_the_rank_that_tells_is_the_last_to_see_it(tmp_path: Path) -> None:
     outcome, running, _ = guarded(tmp_path, "bad", "--bad", "5:1", "--late", "0.3")
     assert outcome.ok, outcome.message

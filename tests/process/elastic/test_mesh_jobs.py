@@ -129,9 +129,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"1f1b": plain[0], "bfs dropout settled": staged[0]}
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("1f1b", marks=pytest.mark.exhaustive), "bfs dropout settled"]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["1f1b", "bfs dropout settled"])
 def test_a_pipeline_goes_on_with_half_its_ranks_and_comes_back_without_a_trace(
     kind: str, alone: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_joiner_fetches_its_state_before_it_joins_and_may_die_over_it(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 def test_the_loss_of_a_holder_ends_a_rehearsal_and_the_join_goes_on(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:

@@ -70,6 +70,7 @@ def test_adapters_alone_are_snapshotted_and_pulled_and_kills_do_not_show(tmp_pat
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 def test_more_ranks_than_an_adapter_has_rows_for_train_the_same_adapters(tmp_path: Path) -> None:
     found = []
     for size in (1, 3):
