@@ -161,7 +161,8 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     )
     if worker_info is not None and not callable(worker_info):
         raise ConfigError(
-            f"worker_info={worker_info!r}: give a function without arguments that returns a dict"
+            f"resilient(worker_info={worker_info!r}): give a function without arguments that "
+            "returns a dict"
         )
 
     home = _present_directory()
