@@ -52,10 +52,10 @@ class _Stored:
 
 
 class DcpSource(Closing):
-    """Reads a DCP directory box by box, as a `TensorSource` of ``holdfast.ckpt.convert``.
+    """Reads a DCP directory box by box, as a source of `holdfast.ckpt.transfer`.
 
     Names are DCP's flattened ones; ``values`` are the plain objects, and DCP's paths
-    (`holdfast.adapters.dcp.names`). Tensors are mapped, so that a box costs its own size in memory,
+    (see ``adapters/dcp/names.py``). Tensors are mapped, so that a box costs its own size in memory,
     however large DCP's shards are. Nothing is unpickled but DCP's own classes and types that
     ``weights_only`` allows. DCP's files have no checksums to verify: verification starts with the
     converted copy.

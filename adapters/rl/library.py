@@ -60,7 +60,7 @@ class Rollouts:
     are logged, in well under a millisecond, when ``log_every_tokens`` have accumulated or a sample
     is finished; a loss of the process costs the unlogged ones. The loop must snapshot every step: a
     sample belongs to a policy version, and is rolled back with it. Every step is checked
-    (`holdfast.adapters.rl.ledger.checker`); with ``fatal`` a violation ends the job.
+    by the rules of the ledger; with ``fatal`` a violation ends the job.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class Rollouts:
     ) -> Iterator[None]:
         """Let user-written processes sample while the ``with`` block lasts.
 
-        They find this loop by the ``directory`` (see
-        `holdfast.adapters.rl.sampler_process.attach`), which only they and the ranks should be able
-        to read, and pull the weights of ``model``, which is tracked as ``model``. The end of a
-        process is noticed at once, and its samples are given to others; a process that only falls
-        silent counts as lost after ``silence_s``. Enter it on all ranks, after `Run.track`.
+        They find this loop by the ``directory`` (see `holdfast.rl.attach`), which only they and the
+        ranks should be able to read, and pull the weights of ``model``, which is tracked as
+        ``model``. The end of a process is noticed at once, and its samples are given to others; a
+        process that only falls silent counts as lost after ``silence_s``. Enter it on all ranks,
+        after `Run.track`.
         """
         self._served = partial(
             Serving, self._run, directory=directory, model=model, silence_s=silence_s

@@ -41,7 +41,7 @@ from learning.lagged import LaggedRun
 
 Outcome = dict[str, Json]
 
-_MAIN: Final = (sys.executable, "-m", "holdfast.adapters.rl.main")
+_MAIN: Final = (sys.executable, "-m", "holdfast.rl")
 _WANTED: Final = {TRAINER: 2, "rollout": 2}
 _KILLS: Final = (KILL_ROLLOUT, KILL_TRAINER, KILL_ROLLOUT, KILL_TRAINER, KILL_NODE)
 _SEEDS: Final = 6

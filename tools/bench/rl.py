@@ -242,7 +242,7 @@ def _job(
     save_config(config, file)
     slots = [{ROLE: 1, **({TRAINER: 1} if number < trainers else {})} for number in range(2)]
     launch = LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.adapters.rl.main", "--config", str(file)),
+        command=(sys.executable, "-m", "holdfast.rl", "--config", str(file)),
         nodes=tuple(
             NodeSpec(name=f"n{number}", domain=f"n{number}", slots=each)
             for number, each in enumerate(slots)

@@ -131,7 +131,7 @@ def _job(
     save_config(msgspec.structs.replace(config, hold=str(hold)), run_dir / "config.json")
     files = ("--config", str(run_dir / "config.json"), "--result", str(run_dir / "result.json"))
     launch = LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.adapters.rl.main", *files),
+        command=(sys.executable, "-m", "holdfast.rl", *files),
         nodes=tuple(
             NodeSpec(name=name, domain=name, slots=dict.fromkeys(_WANTED, 1)) for name in _NODES
         ),
