@@ -39,7 +39,6 @@ from holdfast.adapters.rl.samples.trajectory import (
 from holdfast.ckpt.errors import CorruptError
 
 RECORD_VERSION: Final = 3
-MAX_ID: Final = (1 << 32) - 1
 _LEAD: Final = struct.Struct("<BB")
 _CODES: Final = {1: "B", 2: "H", 4: "I"}
 _LOGPROB_BYTES: Final = 4

@@ -14,9 +14,9 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.wrapped import Parameters
+from holdfast.elastic.tracked.entries import leaves_of
 
 _MOST_OBJECTS: Final = 100_000
 _SEALED: Final = (
@@ -42,7 +42,7 @@ class TrackedObjects:
     """
 
     def __init__(self, state: Mapping[str, Any], parameters: Callable[[], Parameters]) -> None:
-        self._leaves = list(_leaves("", state))
+        self._leaves = list(leaves_of(state))
         self._parameters = parameters
         self._name_of: dict[int, str] = {}
         self._optimizers = {
@@ -119,17 +119,6 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """Yield the parameters that an optimizer steps."""
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _leaves(prefix: str, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in nested mappings and sequences, with their dotted names."""
-    items = state.items() if isinstance(state, Mapping) else enumerate(state)
-    for key, value in items:
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping | list | tuple) and not isinstance(value, ModelParts):
-            yield from _leaves(name, value)
-        else:
-            yield name, value
 
 
 def _held(value: Any) -> list[Any]:
