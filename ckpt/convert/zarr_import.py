@@ -96,7 +96,8 @@ class ZarrDirectorySource(Closing):
     An array's path with dots for slashes is its name. A directory that `ZarrDirectorySink` wrote
     gives back its own names, tied names and plain values. Zarr data types keep their meaning;
     unsigned integers with an attribute ``torch_dtype`` have the type it names. A missing chunk is
-    an error unless ``missing`` is ``"fill"``: many writers leave out chunks that hold only the fill value.
+    an error unless ``missing`` is ``"fill"``: many writers leave out chunks that hold only the fill
+    value.
     (Inside a shard of Zarr's sharding codec only zarr-python sees missing chunks, and fills them.)
     """
 
