@@ -29,7 +29,7 @@ from holdfast.elastic.events import (
     StepUnprotected,
     WorkerExited,
 )
-from holdfast.elastic.launch.local import KEY
+from holdfast.elastic.launch.run_folder import KEY
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.soak.striking import BALLAST
 
