@@ -127,10 +127,11 @@ class DcpSource(Closing):
                 f"{self.origin}: {fqn}: its chunks are not the whole tensor: {fault}; save again"
             )
         spec = TensorSpec(fqn=fqn, dtype=name, shape=shape)
-        held = sum(item.info.length for item in self._items[fqn])
-        if held < nbytes_of(spec):
+        stored_bytes = sum(item.info.length for item in self._items[fqn])
+        if stored_bytes < nbytes_of(spec):
             raise CorruptError(
-                f"{self.origin}: {fqn}: {nbytes_of(spec)} bytes, {held} are stored; save again"
+                f"{self.origin}: {fqn}: {nbytes_of(spec)} bytes, {stored_bytes} are stored; save "
+                "again"
             )
         return spec
 

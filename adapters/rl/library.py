@@ -217,7 +217,7 @@ class Rollouts:
         elif sum(len(each.tokens) for each in self._unlogged) < self._every:
             return
         unlogged, self._unlogged = self._unlogged, []
-        self._log.append(unlogged, self._held)
+        self._log.append(unlogged, self._trajectories)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Rollouts:
         plan = self.ledger.plan
         return plan.version_of(ordinal) if plan.pinned else self._run.completed
 
-    def _held(self) -> Iterator[Trajectory]:
+    def _trajectories(self) -> Iterator[Trajectory]:
         """Yield the trajectories of all open samples, for a log that starts anew."""
         open_ = {key: sample.trajectory() for key, sample in self._open.items()}
         yield from open_.values()
@@ -276,7 +276,7 @@ class Rollouts:
                 ledger.lose(worker.incarnation)
             found = take_over(ledger, pieces, unfinished=frozenset(), reported={})
             session.emit(found.event(worker.seat))
-        self._log.append([], self._held)
+        self._log.append([], self._trajectories)
 
     def _await_published(self) -> int:
         """Wait until the present version is protected; return the newest protected step.

@@ -215,12 +215,12 @@ class Launcher(CoordinatorHost):
 
     def _await_exit(self, timeout_s: float) -> None:
         """Return as soon as an agent exits."""
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as opened:
             pidfds = []
             for agent in self._agents.values():
                 if agent.alive:
                     pidfds.append(patiently(functools.partial(os.pidfd_open, agent.pid)))
-                    held.callback(os.close, pidfds[-1])
+                    opened.callback(os.close, pidfds[-1])
             readable(pidfds, timeout_s)
 
     def _check_agents(self) -> None:

@@ -186,8 +186,8 @@ def _hurt(setup: BenchSetup, kills: int, tempo: Tempo) -> list[Figure]:
             )
             handed.append(event.time_s - killed_s)
             again.append(float(event.resampled))
-            held = event.tokens + event.resampled
-            share.append(event.resampled / held if held else 0.0)
+            handled = event.tokens + event.resampled
+            share.append(event.resampled / handled if handled else 0.0)
             _settle(job, since_s=time.time(), seat=seat)
             tempo.beat()
         for number in range(kills):

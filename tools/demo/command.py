@@ -238,8 +238,8 @@ def write(report: DemoReport, report_dir: Path) -> None:
 
 def _conclude(report: DemoReport, report_dir: Path, console: Console) -> None:
     console.print()
-    for name, held in report.verdict.items():
-        sign, style = ("✓", "green") if held else ("✕", "bold red")
+    for name, passed in report.verdict.items():
+        sign, style = ("✓", "green") if passed else ("✕", "bold red")
         console.print(f"  {sign} {html.CHECKS[name]}", style=style)
     for failure in report.failures:
         console.print(f"    {failure}", style="red", markup=False)

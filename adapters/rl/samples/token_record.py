@@ -228,8 +228,8 @@ class _Reader:
 def _stamps(marks: Sequence[tuple[int, int, int | None]], sampled: int) -> tuple[Stamp, ...]:
     """Return the stamps of ``sampled`` tokens from (generation, version, tokens) of each run."""
     stamps, left = [], sampled
-    for generation, version, told in marks:
-        tokens = left if told is None else told
+    for generation, version, stated_tokens in marks:
+        tokens = left if stated_tokens is None else stated_tokens
         stamps.append(Stamp(generation=generation, version=version, count=tokens))
         left -= tokens
         if left < 0:

@@ -81,7 +81,7 @@ class TrackedObjects:
                 continue
             seen[id(value)] = value
             if not isinstance(value, _SEALED):
-                queue += _held(value)
+                queue += _referents(value)
         return seen
 
     def scalers(self) -> Iterator[GradScaler]:
@@ -121,7 +121,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _held(value: Any) -> list[Any]:
+def _referents(value: Any) -> list[Any]:
     """Return the objects that ``value`` holds; of functions only what they closed over."""
     if isinstance(value, FunctionType):
         return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
