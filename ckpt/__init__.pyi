@@ -4,6 +4,7 @@ from .api import save as save
 from .convert.checkpoint import CheckpointSink as CheckpointSink
 from .convert.checkpoint import CheckpointSource as CheckpointSource
 from .convert.interchange import transfer as transfer
+from .errors import ArgumentError as ArgumentError
 from .errors import CapacityError as CapacityError
 from .errors import CkptError as CkptError
 from .errors import CorruptError as CorruptError

@@ -52,7 +52,7 @@ from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.local_boxes import regions
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
-from holdfast.ckpt.state.strictness import Select, Strict, Strictness
+from holdfast.ckpt.state.strictness import Select, Strict, Strictness, check_patterns
 from holdfast.ckpt.store.places import locate, open_store
 
 _log = logging.getLogger(__name__)
@@ -222,9 +222,10 @@ def load(
     lists ignored keys; another dtype or shape is never accepted. ``select`` is a glob pattern, or
     several, of the keys to load (``model.*``); everything else stays as it is.
 
-    Raises ``NotFoundError`` listing the existing steps, ``MismatchError`` listing the keys that
-    differ, and ``VersionError`` for a torch that was never tested, before anything is changed, and
-    ``CorruptError`` naming the damaged file; the state may then be overwritten in part.
+    Raises ``ArgumentError`` for an unknown level, ``NotFoundError`` listing the existing steps,
+    ``MismatchError`` listing the keys that differ, and ``VersionError`` for a torch that was never
+    tested, before anything is changed, and ``CorruptError`` naming the damaged file; the state may
+    then be overwritten in part.
     """
     world = RankWorld()
     candidates: Iterator[int] = iter(())
@@ -232,6 +233,7 @@ def load(
     with world.agreed():
         _check_torch()
         Strictness.of(strict)
+        check_patterns(select)
         _check_state(state)
         place, named = locate(root)
         if named is not None and step is None:

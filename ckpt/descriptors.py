@@ -58,10 +58,10 @@ def patiently(action: Callable[[], _T], *, wait_s: float = 30.0) -> _T:
 
 def are_free(count: int) -> bool:
     """Say whether this process can open ``count`` more descriptors at this moment."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):
-                held.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             return False
     return True

@@ -130,6 +130,16 @@ class VersionError(CkptError):
     remedy = "Install a torch in the tested range, or set HOLDFAST_UNTESTED_TORCH=1."
 
 
+class ArgumentError(CkptError, ValueError):
+    """An argument of a function has a wrong type or a wrong value.
+
+    A ``ValueError`` too, which such a mistake is elsewhere in Python.
+    """
+
+    code = "HF034"
+    remedy = "Give the argument a value that the message permits."
+
+
 class PeerError(CkptError):
     """A peer cannot be reached, did not answer in time, or refused.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from holdfast.ckpt import sizes
+from holdfast.ckpt import checks, sizes
+from holdfast.ckpt.checks import Rule
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
@@ -28,12 +30,8 @@ MAX_STOP_GRACE_S = 4.0
 """An agent kills a sidecar that takes longer to end."""
 
 
-def _is_count(value: object, *, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+def _check_group(group: object, rules: Mapping[str, Rule]) -> None:
+    checks.check_fields(group, rules, error=ConfigError)
 
 
 def _memory_bytes(snapshots: Snapshots) -> int:
@@ -53,7 +51,79 @@ def _bytes_per_s(checkpoints: Checkpoints) -> int:
     try:
         return sizes.parse_rate(checkpoints.bandwidth)
     except ValueError as error:
-        raise ConfigError(f"Checkpoints(bandwidth=...): {error}") from error
+        raise ConfigError(f"Checkpoints(bandwidth={checkpoints.bandwidth!r}): {error}") from error
+
+
+def _sizes(value: object) -> str:
+    """Return the remedy for an axis's sizes, "" if they are right."""
+    found = value if isinstance(value, tuple) else (value,)
+    fine = all(checks.is_count(size, least=1) for size in found)
+    if found and fine and len(set(found)) == len(found):
+        return ""
+    return "give a positive number, or a tuple of several different ones, the preferred first"
+
+
+_SECONDS: Final = checks.number(0, math.inf, remedy="give 0 or more seconds")
+_STEPS: Final = checks.count(1, remedy="give 1 or more steps")
+
+_MESH: Final[Mapping[str, Rule]] = {
+    "dp": checks.either("auto", checks.count(1, remedy="give a positive number or 'auto'")),
+    "tp": _sizes,
+    "pp": _sizes,
+    "ep": _sizes,
+    "shard": checks.optional(_sizes),
+    "min_dp": checks.count(1, remedy="give 1 or more; at least one rank must train"),
+    "device": checks.one_of("auto", "cpu", "cuda"),
+}
+_BATCH: Final[Mapping[str, Rule]] = {
+    "microbatches": checks.count(1, remedy="give 1 or more microbatches"),
+    "size": checks.count(1, remedy="give 1 or more; a microbatch has at least one sample"),
+    "by_speed": checks.optional(checks.flag(remedy="give True, False or None")),
+}
+_SNAPSHOTS: Final[Mapping[str, Rule]] = {
+    "every": _STEPS,
+    "parity": checks.either(
+        "replicate",
+        checks.count(
+            0,
+            remedy="give the number of nodes that may be lost, or 'replicate' for a whole copy on "
+            "another node",
+        ),
+    ),
+    "group": checks.count(2, remedy="give 2 or more nodes"),
+    "keep": checks.count(1, remedy="give 1 or more; one snapshot must stay in memory"),
+    "memory": checks.size_or_none(remedy="give a size, as in '12GiB', bytes as an int, or None"),
+    "disk": checks.optional(
+        checks.text(remedy="give a directory on the nodes' own disks, as a string, or None")
+    ),
+    "disk_every": _STEPS,
+}
+_CHECKPOINTS: Final[Mapping[str, Rule]] = {
+    "root": checks.text(remedy="give a directory or s3://bucket/prefix, as a string"),
+    "every": _STEPS,
+    "compression": checks.instance(
+        Mapping, remedy="give patterns of names with codecs, such as {'*': 'zstd'}"
+    ),
+    "incremental": checks.flag(),
+    "bandwidth": checks.size_or_none(
+        remedy="give a rate, as in '500MB/s', bytes per second as an int, or None"
+    ),
+    "on_error": checks.one_of("retry", "skip", "stop"),
+    "retries": checks.count(0, remedy="give 0 or more"),
+    "failures_allowed": checks.count(0, remedy="give 0 or more"),
+    "wait_s": _SECONDS,
+}
+_TIMEOUTS: Final[Mapping[str, Rule]] = {
+    "collective_s": checks.number(
+        0,
+        checks.LONGEST_S,
+        above=True,
+        remedy=f"give seconds above 0, at most {checks.LONGEST_S:g}",
+    ),
+    "stop_grace_s": checks.number(
+        0, MAX_STOP_GRACE_S, remedy=f"give 0 to {MAX_STOP_GRACE_S:g} seconds"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +150,8 @@ class Mesh:
     device: Literal["auto", "cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
+        _check_group(self, _MESH)
         self._check_device()
-        if self.dp != "auto" and (not isinstance(self.dp, int) or self.dp < 1):
-            raise ConfigError(f"Mesh(dp={self.dp!r}): give a positive number or 'auto'")
-        for name in ("tp", "pp", "ep", "shard"):
-            self._check_sizes(name, getattr(self, name))
-        if self.min_dp < 1:
-            raise ConfigError(f"Mesh(min_dp={self.min_dp!r}): at least one rank must train")
         if self.dp != "auto" and self.min_dp > self.dp:
             raise ConfigError(f"Mesh(dp={self.dp}, min_dp={self.min_dp}): min_dp exceeds dp")
         if self.dp != "auto" and all(self.dp % size for size in sizes_of(self.shard)):
@@ -94,8 +159,6 @@ class Mesh:
         self._check_experts()
 
     def _check_device(self) -> None:
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"Mesh(device={self.device!r}): give 'auto', 'cpu' or 'cuda'")
         if self.device == "cuda" and self.pp != 1:
             raise ConfigError(
                 f"Mesh(device='cuda', pp={self.pp}): stages send to each other one by one, for "
@@ -110,15 +173,6 @@ class Mesh:
             raise ConfigError(
                 f"Mesh(shard={self.shard}, ep={self.ep}): experts are spread over the shards of "
                 "one replica; give an ep that divides shard"
-            )
-
-    def _check_sizes(self, name: str, value: object) -> None:
-        found = value if isinstance(value, tuple) else (1 if value is None else value,)
-        fine = all(isinstance(size, int) and size > 0 for size in found)
-        if not found or not fine or len(set(found)) != len(found):
-            raise ConfigError(
-                f"Mesh({name}={value!r}): give a positive number, or several different ones, the "
-                "preferred first"
             )
 
     @property
@@ -155,10 +209,7 @@ class Batch:
     by_speed: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.microbatches < 1:
-            raise ConfigError(f"Batch(microbatches={self.microbatches!r}): at least one is needed")
-        if self.size < 1:
-            raise ConfigError(f"Batch(size={self.size!r}): a microbatch has at least one sample")
+        _check_group(self, _BATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,30 +233,8 @@ class Snapshots:
     disk_every: int = 10
 
     def __post_init__(self) -> None:
-        if not _is_count(self.every, least=1):
-            raise ConfigError(f"Snapshots(every={self.every!r}): give 1 or more steps")
-        self._check_parity()
-        if not _is_count(self.keep, least=1):
-            raise ConfigError(
-                f"Snapshots(keep={self.keep!r}): give 1 or more; one snapshot must stay in memory"
-            )
+        _check_group(self, _SNAPSHOTS)
         _memory_bytes(self)
-        if self.disk is not None and not (isinstance(self.disk, str) and self.disk):
-            raise ConfigError(
-                f"Snapshots(disk={self.disk!r}): give a directory on the nodes' own disks, as a "
-                "string, or None"
-            )
-        if not _is_count(self.disk_every, least=1):
-            raise ConfigError(f"Snapshots(disk_every={self.disk_every!r}): give 1 or more steps")
-
-    def _check_parity(self) -> None:
-        if self.parity != "replicate" and not _is_count(self.parity, least=0):
-            raise ConfigError(
-                f"Snapshots(parity={self.parity!r}): give the number of nodes that may be lost, or "
-                "'replicate' for a whole copy on another node"
-            )
-        if not _is_count(self.group, least=2):
-            raise ConfigError(f"Snapshots(group={self.group!r}): give 2 or more nodes")
         if self.parity != "replicate" and self.group <= self.parity:
             raise ConfigError(
                 f"Snapshots(group={self.group}, parity={self.parity}): a group needs more nodes "
@@ -240,26 +269,12 @@ class Checkpoints:
     wait_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.root, str) or not self.root:
-            raise ConfigError(
-                f"Checkpoints({self.root!r}): give a directory or s3://bucket/prefix, as a string"
-            )
-        if not _is_count(self.every, least=1):
-            raise ConfigError(f"Checkpoints(every={self.every!r}): give 1 or more steps")
+        _check_group(self, _CHECKPOINTS)
         try:
             codecs.check(self.compression)
         except StateError as error:
             raise ConfigError(f"Checkpoints(compression=...): {error}") from error
         _bytes_per_s(self)
-        if self.on_error not in ("retry", "skip", "stop"):
-            raise ConfigError(
-                f"Checkpoints(on_error={self.on_error!r}): give 'retry', 'skip' or 'stop'"
-            )
-        for name in ("retries", "failures_allowed"):
-            if not _is_count(value := getattr(self, name), least=0):
-                raise ConfigError(f"Checkpoints({name}={value!r}): give 0 or more")
-        if not _is_seconds(self.wait_s):
-            raise ConfigError(f"Checkpoints(wait_s={self.wait_s!r}): give 0 or more seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,14 +290,7 @@ class Timeouts:
     stop_grace_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not _is_seconds(self.collective_s) or not self.collective_s:
-            raise ConfigError(
-                f"Timeouts(collective_s={self.collective_s!r}): give a positive number"
-            )
-        if not _is_seconds(self.stop_grace_s) or self.stop_grace_s > MAX_STOP_GRACE_S:
-            raise ConfigError(
-                f"Timeouts(stop_grace_s={self.stop_grace_s!r}): give 0 to {MAX_STOP_GRACE_S:g}"
-            )
+        _check_group(self, _TIMEOUTS)
 
 
 _GROUPS: Final[dict[str, type]] = {
@@ -294,6 +302,26 @@ _GROUPS: Final[dict[str, type]] = {
     "timeouts": Timeouts,
 }
 _OPTIONAL: Final = ("checkpoint", "loss_guard")
+
+
+def _group_rule(name: str, kind: type) -> Rule:
+    rule = checks.instance(kind, remedy=f"give {name}=holdfast.{kind.__name__}(...)")
+    return checks.optional(rule) if name in _OPTIONAL else rule
+
+
+_SETTINGS: Final[Mapping[str, Rule]] = {
+    **{name: _group_rule(name, kind) for name, kind in _GROUPS.items()},
+    "exact": checks.optional(
+        checks.one_of(
+            "float32",
+            "int64",
+            remedy="give 'float32' to round gradients, 'int64' to add in fixed point, or None for "
+            "weights that depend on the world size in their last bits",
+        )
+    ),
+    "seed": checks.count(0, remedy="give a number from 0 to 2**63 - 1"),
+    "rehearse": checks.flag(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,19 +339,8 @@ class Settings:
     timeouts: Timeouts = Timeouts()
 
     def __post_init__(self) -> None:
-        for name, kind in _GROUPS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) and (value is not None or name not in _OPTIONAL):
-                raise ConfigError(f"{name}={value!r}: give {name}=holdfast.{kind.__name__}(...)")
-        if self.exact not in (None, "float32", "int64"):
-            raise ConfigError(
-                f"exact={self.exact!r}: give 'float32' to round gradients, 'int64' to add in fixed "
-                "point, or None for weights that depend on the world size in their last bits"
-            )
-        if not _is_count(self.seed, least=0) or self.seed >= 1 << 63:
-            raise ConfigError(f"seed={self.seed!r}: give a number from 0 to 2**63 - 1")
-        if not isinstance(self.rehearse, bool):
-            raise ConfigError(f"rehearse={self.rehearse!r}: give True or False")
+        values = {name: getattr(self, name) for name in _SETTINGS}
+        checks.check("resilient", values, _SETTINGS, error=ConfigError)
         self._check_loss_guard()
         self._check_cut()
 

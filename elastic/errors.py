@@ -20,7 +20,7 @@ class GenerationOverError(HoldfastError):
     """The generation of this worker is over.
 
     Raised in the worker itself, so that it unwinds and waits for the next generation. A
-    `holdfast.ckpt.errors.FencedError` comes from outside, from a sink that knows a newer one.
+    `holdfast.ckpt.FencedError` comes from outside, from a sink that knows a newer one.
     """
 
     code = "HF016"

@@ -8,14 +8,16 @@ rolled back and skipped the batches around a spike by hand: Chowdhery et al., 20
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+from holdfast.ckpt import checks
 from holdfast.elastic.errors import ConfigError
 
 _MAD_TO_DEVIATION = 1.4826
@@ -32,6 +34,22 @@ class LossAction(StrEnum):
     SKIP = "skip"
     ROLL_BACK = "rollback"
     STOP = "stop"
+
+
+_RESPONSE: Final = checks.one_of("warn", "skip", "rollback", "stop")
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "metric": checks.text(remedy="give the name that run.log is called with"),
+    "nonfinite": _RESPONSE,
+    "spike": _RESPONSE,
+    "then": checks.one_of("skip", "stop"),
+    "factor": checks.number(
+        0, sys.float_info.max, above=True, remedy="give a positive number that is finite"
+    ),
+    "window": checks.count(2, remedy="give 2 or more steps"),
+    "warmup": checks.count(2, remedy="give 2 or more steps; a spread needs them"),
+    "steps_back": checks.count(0, remedy="give 0 or more"),
+    "limit": checks.count(0, remedy="give 0 or more"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +76,12 @@ class LossGuard:
     limit: int = 2
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ConfigError("LossGuard(metric=''): give the name that run.log is called with")
-        for name in ("nonfinite", "spike"):
-            if (value := getattr(self, name)) not in ("warn", "skip", "rollback", "stop"):
-                raise ConfigError(
-                    f"LossGuard({name}={value!r}): give 'warn', 'skip', 'rollback' or 'stop'"
-                )
-        if self.then not in ("skip", "stop"):
-            raise ConfigError(f"LossGuard(then={self.then!r}): give 'skip' or 'stop'")
-        if not self.factor > 0:
-            raise ConfigError(f"LossGuard(factor={self.factor!r}): give a positive number")
-        if self.warmup < 2:
-            raise ConfigError(f"LossGuard(warmup={self.warmup!r}): a spread needs 2 steps or more")
+        checks.check_fields(self, _RULES, error=ConfigError)
         if self.window < self.warmup:
             raise ConfigError(
                 f"LossGuard(window={self.window}, warmup={self.warmup}): the window must be at "
                 "least as long as the warm-up"
             )
-        for name in ("steps_back", "limit"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"LossGuard({name}={value!r}): give 0 or more")
 
     @property
     def rolls_back(self) -> bool:

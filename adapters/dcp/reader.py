@@ -66,7 +66,7 @@ class HoldfastReader(StorageReader):
     the packs straight into the tensors, and are verified on the way. A tensor saved with another
     dtype is refused unless ``cast`` asks for the conversion.
 
-    DCP wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors`` are in its
+    DCP wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt`` are in its
     ``failures``: ``NotFoundError``, ``CorruptError`` with the tensor and file, and
     ``MismatchError``. Tensors may then be overwritten in part.
     """

@@ -64,9 +64,9 @@ class _GivenPlanner(DefaultSavePlanner):
 
 
 class DcpSink(Closing):
-    """Writes a DCP directory box by box, as a `TensorSink` of ``holdfast.ckpt.convert``.
+    """Writes a DCP directory box by box, as a sink of `holdfast.ckpt.transfer`.
 
-    Names become DCP's (`holdfast.adapters.dcp.names`); tied tensors are stored once and found under
+    Names become DCP's (see ``adapters/dcp/names.py``); tied tensors are stored once and found under
     each name. Files of ``file_bytes`` are written through torch's own ``FileSystemWriter``;
     ``finish`` makes the complete directory visible, or nothing. DCP cannot represent a step, nor
     values that belong to one rank.

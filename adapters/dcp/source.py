@@ -52,10 +52,10 @@ class _Stored:
 
 
 class DcpSource(Closing):
-    """Reads a DCP directory box by box, as a `TensorSource` of ``holdfast.ckpt.convert``.
+    """Reads a DCP directory box by box, as a source of `holdfast.ckpt.transfer`.
 
     Names are DCP's flattened ones; ``values`` are the plain objects, and DCP's paths
-    (`holdfast.adapters.dcp.names`). Tensors are mapped, so that a box costs its own size in memory,
+    (see ``adapters/dcp/names.py``). Tensors are mapped, so that a box costs its own size in memory,
     however large DCP's shards are. Nothing is unpickled but DCP's own classes and types that
     ``weights_only`` allows. DCP's files have no checksums to verify: verification starts with the
     converted copy.
@@ -127,10 +127,11 @@ class DcpSource(Closing):
                 f"{self.origin}: {fqn}: its chunks are not the whole tensor: {fault}; save again"
             )
         spec = TensorSpec(fqn=fqn, dtype=name, shape=shape)
-        held = sum(item.info.length for item in self._items[fqn])
-        if held < nbytes_of(spec):
+        stored_bytes = sum(item.info.length for item in self._items[fqn])
+        if stored_bytes < nbytes_of(spec):
             raise CorruptError(
-                f"{self.origin}: {fqn}: {nbytes_of(spec)} bytes, {held} are stored; save again"
+                f"{self.origin}: {fqn}: {nbytes_of(spec)} bytes, {stored_bytes} are stored; save "
+                "again"
             )
         return spec
 

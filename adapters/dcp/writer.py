@@ -53,7 +53,7 @@ class HoldfastWriter(StorageWriter):
     Leaves that are not tensors are stored as plain values, streams of bytes (``io.BytesIO``) with
     what they hold, unread; others are refused with their name. If
     ``save`` gets a ``checkpoint_id``, it is another root, or the directory of a step in one. DCP
-    wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt.errors`` are in its
+    wraps errors in a ``CheckpointException``; the errors of ``holdfast.ckpt`` are in its
     ``failures``.
     """
 

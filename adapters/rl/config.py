@@ -47,7 +47,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hidden units of a layer.
 
     ``warm_start`` is the directory of the warmed-up model: read if it has one, written by
-    `holdfast.adapters.rl.weights.warm_up`; None starts from the model as it is. ``exact_weight`` is
+    ``python -m holdfast.rl --warm-up``; None starts from the model as it is. ``exact_weight`` is
     the weight of the exact match in the reward; the rest is the task's shaped score.
     ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
     ``max_new_tokens`` each; the warm-up still learns the task's answers.

@@ -60,7 +60,7 @@ class Rollouts:
     are logged, in well under a millisecond, when ``log_every_tokens`` have accumulated or a sample
     is finished; a loss of the process costs the unlogged ones. The loop must snapshot every step: a
     sample belongs to a policy version, and is rolled back with it. Every step is checked
-    (`holdfast.adapters.rl.ledger.checker`); with ``fatal`` a violation ends the job.
+    by the rules of the ledger; with ``fatal`` a violation ends the job.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class Rollouts:
     ) -> Iterator[None]:
         """Let user-written processes sample while the ``with`` block lasts.
 
-        They find this loop by the ``directory`` (see
-        `holdfast.adapters.rl.sampler_process.attach`), which only they and the ranks should be able
-        to read, and pull the weights of ``model``, which is tracked as ``model``. The end of a
-        process is noticed at once, and its samples are given to others; a process that only falls
-        silent counts as lost after ``silence_s``. Enter it on all ranks, after `Run.track`.
+        They find this loop by the ``directory`` (see `holdfast.rl.attach`), which only they and the
+        ranks should be able to read, and pull the weights of ``model``, which is tracked as
+        ``model``. The end of a process is noticed at once, and its samples are given to others; a
+        process that only falls silent counts as lost after ``silence_s``. Enter it on all ranks,
+        after `Run.track`.
         """
         self._served = partial(
             Serving, self._run, directory=directory, model=model, silence_s=silence_s
@@ -217,7 +217,7 @@ class Rollouts:
         elif sum(len(each.tokens) for each in self._unlogged) < self._every:
             return
         unlogged, self._unlogged = self._unlogged, []
-        self._log.append(unlogged, self._held)
+        self._log.append(unlogged, self._trajectories)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Rollouts:
         plan = self.ledger.plan
         return plan.version_of(ordinal) if plan.pinned else self._run.completed
 
-    def _held(self) -> Iterator[Trajectory]:
+    def _trajectories(self) -> Iterator[Trajectory]:
         """Yield the trajectories of all open samples, for a log that starts anew."""
         open_ = {key: sample.trajectory() for key, sample in self._open.items()}
         yield from open_.values()
@@ -276,7 +276,7 @@ class Rollouts:
                 ledger.lose(worker.incarnation)
             found = take_over(ledger, pieces, unfinished=frozenset(), reported={})
             session.emit(found.event(worker.seat))
-        self._log.append([], self._held)
+        self._log.append([], self._trajectories)
 
     def _await_published(self) -> int:
         """Wait until the present version is protected; return the newest protected step.

@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run this process's part; return the exit status."""
     options = _parse(arguments)
     torch.set_num_threads(1)
+    if options.warm_up:
+        return _warm_up(options)
     channel = connect()
     try:
         config = _config(options, channel.settings)
@@ -88,6 +90,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     finally:
         channel.close()
+    return 0
+
+
+def _warm_up(options: argparse.Namespace) -> int:
+    from holdfast.adapters.rl.weights import warm_up
+
+    try:
+        warm_up.prepare(_config(options, {}))
+    except InternalError:
+        raise
+    except HoldfastError as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
@@ -157,7 +172,9 @@ def _sample(worker: RolloutWorker, server: RolloutServer) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="An asynchronous, elastic RL job.")
+    parser = argparse.ArgumentParser(
+        prog="python -m holdfast.rl", description="An asynchronous, elastic RL job."
+    )
     parser.add_argument("--config", type=Path, help="JSON file of the job (see RLConfig)")
     parser.add_argument(
         "--preset", default="quick", help="used without --config: one of " + ", ".join(PRESETS)
@@ -165,15 +182,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--result", type=Path, help="file into which rank 0 writes the outcome (JSON)"
     )
+    parser.add_argument(
+        "--warm-up",
+        action="store_true",
+        help="make the warm start that the configuration names, and end",
+    )
     return parser.parse_args(arguments)
 
 
-def _leave(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """End the process at once: tearing down an interpreter with torch loaded takes seconds."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    _leave(main())

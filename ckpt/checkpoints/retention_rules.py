@@ -141,8 +141,8 @@ def _entries(value: Json) -> Mapping[str, Json]:
     match value:
         case {"$map": list(pairs)} | {"$python": ["OrderedDict", [list(pairs), _]]}:
             return {key: item for key, item in pairs if isinstance(key, str)}
-        case {"$python": ["Counter", held]} | {"$python": ["defaultdict", [_, held]]}:
-            return _entries(held)
+        case {"$python": ["Counter", inner]} | {"$python": ["defaultdict", [_, inner]]}:
+            return _entries(inner)
         case dict():
             return value
     return {}

@@ -158,8 +158,8 @@ class CheckpointSink(Closing):
         tensors = self._layout.writers(self._specs, most_bytes=most_bytes)
         there = self._there() if self._identity.content is not None else {}
         options = PackOptions(compression=self._identity.compression, ahead_bytes=2 * most_bytes)
-        for writer, held in enumerate(tensors):
-            index, tag = self._index(writer, held), self._tag(writer, held)
+        for writer, entries in enumerate(tensors):
+            index, tag = self._index(writer, entries), self._tag(writer, entries)
             left = there.get((f"{writer:05d}", tag), [])
             receipt = _standing(self._store, self._folder, left)
             self._writers.append(

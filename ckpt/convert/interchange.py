@@ -17,7 +17,8 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError, CorruptError, MismatchError, StateError
 from holdfast.ckpt.format.wellformed import fault_of_shape
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.grid import whole
@@ -35,6 +36,12 @@ MEMORY_LEAST: Final = 8 << 20
 PIECE_BYTES: Final = 16 << 20
 _MEMORY_PER_THREAD: Final = 64 << 20
 _THREADS: Final = 4
+
+_TRANSFER: Final[Mapping[str, checks.Rule]] = {
+    "select": checks.optional(checks.texts(remedy="give a glob pattern, as in 'model.*'")),
+    "memory_bytes": checks.count(1, remedy="give the bytes as a whole number"),
+    "step": checks.optional(checks.count(0, remedy="give the number of a step, or None")),
+}
 
 
 class TensorSource(Protocol):
@@ -225,7 +232,7 @@ def transfer(
     source: TensorSource,
     sink: TensorSink,
     *,
-    select: Sequence[str] | None = None,
+    select: str | Sequence[str] | None = None,
     memory_bytes: int = MEMORY_BYTES,
     progress: Progress = lambda _: None,
     step: int | None = None,
@@ -233,8 +240,11 @@ def transfer(
     """Copy the tensors that the globs ``select`` from ``source`` to ``sink``, and finish it.
 
     Bytes in flight stay within ``memory_bytes``, however large a tensor is. The caller closes both
-    ends in any case.
+    ends in any case. Raises ``ArgumentError`` for an argument of a wrong type.
     """
+    given = {"select": select, "memory_bytes": memory_bytes, "step": step}
+    checks.check("transfer", given, _TRANSFER, error=ArgumentError)
+    select = [select] if isinstance(select, str) else select
     started, budget = time.perf_counter(), TransferBudget.of(memory_bytes)
     chosen = choose(source, select)
     _check_shapes(chosen, origin=source.origin)

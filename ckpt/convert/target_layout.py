@@ -109,17 +109,17 @@ class TargetLayout:
             if not any(fnmatchcase(fqn, rule.glob) for fqn in specs):
                 raise MismatchError(f"no tensor is called {rule.glob}; see `holdfast inspect`")
         boxes = {fqn: self.boxes(spec) for fqn, spec in specs.items()}
-        grids = {fqn: _grid(specs[fqn], held, most_bytes) for fqn, held in boxes.items()}
+        grids = {fqn: _grid(specs[fqn], placed, most_bytes) for fqn, placed in boxes.items()}
         held_by: list[list[Holding]] = [[] for _ in range(self.ranks)]
         for fqn, spec in specs.items():
             itemsize = itemsize_of(spec)
-            for held, box in zip(held_by, boxes[fqn], strict=True):
-                held.append(Holding(spec=spec, box=box, nbytes=box.size * itemsize))
+            for holdings, box in zip(held_by, boxes[fqn], strict=True):
+                holdings.append(Holding(spec=spec, box=box, nbytes=box.size * itemsize))
         _, chosen = choose_writers(held_by)
         writers: list[dict[str, TensorEntry]] = []
-        for held in chosen:
+        for holdings in chosen:
             split: dict[str, list[Box]] = {}
-            for holding in held:
+            for holding in holdings:
                 split.setdefault(holding.spec.fqn, []).append(holding.box)
             writers.append(
                 {

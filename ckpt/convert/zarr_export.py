@@ -1,4 +1,4 @@
-"""Export of a checkpoint, or of any source of tensors, as a plain Zarr v3 directory.
+"""A sink that writes tensors as a plain Zarr v3 directory.
 
 A group with one array per tensor, each chunk a file, for readers that need a directory of files:
 TensorStore's ``zarr3`` driver, zarr-python without fsspec, others. Tied tensors are stored once;
@@ -7,9 +7,7 @@ the group's attributes list the tied names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from secrets import token_hex
@@ -19,18 +17,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.dimension_names import dimension_names
-from holdfast.ckpt.convert.interchange import Piece, Progress, cut, itemsize_of, matches
-from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt.convert.interchange import Piece, cut, itemsize_of
+from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.format.manifest import CRC_BYTES, TensorRecord
 from holdfast.ckpt.format.zarr_metadata import (
-    Stored,
     array_metadata,
     array_name,
     group_metadata,
-    hierarchy,
 )
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.grid import cells, split_grid, whole
@@ -41,102 +36,7 @@ from holdfast.ckpt.types import Json
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_THREADS: Final = 4
 _GROUP: Final = "zarr.json"
-
-
-def export_zarr(
-    source: StoreSource,
-    target: str | Path,
-    *,
-    portable: bool = True,
-    select: Sequence[str] | None = None,
-    progress: Progress = lambda _: None,
-) -> Path:
-    """Copy a checkpoint to the new directory ``target`` and return its path.
-
-    Chunks are copied as they are stored, and each is checked; memory holds at most one per thread.
-    ``select`` has globs of the wanted names. ``portable`` writes bfloat16 and float8 as unsigned
-    integers with their type in an attribute, which every reader opens; without it they have Zarr
-    data types of these names, which TensorStore knows, and stock zarr-python cannot even list the
-    group. ``progress`` is called with bytes done. The next call continues a killed export.
-    Raises ``CorruptError`` if a chunk is damaged or missing, ``StoreError`` if ``target``
-    exists or cannot be written, ``MismatchError`` if nothing is selected.
-    """
-    manifest = source.manifest
-    chosen = {fqn for fqn in manifest.tensors if matches(fqn, select)}
-    chosen |= {fqn for alias, fqn in manifest.aliases.items() if matches(alias, select)}
-    if select is not None and not chosen:
-        raise MismatchError(
-            f"{source.origin}: {', '.join(select)} selects none of its {len(manifest.tensors)} "
-            f"tensors; it has {', '.join(list(manifest.tensors)[:6]) or 'none'}"
-        )
-    tensors = {fqn: record for fqn, record in manifest.tensors.items() if fqn in chosen}
-    tied = {alias: fqn for alias, fqn in manifest.aliases.items() if fqn in chosen}
-    values = {name: value for name, value in manifest.values.items() if matches(name, select)}
-    group = _group(manifest.run, manifest.step, values=values, aliases=tied)
-    documents, places = hierarchy(tensors, {}, source.all_packs(), group=group, portable=portable)
-    _check_complete(tensors, places, origin=source.origin)
-    with NewFolder(target, tag=_tag(documents, places)) as folder:
-        for name, document in documents.items():
-            folder.write(name, [document])
-
-        def copy(item: tuple[str, Stored]) -> int:
-            return _copy(source, folder, *item)
-
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-export") as pool:
-            waiting = [pool.submit(copy, item) for item in places.items()]
-            try:
-                for each in waiting:
-                    progress(each.result())
-            finally:
-                for each in waiting:
-                    each.cancel()
-        folder.publish()
-    return folder.target
-
-
-def _copy(source: StoreSource, folder: NewFolder, key: str, place: Stored) -> int:
-    path = folder.path / key
-    if path.is_file() and path.stat().st_size == place.nbytes and _sound(path.read_bytes(), place):
-        return place.nbytes  # written by an export that was killed
-    data = source.read_range(place.path, place.at, place.nbytes)
-    if not _sound(data, place):
-        raise CorruptError(
-            f"{source.origin}: {place.path}: the chunk of {place.nbytes} bytes at offset "
-            f"{place.at} ({key}) was damaged; export another step, or restore the file from a copy"
-        )
-    folder.write(key, [data])
-    return place.nbytes
-
-
-def _sound(data: bytes | memoryview, place: Stored) -> bool:
-    good = _checksum(memoryview(data)[:-CRC_BYTES]) == data[-CRC_BYTES:]
-    return good and not place.is_other(data)
-
-
-def _tag(documents: Mapping[str, bytes], places: Mapping[str, Stored]) -> str:
-    """Return a digest of the export: packs are named by their content."""
-    digest = sha256()
-    for name, document in documents.items():
-        digest.update(b"%s\0%s\0" % (name.encode(), document))
-    for key, place in places.items():
-        digest.update(f"{key}\0{place.path}\0{place.at}\0{place.nbytes}\0".encode())
-    return digest.hexdigest()[:16]
-
-
-def _check_complete(
-    tensors: Mapping[str, TensorRecord], places: Iterable[str], *, origin: str
-) -> None:
-    found = dict.fromkeys(map(array_name, tensors), 0)
-    for key in places:
-        found[key.partition("/")[0]] += 1
-    for fqn, record in tensors.items():
-        wanted = _count(record.shape, record.cell)
-        if (there := found[array_name(fqn)]) != wanted:
-            raise CorruptError(
-                f"{origin}: tensor {fqn}: {there} of its {wanted} chunks exist; load another step"
-            )
 
 
 def _count(shape: tuple[int, ...], cell: tuple[int, ...]) -> int:
@@ -155,9 +55,11 @@ class ZarrDirectorySink(Closing):
     """Writes boxes of tensors as a plain Zarr v3 directory.
 
     A `holdfast.ckpt.convert.interchange.TensorSink`. Chunks are whole tensors or pieces of about 16
-    MiB, or as ``cells`` says by FQN; ``portable`` is as in `export_zarr`. Boxes may come in any
-    order and cut chunks in any way: whole chunks are written at once, others into their chunk's
-    file, so memory holds a box and a chunk. ``dimensions`` gives names to dimensions
+    MiB, or as ``cells`` says by FQN. ``portable`` writes bfloat16 and float8 as unsigned integers
+    with their type in an attribute, which every reader opens; without it they have Zarr data types
+    of these names, which TensorStore knows, and stock zarr-python cannot even list the group. Boxes
+    may come in any order and cut chunks in any way: whole chunks are written at once, others into
+    their chunk's file, so memory holds a box and a chunk. ``dimensions`` gives names to dimensions
     (`holdfast.ckpt.convert.dimension_names`). Call it from one thread at a time.
     """
 

@@ -93,10 +93,11 @@ class _Checked(WrapperStore[LocalStore]):
 class ZarrDirectorySource(Closing):
     """The arrays of a Zarr directory by name; a `holdfast.ckpt.convert.interchange.TensorSource`.
 
-    An array's path with dots for slashes is its name. A directory that `export_zarr` wrote gives
-    back its own names, tied names and plain values. Zarr data types keep their meaning; unsigned
-    integers with an attribute ``torch_dtype`` have the type it names. A missing chunk is an error
-    unless ``missing`` is ``"fill"``: many writers leave out chunks that hold only the fill value.
+    An array's path with dots for slashes is its name. A directory that `ZarrDirectorySink` wrote
+    gives back its own names, tied names and plain values. Zarr data types keep their meaning;
+    unsigned integers with an attribute ``torch_dtype`` have the type it names. A missing chunk is
+    an error unless ``missing`` is ``"fill"``: many writers leave out chunks that hold only the fill
+    value.
     (Inside a shard of Zarr's sharding codec only zarr-python sees missing chunks, and fills them.)
     """
 

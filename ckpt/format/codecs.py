@@ -108,10 +108,14 @@ def choose(rules: Rules, fqn: str, *, itemsize: int) -> Codec | None:
 
 
 def check(rules: Rules) -> None:
-    """Raise ``StateError`` if a rule names an unknown codec."""
+    """Raise ``StateError`` if a rule is no pattern, or names an unknown codec."""
     if not isinstance(rules, Mapping):
         raise StateError(f"compression is {rules!r}; give patterns, such as {{'*': 'zstd'}}")
-    for spelling in rules.values():
+    for pattern, spelling in rules.items():
+        if not isinstance(pattern, str) or not isinstance(spelling, str):
+            raise StateError(
+                f"compression has {pattern!r}: {spelling!r}; give texts, such as {{'*': 'zstd'}}"
+            )
         parse(spelling, itemsize=1)
 
 

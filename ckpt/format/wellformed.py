@@ -41,10 +41,6 @@ _PYTHON_TYPES: Final = frozenset(
 )
 """The names that ``$python`` may have: those of `holdfast.ckpt.python_types`."""
 
-_TAGS: Final = frozenset(
-    "$" + name
-    for name in ["tuple", "float", "map", "tensor", "array", "rank", "data", "python", "torch"]
-)
 _NUMBER: Final = re.compile(
     r"[<>|](?P<kind>[biufcmM])(?P<size>\d{1,9})(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 )

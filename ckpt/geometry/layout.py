@@ -257,8 +257,8 @@ def choose_writers(
     """
     specs: dict[str, TensorSpec] = {}
     holders: dict[tuple[str, Box], tuple[Holding, list[int]]] = {}
-    for rank, held in enumerate(holdings):
-        for holding in held:
+    for rank, own in enumerate(holdings):
+        for holding in own:
             spec = specs.setdefault(holding.spec.fqn, holding.spec)
             if spec != holding.spec:
                 raise StateError(
@@ -277,17 +277,19 @@ def choose_writers(
         elif box.size:
             alone = () if holding.group else (fqn, box.offset)
             replicated.setdefault((holding.group, alone, tuple(ranks)), []).append(holding)
-    sized = [(sum(each.nbytes for each in held), key, held) for key, held in replicated.items()]
-    for nbytes, (_, _, ranks), held in sorted(sized, key=lambda item: (-item[0], item[1])):
+    sized = [
+        (sum(each.nbytes for each in copies), key, copies) for key, copies in replicated.items()
+    ]
+    for nbytes, (_, _, ranks), copies in sorted(sized, key=lambda item: (-item[0], item[1])):
         rank = min(ranks, key=lambda r: (load[r], r))
-        writes[rank] += held
+        writes[rank] += copies
         load[rank] += nbytes
     return specs, [[h for h in part if h.box.size] for part in writes]
 
 
-def _check_whole(specs: Mapping[str, TensorSpec], held: Iterable[Holding]) -> None:
+def _check_whole(specs: Mapping[str, TensorSpec], holdings: Iterable[Holding]) -> None:
     cells = dict.fromkeys(specs, 0)
-    for holding in held:
+    for holding in holdings:
         cells[holding.spec.fqn] += holding.box.size
     for fqn, count in cells.items():
         if count != (needed := prod(specs[fqn].shape)):

@@ -135,8 +135,8 @@ class MeshPlan:
             overlaps, most = overlaps + rows * len(names), max(most, rows)
             for fqn in names:
                 placed = self.wanted.tensors[fqn]
-                held = prod(placed.spec.shape) * len(pair.wanted.replicas)
-                nbytes += held * placed.itemsize
+                elements = prod(placed.spec.shape) * len(pair.wanted.replicas)
+                nbytes += elements * placed.itemsize
         return MeshPlanSummary(
             tensors=sum(map(len, self._groups)),
             sources=self.saved.world_size,

@@ -144,8 +144,8 @@ def _runs_in_blocks(
     holders = 1
     for size, split in zip(sizes, splits, strict=True):
         at = np.cumsum(length) - length  # all holders' local tensors, end to end
-        held = np.bincount(who, weights=length, minlength=holders).astype(np.int64)
-        low, high = _pieces(held, blocks=split.after, parts=size)
+        lengths = np.bincount(who, weights=length, minlength=holders).astype(np.int64)
+        low, high = _pieces(lengths, blocks=split.after, parts=size)
         first = np.searchsorted(at + length, low, side="right")
         last = np.searchsorted(at, high, side="left")
         piece, run = expand(first, np.where(high > low, last - first, 0))
@@ -158,10 +158,10 @@ def _runs_in_blocks(
     return _joined(who, start, start + length)
 
 
-def _pieces(held: Ints, *, blocks: int, parts: int) -> tuple[Ints, Ints]:
+def _pieces(lengths: Ints, *, blocks: int, parts: int) -> tuple[Ints, Ints]:
     """Return the begin and the end of each part of each block of each local tensor."""
-    base = (np.cumsum(held) - held).reshape(-1, 1, 1)
-    whole = held.reshape(-1, 1, 1)
+    base = (np.cumsum(lengths) - lengths).reshape(-1, 1, 1)
+    whole = lengths.reshape(-1, 1, 1)
     block = -(-whole // blocks)
     block_lo = np.minimum(block * np.arange(blocks).reshape(1, -1, 1), whole)
     block = np.minimum(block, whole - block_lo)

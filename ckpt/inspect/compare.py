@@ -236,8 +236,8 @@ def _parts(name: str, parts: Json) -> list[tuple[str, Json]]:
         case "deque":
             return [(str(i), item) for i, item in enumerate(parts[0])]
         case "Counter" | "defaultdict":
-            held = parts if name == "Counter" else parts[1]
-            pairs = held["$map"] if set(held) == {"$map"} else held.items()
+            mapping = parts if name == "Counter" else parts[1]
+            pairs = mapping["$map"] if set(mapping) == {"$map"} else mapping.items()
             return [(_key(key), item) for key, item in pairs]
     return []
 

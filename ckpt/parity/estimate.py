@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.parity import budget
 from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, MemoryNeed
 from holdfast.ckpt.parity.groups import GROUP_SIZE, form_groups
+
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "rank_bytes": checks.count(1, remedy="give 1 or more bytes, as a whole number"),
+    "nodes": checks.count(1, remedy="give 1 or more nodes"),
+    "ranks_per_node": checks.count(1, remedy="give 1 or more ranks"),
+    "parity": checks.either(
+        "replicate",
+        checks.count(0, remedy="give the number of nodes that may be lost, or 'replicate'"),
+    ),
+    "group": checks.count(2, remedy="give 2 or more nodes"),
+    "keep": checks.count(1, remedy="give 1 or more snapshots"),
+}
 
 
 def memory_need(
@@ -27,13 +42,17 @@ def memory_need(
     group, and the protected steps that stay in memory. The result has the bytes of ``slots``, of
     ``parity`` and of both (``total``).
 
-    Raises ``ValueError`` for numbers that no job can have.
+    Raises ``ArgumentError`` for numbers that no job can have.
     """
-    numbers = {"rank_bytes": rank_bytes, "nodes": nodes, "ranks_per_node": ranks_per_node}
-    for name, found in numbers.items():
-        if found < 1:
-            raise ValueError(f"{name} is {found}, needed: at least 1")
+    given = {"rank_bytes": rank_bytes, "nodes": nodes, "ranks_per_node": ranks_per_node}
+    given |= {"group": group, "keep": keep}
+    checks.check("memory_need", {**given, "parity": parity}, _RULES, error=ArgumentError)
     columns, rows = (1, 1) if parity == "replicate" else (0, int(parity))
+    if nodes < rows + max(columns, 1):
+        raise ArgumentError(
+            f"memory_need(nodes={nodes}, parity={parity!r}): a group needs more nodes than may be "
+            f"lost of it; give {rows + max(columns, 1)} or more nodes, or less parity"
+        )
     names = [f"node{number:06}" for number in range(nodes)]
     groups, _ = form_groups(dict.fromkeys(names, ""), parity=rows, size=group, columns=columns)
     world = SnapshotWorld(

@@ -124,7 +124,7 @@ class _Draft:
         self._labels = labels
         self._fewest, self._most = len(labels) // count, -(-len(labels) // count)
         self.groups: list[list[str]] = [[] for _ in range(count)]
-        self._held: list[dict[str, int]] = [{} for _ in range(count)]
+        self._label_counts: list[dict[str, int]] = [{} for _ in range(count)]
 
     def keep(self, previous: Groups) -> None:
         """Take over the remaining nodes of the previous groups; place the other nodes.
@@ -139,7 +139,7 @@ class _Draft:
             kept = []
         for number, group in enumerate(kept):
             self.groups[number] = sorted(group)
-            self._held[number] = _counts([self._labels[node] for node in group])
+            self._label_counts[number] = _counts([self._labels[node] for node in group])
             while len(self.groups[number]) > self._most:
                 self._take(self._most_alike(number), number)
         placed = any(self.groups)
@@ -166,29 +166,33 @@ class _Draft:
         """Even out the sizes, then the share of every domain in every group."""
         while min(sizes := [len(group) for group in self.groups]) < self._fewest:
             poor, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
-            have = self._held[poor]
+            have = self._label_counts[poor]
             node = min(self.groups[rich], key=lambda name: (have.get(self._labels[name], 0), name))
             self._move(node, rich, poor)
         totals = Counter(self._labels.values())
         fair = {label: -(-total // len(self.groups)) for label, total in totals.items()}
         if not any(
             most > fair[label]
-            for held, group in zip(self._held, self.groups, strict=True)
-            if len(held) < len(group)  # else no two of its nodes share a domain
-            for label, most in held.items()
+            for counts, group in zip(self._label_counts, self.groups, strict=True)
+            if len(counts) < len(group)  # else no two of its nodes share a domain
+            for label, most in counts.items()
         ):
             return
         where: dict[str, list[int]] = {}  # searching all groups for each domain would take long
-        for number, held in enumerate(self._held):
-            for label in held:
+        for number, counts in enumerate(self._label_counts):
+            for label in counts:
                 where.setdefault(label, []).append(number)
         for label in sorted(label for label, total in totals.items() if total > 1):
             while (over := self._over(label, fair[label], where[label])) is not None:
                 for moved in (label, self._swap_out(label, over)):
-                    where[moved] = [i for i, held in enumerate(self._held) if moved in held]
+                    where[moved] = [
+                        i for i, counts in enumerate(self._label_counts) if moved in counts
+                    ]
 
     def _over(self, label: str, fair: int, where: Sequence[int]) -> int | None:
-        return next((number for number in where if self._held[number].get(label, 0) > fair), None)
+        return next(
+            (number for number in where if self._label_counts[number].get(label, 0) > fair), None
+        )
 
     def _swap_out(self, label: str, over: int) -> str:
         """Exchange a node of domain ``label`` for a node of a domain that is rarer here than there.
@@ -197,8 +201,8 @@ class _Draft:
         two groups' counts of ``label`` by two or more. The sum of squared shares falls with each
         exchange, so the exchanges end.
         """
-        under = min(range(len(self.groups)), key=lambda i: (self._held[i].get(label, 0), i))
-        here, there = self._held[over], self._held[under]
+        under = min(range(len(self.groups)), key=lambda i: (self._label_counts[i].get(label, 0), i))
+        here, there = self._label_counts[over], self._label_counts[under]
 
         def rarer(node: str) -> tuple[int, str]:
             its = self._labels[node]
@@ -213,23 +217,25 @@ class _Draft:
     def _best_for(self, node: str) -> int:
         label = self._labels[node]
         open_ = [i for i, group in enumerate(self.groups) if len(group) < self._most]
-        return min(open_, key=lambda i: (self._held[i].get(label, 0), len(self.groups[i]), i))
+        return min(
+            open_, key=lambda i: (self._label_counts[i].get(label, 0), len(self.groups[i]), i)
+        )
 
     def _most_alike(self, number: int) -> str:
-        held = self._held[number]
-        return max(self.groups[number], key=lambda node: (held[self._labels[node]], node))
+        counts = self._label_counts[number]
+        return max(self.groups[number], key=lambda node: (counts[self._labels[node]], node))
 
     def _put(self, node: str, number: int) -> None:
         self.groups[number].append(node)
-        held, label = self._held[number], self._labels[node]
-        held[label] = held.get(label, 0) + 1
+        counts, label = self._label_counts[number], self._labels[node]
+        counts[label] = counts.get(label, 0) + 1
 
     def _take(self, node: str, number: int) -> None:
         self.groups[number].remove(node)
-        held, label = self._held[number], self._labels[node]
-        held[label] -= 1
-        if not held[label]:
-            del held[label]
+        counts, label = self._label_counts[number], self._labels[node]
+        counts[label] -= 1
+        if not counts[label]:
+            del counts[label]
 
     def _move(self, node: str, source: int, target: int) -> None:
         self._take(node, source)
@@ -250,12 +256,12 @@ def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
     own = [labels[node] for node in group]
     if len(set(own)) == len(own):
         return tuple([node for _, node in sorted(zip(own, group, strict=True))])
-    held = Counter(own)
+    totals = Counter(own)
     seen: Counter[str] = Counter()
     places = []
     for node in sorted(group):
         label = labels[node]
-        places.append(((2 * seen[label] + 1) / (2 * held[label]), -held[label], label, node))
+        places.append(((2 * seen[label] + 1) / (2 * totals[label]), -totals[label], label, node))
         seen[label] += 1
     return tuple(node for *_, node in sorted(places))
 

@@ -332,14 +332,14 @@ def _gather(inventories: Sequence[Inventory], *, repeats: bool) -> dict[tuple[in
     """
     worlds = {world.generation: world for each in inventories for world in each.worlds}
     remains: dict[tuple[int, int], _Remains] = {}
-    heard: set[int] = set()
+    notified: set[int] = set()
     known: _Remains | None = None  # those of the previous entry's snapshot
     generation: int | None = None
     step: int | None = None
     for inventory in inventories:
         name, sealed = inventory.node, inventory.sealed
-        if repeats or id(sealed) not in heard:
-            heard.add(id(sealed))
+        if repeats or id(sealed) not in notified:
+            notified.add(id(sealed))
             for entry in sealed:
                 if entry.step != step or entry.generation != generation:
                     generation, step = entry.generation, entry.step

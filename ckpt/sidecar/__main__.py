@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         threading.Thread(
             target=_watch_lifeline, args=(config.lifeline, sidecar.stopped, orphaned), daemon=True
         ).start()
-        if not _told(sidecar.address):
+        if not _announced(sidecar.address):
             orphaned.set()
             sidecar.stopped.set()
         while not sidecar.stopped.wait(PARENT_CHECK_S):
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _told(address: str) -> bool:
+def _announced(address: str) -> bool:
     """Tell the parent the address; return False if it has ended meanwhile."""
     try:
         os.write(sys.stdout.fileno(), msgspec.json.encode({"address": address}) + b"\n")

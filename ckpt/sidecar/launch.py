@@ -142,13 +142,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _await_address(process: subprocess.Popen[bytes], log: Path | None, *, give_up_fd: int) -> str:
     assert process.stdout is not None
-    heard = [process.stdout.fileno()]
+    watched = [process.stdout.fileno()]
     if give_up_fd >= 0:
-        heard.append(give_up_fd)
+        watched.append(give_up_fd)
     deadline_s, text = monotonic() + START_TIMEOUT_S, b""
     while not text.endswith(b"\n"):
         left_s = deadline_s - monotonic()
-        found = readable(heard, left_s)
+        found = readable(watched, left_s)
         if give_up_fd in found:
             raise PeerError("the start of the sidecar was cancelled")
         if not found:

@@ -141,21 +141,23 @@ class CapturePlan:
         everyone = gather(_offer(flat, seen))
         if len(everyone) != world_size:
             raise ValueError(f"gather returned {len(everyone)} values for {world_size} ranks")
-        held = [list(_holdings(offer["tensors"])) for offer in everyone]
-        specs, writes = choose_writers(held)
+        holdings_by_rank = [list(_holdings(offer["tensors"])) for offer in everyone]
+        specs, writes = choose_writers(holdings_by_rank)
         if lost := {item[0] for offer in everyone for item in offer["tensors"]} - specs.keys():
             raise StateError(f"{min(lost)}: no rank holds any of it; leave it out of the state")
         chosen = {(holding.spec.fqn, holding.box): holding.nbytes for holding in writes[rank]}
         pieces = _pieces(seen, chosen, at=0)
         agreed = _Agreed.of(everyone, rank=rank, specs=specs, grids=_grids(specs, writes))
-        copied_bytes = sum(holding.nbytes for holding in held[rank]) - sum(chosen.values())
+        copied_bytes = sum(holding.nbytes for holding in holdings_by_rank[rank]) - sum(
+            chosen.values()
+        )
         plan = cls(
             rank=rank,
             world_size=world_size,
             agreed=agreed,
             pieces=pieces,
             seen=seen,
-            shared=_shared(seen, held, rank),
+            shared=_shared(seen, holdings_by_rank, rank),
             copied_bytes=copied_bytes,
         )
         return plan.with_own(flat)
@@ -383,12 +385,12 @@ def _pieces(
 
 
 def _shared(
-    seen: Mapping[str, _PlannedTensor], held: Sequence[Sequence[Holding]], rank: int
+    seen: Mapping[str, _PlannedTensor], holdings_by_rank: Sequence[Sequence[Holding]], rank: int
 ) -> list[tuple[str, Region]]:
     """Return the regions of ``rank`` whose boxes another rank holds, too."""
     others = {
         (holding.spec.fqn, holding.box)
-        for other, holdings in enumerate(held)
+        for other, holdings in enumerate(holdings_by_rank)
         if other != rank
         for holding in holdings
     }

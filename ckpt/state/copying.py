@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.ckpt import torch_private
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import copy_run
 from holdfast.ckpt.state import torch_dtypes
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """Return the count of in-place writes to a local tensor that autograd has seen."""
-    return -1 if tensor.is_inference() else torch_private.version_of(tensor)
 
 
 def copy_out(tensor: torch.Tensor, into: memoryview) -> int:

@@ -169,13 +169,13 @@ class Expanded:
     room: torch.Tensor
 
     @classmethod
-    def of(cls, name: str, held: LocalBox) -> Expanded:
-        """Return the box ``held``.
+    def of(cls, name: str, local_box: LocalBox) -> Expanded:
+        """Return the room for ``local_box``.
 
         Raises ``StateError`` if its elements share memory in another way than by dims of stride 0.
         """
-        places = held.local
-        for dim, stride in enumerate(held.local.stride()):
+        places = local_box.local
+        for dim, stride in enumerate(local_box.local.stride()):
             if stride == 0:
                 places = places.narrow(dim, 0, 1)
         if overlaps_itself(places):
@@ -183,8 +183,8 @@ class Expanded:
                 f"{name}: several of its elements share memory, so it cannot be filled in place; "
                 "put a copy into the state, such as its clone()"
             )
-        room = torch.empty(held.box.shape, dtype=places.dtype)
-        return cls(name=name, box=held.box, places=places, room=room)
+        room = torch.empty(local_box.box.shape, dtype=places.dtype)
+        return cls(name=name, box=local_box.box, places=places, room=room)
 
     def is_consistent(self) -> bool:
         """Say whether the elements of ``room`` that share a place have equal bits."""

@@ -162,7 +162,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return len(np.unique(places)) < places.size
 
 
-def held(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:
+def local_boxes_of(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:
     """Return the boxes this rank holds, none of them empty, without communication.
 
     Raises ``StateError`` naming ``fqn`` for placements that are not regions (Partial).
@@ -186,9 +186,10 @@ def view_of(leaf: Leaf, region: Region) -> torch.Tensor:
 
 
 def regions(fqn: str, leaf: Leaf) -> tuple[Region, ...]:
-    """Return each box that this rank holds, with its offset in the local tensor: see `held`.
+    """Return each box that this rank holds, with its offset in the local tensor.
 
-    The offset in a `FlatShard` is a single number, in elements.
+    The boxes are those of `local_boxes_of`. The offset in a `FlatShard` is a single number, in
+    elements.
     """
     if isinstance(leaf, FlatShard):
         return _flat_regions(leaf)

@@ -53,10 +53,10 @@ def refresh(replica: Replica, source: ShardSource, fqns: Iterable[str]) -> Refre
     for ref, _ in deliveries:
         found.setdefault(ref.fqn, {})[ref.chunk.box] = ref.chunk.crc32c
     for stored, sums in found.items():
-        held = replica.sums.get(stored, {})
-        if not held.keys() <= sums.keys():
-            held = {}  # the chunks are cut in another way and overlap those that are read
-        replica.sums[stored] = {box: crc for box, crc in held.items() if sums[box] == crc}
+        known = replica.sums.get(stored, {})
+        if not known.keys() <= sums.keys():
+            known = {}  # the chunks are cut in another way and overlap those that are read
+        replica.sums[stored] = {box: crc for box, crc in known.items() if sums[box] == crc}
     changed = [each for each in deliveries if each[0].chunk.box not in replica.sums[each[0].fqn]]
     read = source.scatter(changed) if changed else 0
     replica.sums.update(found)

@@ -20,7 +20,7 @@ from holdfast.ckpt.state.local_boxes import (
     Leaf,
     LocalBox,
     empty_like,
-    held,
+    local_boxes_of,
     local_of,
     overlaps_itself,
     spec_of,
@@ -295,7 +295,7 @@ class _RestoreJob:
                 "itself into the state, or its resolve_conj().resolve_neg()"
             )
         self._wanted.setdefault(stored, []).append((name, spec_of(stored, leaf)))
-        boxes = held(name, leaf)
+        boxes = local_boxes_of(name, leaf)
         if not overlaps_itself(local):
             self.targets.setdefault(stored, []).extend(boxes)
         else:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
-from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError, MismatchError
 
 LEVELS: Final = ("exact", "ignore-missing", "ignore-extra", "ignore")
 
@@ -24,6 +25,10 @@ Select: TypeAlias = str | Sequence[str] | None
 """Glob patterns of the keys to restore; None for all."""
 
 SHOWN: Final = 6
+
+_PATTERNS: Final = checks.optional(
+    checks.texts(remedy="give a glob pattern, as in 'model.*', or several")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class Strictness:
     def of(cls, strict: Strict) -> Strictness:
         """Return the rules for a caller's ``strict``.
 
-        Raises ``ValueError`` for an unknown level.
+        Raises ``ArgumentError`` for an unknown level.
         """
         rules = strict.items() if isinstance(strict, Mapping) else [("*", strict)]
         return cls(rules=tuple((pattern, _level(pattern, level)) for pattern, level in rules))
@@ -68,21 +73,33 @@ class Strictness:
 
 
 def _level(pattern: str, level: str | bool) -> str:
+    if not isinstance(pattern, str):
+        raise ArgumentError(f"strict has the key {pattern!r}; give glob patterns, as in 'model.*'")
     name = {True: "exact", False: "ignore"}[level] if isinstance(level, bool) else level
     if name not in LEVELS:
         where = "strict" if pattern == "*" else f"strict[{pattern!r}]"
         near = difflib.get_close_matches(str(name), LEVELS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"{where} is {level!r}; it must be one of {', '.join(LEVELS)}{hint}")
+        raise ArgumentError(f"{where} is {level!r}; it must be one of {', '.join(LEVELS)}{hint}")
     return name
 
 
 def chooser(select: Select) -> Callable[[str], bool]:
-    """Return a test for selected keys; the pattern ``a.*`` also selects the key ``a``."""
+    """Return a test for selected keys; the pattern ``a.*`` also selects the key ``a``.
+
+    Raises ``ArgumentError`` for patterns that are no texts.
+    """
     if select is None:
         return lambda _: True
+    check_patterns(select)
     globs = [select] if isinstance(select, str) else list(select)
     return lambda key: any(fnmatchcase(key, glob) or fnmatchcase(f"{key}.", glob) for glob in globs)
+
+
+def check_patterns(select: Select) -> None:
+    """Raise ``ArgumentError`` unless ``select`` is a text, several texts or None."""
+    if remedy := _PATTERNS(select):
+        raise ArgumentError(f"select is {checks.shown(select)}; {remedy}")
 
 
 def check_selected(select: Select, keys: Collection[str]) -> None:

@@ -29,7 +29,7 @@ class Buffers:
         self._lock = threading.Lock()
         self._free: defaultdict[int, list[_Block]] = defaultdict(list)
         self._kept_bytes = 0
-        self._held: Counter[bytes] = Counter()
+        self._lent_to: Counter[bytes] = Counter()
         self._lent_bytes = 0
         # Views may die in any thread, even inside one of our own critical sections when garbage is
         # collected there. So returned memory is only queued, without a lock.
@@ -46,7 +46,7 @@ class Buffers:
             else:
                 block = np.empty(size, np.uint8)
             self._lent_bytes += size
-            self._held[owner] += size
+            self._lent_to[owner] += size
         lease = block[:nbytes]
         weakref.finalize(lease, self._returned.append, (block, owner)).atexit = False
         return lease.data
@@ -58,10 +58,10 @@ class Buffers:
         whole, share = self._limit_bytes, self._limit_bytes // 4
         with self._lock:
             self._collect()
-            lent, held = self._lent_bytes, self._held.get(owner, 0)
-        if lent + nbytes > whole or held + nbytes > share:
+            lent, own = self._lent_bytes, self._lent_to.get(owner, 0)
+        if lent + nbytes > whole or own + nbytes > share:
             raise BusyError(
-                f"{lent:,} bytes are unanswered, {held:,} of them by this client; at most "
+                f"{lent:,} bytes are unanswered, {own:,} of them by this client; at most "
                 f"{whole:,} and {share:,} may be: retry later"
             )
 
@@ -83,9 +83,9 @@ class Buffers:
         while self._returned:
             block, owner = self._returned.popleft()
             self._lent_bytes -= block.nbytes
-            self._held[owner] -= block.nbytes
-            if not self._held[owner]:
-                del self._held[owner]
+            self._lent_to[owner] -= block.nbytes
+            if not self._lent_to[owner]:
+                del self._lent_to[owner]
             if self._kept_bytes + block.nbytes <= self._keep_bytes:
                 self._free[block.nbytes].append(block)
                 self._kept_bytes += block.nbytes

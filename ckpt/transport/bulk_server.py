@@ -106,14 +106,9 @@ class BulkServer:
             self._router.close(0)
 
     def _receive(self) -> None:
-        for _ in range(RECEIVED):  # stay fair to replies
+        for peer, parts in self._door.received(most=RECEIVED):
             try:
-                peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            self._door.known(peer)
-            try:
-                request = self._open(peer.bytes, [part.buffer for part in parts])
+                request = self._open(peer, parts)
             except EnvelopeError as error:
                 _log.debug("a bulk message is refused: %s", error)
                 self._refused(error.reason)

@@ -16,9 +16,9 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -48,7 +48,7 @@ class Door:
     def __init__(
         self, router: zmq.Socket[bytes], *, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._clock = clock
+        self._router, self._clock = router, clock
         events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self.monitor = router.get_monitor_socket(events)
         self._listening: socket.socket | None = None
@@ -60,6 +60,19 @@ class Door:
     def pause_ms(self) -> int | None:
         """The longest time between two looks; None if an event begins each."""
         return _LOOK_MS if self.shut else None
+
+    def received(self, *, most: int) -> Iterator[tuple[bytes, list[Any]]]:
+        """Yield the messages that wait, with their peers; ``most`` at once, to be fair to replies.
+
+        Each message is that of a peer with a key.
+        """
+        for _ in range(most):
+            try:
+                peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self.known(peer)
+            yield peer.bytes, [part.buffer for part in parts]
 
     def known(self, message: zmq.Frame) -> None:
         """Note the connection that sent a genuine message."""

@@ -161,14 +161,9 @@ class Server:
         self._zap.send_multipart([version, request_id, *status, b"", b""])
 
     def _receive(self) -> None:
-        for _ in range(QUEUED):  # stay fair to replies
+        for peer, parts in self._door.received(most=QUEUED):
             try:
-                peer, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            self._door.known(peer)
-            try:
-                self._take(peer.bytes, [part.buffer for part in parts])
+                self._take(peer, parts)
             except EnvelopeError as error:
                 self._refused(error.reason)
 

@@ -36,9 +36,9 @@ def main(args):
                 run.backward((model(x) - y).square().mean())
                 seen.update(ids.tolist())
             run.step(optimizer)
-            told = {"rank": run.rank, "attempt": run.generation}
-            chaos.samples(step + 1, sorted(seen), **told)  # a step number counts complete steps
-            chaos.state_hash(step + 1, model.state_dict(), **told)
+            position = {"rank": run.rank, "attempt": run.generation}
+            chaos.samples(step + 1, sorted(seen), **position)  # a step number counts complete steps
+            chaos.state_hash(step + 1, model.state_dict(), **position)
             time.sleep(args.step_s)
 
     train()

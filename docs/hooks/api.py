@@ -6,10 +6,14 @@ import importlib
 import inspect
 from typing import Final
 
+from holdfast.elastic.events import KINDS
+
 FACES: Final = {
     "holdfast": "The names a training script needs.",
     "holdfast.ckpt": "Checkpoints without the decorator, and their errors.",
     "holdfast.elastic": "The training loop, and its errors.",
+    "holdfast.elastic.events": "The kinds of events, as structs.",
+    "holdfast.elastic.events.log": "A reader of event files.",
     "holdfast.rl": "Reinforcement learning in a loop of your own.",
     "holdfast.chaos": "Reports of a loop to `holdfast chaos`.",
     "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
@@ -18,6 +22,10 @@ FACES: Final = {
 
 OPAQUE: Final = {"Loader"}
 """Public classes whose members only the training loop calls. Their pages show no members."""
+
+
+KIND_OF_STRUCT: Final = {struct.__name__: kind for kind, struct in KINDS.items()}
+"""Name of an event's struct → name of its kind, which has a section on the page of events."""
 
 
 class UndocumentedError(Exception):
@@ -95,6 +103,15 @@ def pages() -> dict[str, str]:
 
 def _page(face: str, home: dict[str, list[str]]) -> str:
     lines = [f"# `{face}`", "", FACES[face], ""]
+    kinds = [name for name in home[face] if name in KIND_OF_STRUCT]
+    if kinds:
+        links = [f"[`{name}`](../events.md#{KIND_OF_STRUCT[name]})" for name in kinds]
+        lines += [
+            "[Events](../events.md) has the fields of every kind:",
+            "",
+            ", ".join(links) + ".",
+            "",
+        ]
     elsewhere = [name for name in names_of(face) if name not in home[face]]
     if elsewhere:
         links = []
@@ -103,6 +120,8 @@ def _page(face: str, home: dict[str, list[str]]) -> str:
             links.append(f"[`{name}`]({first}.md#{first}.{name})")
         lines += [f"Also here: {', '.join(links)}.", ""]
     for name in home[face]:
+        if name in kinds:
+            continue
         options = ["    options: {members: false, show_signature: false}"] if name in OPAQUE else []
         lines += [f"::: {face}.{name}", *options, ""]
     return "\n".join(lines)

@@ -41,7 +41,7 @@ from learning.lagged import LaggedRun
 
 Outcome = dict[str, Json]
 
-_MAIN: Final = (sys.executable, "-m", "holdfast.adapters.rl.main")
+_MAIN: Final = (sys.executable, "-m", "holdfast.rl")
 _WANTED: Final = {TRAINER: 2, "rollout": 2}
 _KILLS: Final = (KILL_ROLLOUT, KILL_TRAINER, KILL_ROLLOUT, KILL_TRAINER, KILL_NODE)
 _SEEDS: Final = 6
@@ -144,11 +144,13 @@ def _kills(options: argparse.Namespace, place: Path) -> None:
     title = f"{len(steps)} kills in fixed_lag: the same curve, the same weights"
     lines = {"undisturbed, one process": calm.held_out, "hurt": hurt.held_out}
     _draw(options.out / "kills.svg", lines, title, faults=steps)
-    told: Outcome = {"same": hurt.held_out == calm.held_out and hurt.final_hash == calm.final_hash}
-    told |= {"kills": _told_kills(record), "curves": msgspec.to_builtins([calm, hurt])}
-    print(f"kills {told['kills']}, same curve and weights: {told['same']}")
-    _write(options.out / "kills.json", told)
-    if not told["same"]:
+    outcome: Outcome = {
+        "same": hurt.held_out == calm.held_out and hurt.final_hash == calm.final_hash
+    }
+    outcome |= {"kills": _told_kills(record), "curves": msgspec.to_builtins([calm, hurt])}
+    print(f"kills {outcome['kills']}, same curve and weights: {outcome['same']}")
+    _write(options.out / "kills.json", outcome)
+    if not outcome["same"]:
         raise JobFailedError("the hurt job's curve or weights are not the undisturbed one's")
 
 
@@ -159,42 +161,42 @@ def _bounded(options: argparse.Namespace, place: Path) -> None:
     of their curves; `paired_interval` bounds the difference that kills make.
     """
     pairs: list[tuple[Curve, Curve]] = []
-    told: Outcome = {"kills": []}
+    outcome: Outcome = {"kills": []}
     for seed in range(options.seeds or _SEEDS):
         config = msgspec.structs.replace(STABLE, seed=seed)
         config = _warmed(config, place / f"warm-{seed}")
         calm = _job("undisturbed", config, place / f"calm-{seed}")
         hurt = _job("hurt", config, place / f"hurt-{seed}", kills=options.kills, seed=seed)
-        told["kills"].append(_told_kills(hurt))
+        outcome["kills"].append(_told_kills(hurt))
         pairs.append(
             (_curve("undisturbed", config, calm.result), _curve("hurt", config, hurt.result))
         )
-        print(f"seed {seed}: {[c.end for c in pairs[-1]]}, {told['kills'][-1]}", flush=True)
-        _tell_pairs(options, pairs, told)
+        print(f"seed {seed}: {[c.end for c in pairs[-1]]}, {outcome['kills'][-1]}", flush=True)
+        _tell_pairs(options, pairs, outcome)
 
 
 def _pairs(options: argparse.Namespace, _: Path) -> None:
     """Repeat the comparison of the pairs that `bounded` has run."""
-    told = msgspec.json.decode((options.out / "bounded.json").read_bytes(), type=Outcome)
-    _tell_pairs(options, msgspec.convert(told["curves"], list[tuple[Curve, Curve]]), told)
+    outcome = msgspec.json.decode((options.out / "bounded.json").read_bytes(), type=Outcome)
+    _tell_pairs(options, msgspec.convert(outcome["curves"], list[tuple[Curve, Curve]]), outcome)
 
 
 def _tell_pairs(
-    options: argparse.Namespace, pairs: Sequence[tuple[Curve, Curve]], told: Outcome
+    options: argparse.Namespace, pairs: Sequence[tuple[Curve, Curve]], outcome: Outcome
 ) -> None:
     """Compare the pairs that exist so far."""
     columns = [[*column] for column in zip(*pairs, strict=True)]
     for name in ("end", "mean"):
         calm, hurt = ([getattr(curve, name) for curve in each] for each in columns)
-        told[f"p_{name}"] = paired_p_value(hurt, calm)
-        told[f"interval_{name}"] = _interval(hurt, calm)
-    told["curves"] = msgspec.to_builtins(pairs)
+        outcome[f"p_{name}"] = paired_p_value(hurt, calm)
+        outcome[f"interval_{name}"] = _interval(hurt, calm)
+    outcome["curves"] = msgspec.to_builtins(pairs)
     lines = {each[0].name: mean_line([curve.held_out for curve in each]) for each in columns}
-    kills = sum(told["kills"][0].values())
+    kills = sum(outcome["kills"][0].values())
     title = f"bounded(2), mean of {len(pairs)} seeds, {kills} kills each or none"
     _draw(options.out / "bounded.svg", lines, title)
-    print(*_told_differences(told), sep="\n", flush=True)
-    _write(options.out / "bounded.json", told)
+    print(*_told_differences(outcome), sep="\n", flush=True)
+    _write(options.out / "bounded.json", outcome)
 
 
 def _interval(hurt: Sequence[float], calm: Sequence[float]) -> tuple[float, float] | None:
@@ -205,11 +207,11 @@ def _interval(hurt: Sequence[float], calm: Sequence[float]) -> tuple[float, floa
         return None
 
 
-def _told_differences(told: Outcome) -> list[str]:
+def _told_differences(outcome: Outcome) -> list[str]:
     """Return the comparison of the pairs in words."""
     lines = []
     for name, what in (("end", "last value"), ("mean", "mean of the curve")):
-        line, interval = f"{what}: p = {told[f'p_{name}']:.3f}", told[f"interval_{name}"]
+        line, interval = f"{what}: p = {outcome[f'p_{name}']:.3f}", outcome[f"interval_{name}"]
         if interval is not None:
             low, high = interval
             line += f", hurt less undisturbed {low:+.3f} to {high:+.3f} ({_CONFIDENCE:.0%})"

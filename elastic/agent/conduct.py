@@ -76,7 +76,7 @@ class Conductor:
         self._known = 0
         self._fencing = 0
         self._fenced = 0
-        self._stood = 0
+        self._standing_generation = 0
         self._inventory: Inventory | None = None
         self._inventory_asked = False
         self.progress, self._base = -1, 0
@@ -139,8 +139,8 @@ class Conductor:
             assigned = seating.assigned(self.view.seating, self._config.node)
             self._crew.follow(assigned, sidecar=self.sidecar.address, progress=self.progress)
         self._fail_job(now_s)
-        if self.view.number > self._stood and self._crew.stand(self.view.number):
-            self._stood = self.view.number
+        if self.view.number > self._standing_generation and self._crew.stand(self.view.number):
+            self._standing_generation = self.view.number
             self._again(now_s)
         if self._again_s is not None and now_s >= self._again_s:
             self._again_s = None
@@ -194,7 +194,7 @@ class Conductor:
             self._seen,
             node=self._config.node,
             now_s=now_s,
-            stand=self._stood == self.view.number > 0,
+            stand=self._standing_generation == self.view.number > 0,
             step_s=agree.STEP_S if step_s is None else step_s,
         )
         match decision:

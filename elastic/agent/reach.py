@@ -57,7 +57,7 @@ class Reach:
 
 
 def ask_all(
-    asked: Mapping[str, ProbedNode], key: RunKey, *, over: threading.Event
+    probed: Mapping[str, ProbedNode], key: RunKey, *, over: threading.Event
 ) -> frozenset[str]:
     """Return the nodes that answer; probe at most `AT_ONCE` at the same time.
 
@@ -66,7 +66,7 @@ def ask_all(
     found: set[str] = set()
     for timeout_s in TRIES_S:
         left: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in asked:
+        for name in probed:
             if name not in found:
                 left.put(name)
 
@@ -76,7 +76,7 @@ def ask_all(
                     name = left.get_nowait()
                 except queue.Empty:
                     return
-                if answers(asked[name].address, key, timeout_s=timeout_s):
+                if answers(probed[name].address, key, timeout_s=timeout_s):
                     found.add(name)
 
         threads = [

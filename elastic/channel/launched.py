@@ -93,14 +93,8 @@ class LaunchedChannel(Unwatched):
         self.key: RunKey = shared_key(Path(found.key_file))
         self._spec: JobSpec | None = None
         self._info: dict[str, Json] = {}
-        self._record: GenerationRecord | None = None
         self._nodes: tuple[NodeRecord, ...] = ()
         self._closed = False
-
-    @property
-    def role(self) -> str:
-        """Always a trainer."""
-        return TRAINER
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
         """Store the values to send to the other ranks."""
@@ -222,22 +216,6 @@ class LaunchedChannel(Unwatched):
     def roster(self) -> Roster:
         """Return the nodes with ranks, and the generation."""
         return Roster(nodes=self._nodes, generation=self._record)
-
-    def roster_version(self) -> int:
-        """Return the generation's number."""
-        return self._record.number if self._record else 0
-
-    def await_roster(self, *, after: int, timeout_s: float) -> int:
-        """Return at once if the roster is newer than ``after``, else after ``timeout_s``."""
-        if self.roster_version() <= after:
-            time.sleep(timeout_s)
-        return self.roster_version()
-
-    def done(self, result: Json = None, *, lingers: bool = False) -> None:
-        """Do nothing: the script continues by itself."""
-
-    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
-        """Do nothing: the user sees the error itself, the launcher the exit status."""
 
     def close(self) -> None:
         """Close the event file; the sidecar stays."""

@@ -10,7 +10,6 @@ import atexit
 import os
 import tempfile
 import threading
-import time
 import uuid
 from pathlib import Path
 
@@ -61,13 +60,7 @@ class SoloChannel(Unwatched):
         self.sidecar = self._sidecar.address
         self._spec: JobSpec | None = None
         self._info: dict[str, Json] = {}
-        self._record: GenerationRecord | None = None
         atexit.register(self.close)
-
-    @property
-    def role(self) -> str:
-        """Always a trainer."""
-        return TRAINER
 
     def ready(self, *, after: int, spec: JobSpec | None, info: dict[str, Json]) -> None:
         """Form the first generation, or the next if the worker left one to roll back."""
@@ -161,22 +154,6 @@ class SoloChannel(Unwatched):
             workers=(worker,),
         )
         return Roster(nodes=(node,), generation=self._record)
-
-    def roster_version(self) -> int:
-        """Return 1 once a generation is formed, else 0."""
-        return int(self._record is not None)
-
-    def await_roster(self, *, after: int, timeout_s: float) -> int:
-        """Return at once if the roster is newer than ``after``, else after ``timeout_s``."""
-        if self.roster_version() <= after:
-            time.sleep(timeout_s)
-        return self.roster_version()
-
-    def done(self, result: Json = None, *, lingers: bool = False) -> None:
-        """Do nothing: the script continues by itself."""
-
-    def fail(self, message: str, *, user_error: bool, fault: str = "") -> None:
-        """Do nothing: there is no retry, and the user sees the error itself."""
 
     def close(self) -> None:
         """Stop the sidecar, which removes its shared memory."""

@@ -92,7 +92,7 @@ class Service:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self.stopped = threading.Event()
-        self._held: dict[str, int] = {}
+        self._arenas: dict[str, int] = {}
         self._launcher, self._pidfd = LauncherRecord(pid=0), -1
         self._written = ""
         self._kept_s = 0.0
@@ -156,9 +156,9 @@ class Service:
         """Hold the memory that is there now."""
         for node in self._launcher.nodes:
             directory = arena_path(self._config.run, node)
-            if not is_held(directory, self._held.get(node, -1)):
+            if not is_held(directory, self._arenas.get(node, -1)):
                 self._let_go(node)
-                self._held[node] = hold_existing(directory)
+                self._arenas[node] = hold_existing(directory)
                 self._kept_s = 0.0
 
     def _keep(self) -> None:
@@ -166,7 +166,7 @@ class Service:
         if time.monotonic() - self._kept_s < _KEEP_EVERY_S:
             return
         self._kept_s = time.monotonic()
-        for node, fd in self._held.items():
+        for node, fd in self._arenas.items():
             if fd >= 0:
                 kept.keep(arena_path(self._config.run, node), seconds=self._config.return_s)
 
@@ -174,12 +174,12 @@ class Service:
         """Stop, and give up what a later launcher would take up: the record and the memory."""
         (Path(self._config.run_dir) / RECORD).unlink(missing_ok=True)
         self._server.close()
-        for node in [*self._held]:
+        for node in [*self._arenas]:
             self._let_go(node)
         drop_memory(self._config.run)
 
     def _let_go(self, node: str) -> None:
-        if (fd := self._held.pop(node, -1)) >= 0:
+        if (fd := self._arenas.pop(node, -1)) >= 0:
             os.close(fd)
 
 

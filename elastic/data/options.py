@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import (
     DataLoader,
@@ -16,6 +17,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from holdfast.ckpt import checks
 from holdfast.elastic.data.order import SampleOrder, Sequential, Shuffled, Weighted
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError
@@ -36,6 +38,10 @@ _READ_OFF = (
     "worker_init_fn",
 )
 
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "first_batch_s": checks.number(0, math.inf, above=True, remedy="give seconds above 0"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
@@ -54,8 +60,8 @@ class Loading:
     first_batch_s: float = FIRST_BATCH_S
 
     def __post_init__(self) -> None:
-        if not self.first_batch_s > 0:
-            raise ConfigError(f"run.loader(first_batch_s={self.first_batch_s!r}): give seconds")
+        given = {"first_batch_s": self.first_batch_s}
+        checks.check("run.loader", given, _RULES, error=ConfigError)
         for name, remedy in _OURS.items():
             if name in self.options:
                 raise ConfigError(f"run.loader({name}=...) is not among its options: {remedy}")

@@ -7,18 +7,24 @@ same samples in the same microbatches, and going back to an earlier step costs n
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.ckpt import checks
 from holdfast.ckpt.types import Json
 from holdfast.elastic.data.sampler import Permutation, keys, mix
 from holdfast.elastic.errors import ConfigError
 
 _UNIT = 2.0**-53
 _SERIES_TERMS = 12
+
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "count": checks.optional(checks.count(1, remedy="give 1 or more samples, or None")),
+    "replacement": checks.flag(),
+}
 
 
 class SampleOrder(Protocol):
@@ -80,7 +86,17 @@ class Weighted:
     def __init__(
         self, weights: Iterable[float], *, count: int | None = None, replacement: bool = True
     ) -> None:
-        self._weights = np.array(list(weights), dtype=np.float64)
+        given = {"count": count, "replacement": replacement}
+        checks.check("Weighted", given, _RULES, error=ConfigError)
+        try:
+            self._weights = np.array(list(weights), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Weighted(weights=...): {error}; give one number each") from error
+        if self._weights.ndim != 1:
+            raise ConfigError(
+                f"Weighted(weights=...) has {self._weights.ndim} dimensions: give one number for "
+                "each sample"
+            )
         self._replacement = replacement
         if not self._weights.size:
             raise ConfigError("Weighted(weights=[]): give one weight for each sample")

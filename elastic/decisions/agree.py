@@ -313,10 +313,12 @@ def _outside_nodes(view: JobView) -> dict[str, NodeRecord]:
 def _held_off(
     view: JobView, seen: FirstSeen, *, now_s: float, policy: AgreePatience
 ) -> dict[str, float]:
-    held = held_off(view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers)
+    delayed = held_off(
+        view, seen.since, now_s=now_s, patience=policy.patience, leavers=seen.leavers
+    )
     if out := left_out(view):  # their time begins when they are reachable again
-        held = {name: until_s for name, until_s in held.items() if name not in out}
-    return held
+        delayed = {name: until_s for name, until_s in delayed.items() if name not in out}
+    return delayed
 
 
 def _joins(
@@ -326,8 +328,8 @@ def _joins(
 
     Or the time until which to wait.
     """
-    held, out = _held_off(view, seen, now_s=now_s, policy=policy), left_out(view)
-    absent = {*held, *out}
+    delayed, out = _held_off(view, seen, now_s=now_s, policy=policy), left_out(view)
+    absent = {*delayed, *out}
     trainers = [pair for pair in outside_trainers(view) if pair[0].node not in absent]
     if view.generation and trainers:
         members = len(view.generation.members)
@@ -347,7 +349,7 @@ def _joins(
         due_s.append(min(settled_s, min(ready_s) + policy.join_settle_max_s))
     if nodes_s:
         due_s.append(max(nodes_s) + policy.node_settle_s)
-    again_s = min(held.values(), default=None)
+    again_s = min(delayed.values(), default=None)
     if not due_s:
         return [], again_s
     until_s = max(min(due_s), seen.number_s + policy.holdoff_s)
@@ -429,10 +431,10 @@ def _gather(
     """Decide once this node has fenced; wait for the others and for trainers, then propose."""
     if lagging := _unfenced(view, group=True):
         return WaitForFences(), f"waiting for {_names(lagging)} to fence generation {view.number}"
-    held = _held_off(view, seen, now_s=now_s, policy=policy)
+    delayed = _held_off(view, seen, now_s=now_s, policy=policy)
     quorum_s = now_s if seen.fenced_s is None else seen.fenced_s
     out = left_out(view)
-    absent = {*held, *out}
+    absent = {*delayed, *out}
     if newcomers := [name for name in _unfenced(view, group=False) if name not in absent]:
         until_s = quorum_s + policy.newcomer_wait_s
         if now_s < until_s:
@@ -465,7 +467,7 @@ def _gather(
     setbacks = setbacks_after(
         view, lived_s=now_s - seen.number_s, patience=policy.patience, leavers=seen.leavers
     )
-    record, reason = plan(view, restore_points=points, held=held, setbacks=setbacks)
+    record, reason = plan(view, restore_points=points, excluded=delayed, setbacks=setbacks)
     return Propose(record=record, expected=view.generation_revision), reason
 
 

@@ -1,7 +1,7 @@
 """Events: what happens in a job, as lines of JSON that people, tools and your own readers share.
 
-Every process of a job writes to the file of its node, `events-<node>.jsonl` in the run directory
-(`holdfast.elastic.events.log`). A line is one event: an object with the name of its ``kind``, the
+Every process of a job writes to the file of its node, `events-<node>.jsonl` in the run directory.
+A line is one event: an object with the name of its ``kind``, the
 fields of `Event`, and those of the kind. Each kind is a struct in this package; the reference page
 of events is made from them.
 
@@ -18,7 +18,7 @@ Events of your own are a `UserEvent`: ``run.emit(UserEvent(name="evaluated", fie
 The rule for change: a kind and a field are only ever added, a new field with a default; their
 names and units are never used for anything else. So readers skip kinds and fields that they do not
 know. A change that this rule does not allow raises the version ``v`` on every line, and
-`holdfast.elastic.events.wire` turns what older versions wrote into today's events. A line without
+`decode` turns what older versions wrote into today's events. A line without
 ``v`` is of version 1. Quantities have their unit in their name: it ends in ``_s``, ``_bytes`` or
 ``_tokens``, or is ``seconds``, ``bytes`` or ``tokens``.
 """

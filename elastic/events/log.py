@@ -17,6 +17,8 @@ from holdfast.ckpt.events import Event
 from holdfast.elastic.events.job import EventsLost
 from holdfast.elastic.events.wire import EventFormatError, decode, encode
 
+__all__ = ["EventReader"]
+
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 32 << 20

@@ -23,7 +23,7 @@ class _NormalizedLayer:
 
     module: nn.Module
     keys: tuple[str, ...]
-    held: dict[str, torch.Tensor] | None = None
+    saved: dict[str, torch.Tensor] | None = None
     updated: dict[str, torch.Tensor] | None = None
 
 
@@ -50,23 +50,23 @@ class PowerIterations:
         """Start a pass."""
         self.active = False
         for layer in self._layers.values():
-            layer.held = layer.updated = None
+            layer.saved = layer.updated = None
 
     def _before(self, layer: _NormalizedLayer, module: nn.Module, _args: object) -> None:
         if self.active and module.training:
-            layer.held = {key: getattr(module, key) for key in layer.keys}
-            for key, vector in layer.held.items():
+            layer.saved = {key: getattr(module, key) for key in layer.keys}
+            for key, vector in layer.saved.items():
                 setattr(module, key, vector.clone())
 
     def _after(
         self, layer: _NormalizedLayer, module: nn.Module, _args: object, _output: object
     ) -> None:
-        held, layer.held = layer.held, None
-        if held is None:
+        saved, layer.saved = layer.saved, None
+        if saved is None:
             return
         if layer.updated is None:
-            layer.updated = {key: getattr(module, key) for key in held}
-        for key, vector in held.items():
+            layer.updated = {key: getattr(module, key) for key in saved}
+        for key, vector in saved.items():
             setattr(module, key, vector)
 
     @torch.no_grad()

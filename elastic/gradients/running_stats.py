@@ -41,7 +41,7 @@ class _NormLayer:
     calls: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     fresh: list[torch.Tensor] = field(default_factory=list)
     mean: torch.Tensor | None = None
-    held: dict[str, Any] | None = None
+    saved: dict[str, Any] | None = None
     is_narrow: bool = False
 
     def factor(self, call: int) -> float:
@@ -87,7 +87,7 @@ class RunningStats:
         """Start a pass."""
         self._microbatch, self._active = None, False
         for layer in self._layers.values():
-            layer.calls, layer.fresh, layer.held, layer.is_narrow = {}, [], None, False
+            layer.calls, layer.fresh, layer.saved, layer.is_narrow = {}, [], None, False
             layer.mean = getattr(layer.module, "running_mean", None)
 
     def begin_microbatch(self, number: int | None) -> None:
@@ -112,7 +112,7 @@ class RunningStats:
             return
         if mean is None or mean is not layer.mean:
             return
-        layer.held = {key: getattr(module, key) for key in (*_KEPT, "momentum")}
+        layer.saved = {key: getattr(module, key) for key in (*_KEPT, "momentum")}
         with torch.no_grad():
             both = mean.new_zeros(2, *mean.shape)
         module.running_mean, module.running_var = both[0], both[1]
@@ -121,10 +121,10 @@ class RunningStats:
         layer.is_narrow |= bool(args) and args[0].dtype.itemsize < torch.float32.itemsize
 
     def _after(self, layer: _NormLayer, module: Any, _args: object, output: object) -> None:
-        held, layer.held = layer.held, None
-        if held is None:
+        saved, layer.saved = layer.saved, None
+        if saved is None:
             return
-        for key, value in held.items():
+        for key, value in saved.items():
             setattr(module, key, value)
         # A forward that is left by an error may have come as far as its statistics: activation
         # checkpointing leaves one so that was run again.

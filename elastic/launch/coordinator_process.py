@@ -85,8 +85,10 @@ class CoordinatorProcess:
             os.close(found._pidfd)
             return None
         try:
-            with contextlib.closing(connect(found.address, key, timeout_s=_ANSWER_S)) as asked:
-                asked.get(launcher_key(found.run))
+            with contextlib.closing(
+                connect(found.address, key, timeout_s=_ANSWER_S)
+            ) as coordinator:
+                coordinator.get(launcher_key(found.run))
         except CoordinatorError as error:
             _log.warning("%s: the coordinator of run %s: %s", run_dir, found.run, error)
             end_processes([record.pid], mark=found.mark)  # unless the number is another's by now

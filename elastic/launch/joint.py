@@ -37,7 +37,8 @@ from holdfast.elastic.coordinator.service import LauncherRecord, launcher_key
 from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.coordinator_process import CoordinatorProcess
-from holdfast.elastic.launch.local import KEY, Launcher
+from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.launch.run_folder import KEY
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import decode, encode, generation_key, outcome_key
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, address_towards, is_free

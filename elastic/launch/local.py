@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
-import logging
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Mapping
-from pathlib import Path
-
-import msgspec
 
 from holdfast.ckpt.descriptors import allow_many, patiently, readable
-from holdfast.ckpt.errors import HoldfastError, PeerError
-from holdfast.ckpt.memory import kept
-from holdfast.ckpt.memory.arena import arena_path, arenas_of, hold, is_held, sweep, take_away
-from holdfast.ckpt.private import make_private
+from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt.memory.arena import arena_path, sweep, take_away
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.notice import LEFT_STATUS
-from holdfast.elastic.agent.reporting import PROCESSES_PATTERN, NodeProcesses, read_processes
+from holdfast.elastic.agent.reporting import NodeProcesses, read_processes
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
-from holdfast.elastic.coordinator.embedded import EmbeddedServer
-from holdfast.elastic.coordinator.service import (
-    JOURNAL,
-    RECORD,
-    LauncherRecord,
-    ServiceConfig,
-    drop_memory,
-    launcher_key,
-)
+from holdfast.elastic.decisions.remaining import hopeless
 from holdfast.elastic.decisions.restarting import Restarts, again
-from holdfast.elastic.errors import ConfigError, CoordinatorError
+from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.events import Detected, Event, JobEnded, JobStarted, NodeExited
-from holdfast.elastic.events.log import EVENTS_PATTERN, EventWriter, events_file
+from holdfast.elastic.events.log import EventWriter, events_file
+from holdfast.elastic.launch.agent_start import agent_config, start_agent
 from holdfast.elastic.launch.config import EMBEDDED, LaunchConfig, NodeSpec
-from holdfast.elastic.launch.coordinator_process import CoordinatorProcess, read_record
-from holdfast.elastic.membership.records import TRAINER, JobOutcome
+from holdfast.elastic.launch.coordinator_process import CoordinatorProcess
+from holdfast.elastic.launch.hosting import CoordinatorHost
+from holdfast.elastic.launch.kept_arenas import KeptArenas
+from holdfast.elastic.launch.run_folder import KEY, clear_run_dir, lock_run_dir
+from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import (
     JobView,
     decode,
@@ -61,26 +46,15 @@ _STOP_GRACE_S = 0.15
 _CALL_TIMEOUT_S = 2.0
 _UNHEARD_S = 10.0
 _AGENT_END_S = 15.0
-_SWEEP_S = 2.0
-_SWEEP_TICK_S = 0.01
-_REVIVALS = 3
-KEY = "key.json"
-"""File of the run's key, in the run directory."""
-
-_log = logging.getLogger(__name__)
 
 
-class Launcher:
+class Launcher(CoordinatorHost):
     """The launcher of one job, from its start until its last process is gone."""
 
     def __init__(self, config: LaunchConfig) -> None:
-        self.config = config
-        self.run = f"{os.getpid():x}-{uuid.uuid4().hex[:6]}"
-        self._identity = config.job
-        self._temporary = config.run_dir is None
-        self.run_dir = config.run_dir or run_dirs.make()
+        super().__init__(config)
         self._agents: dict[str, Child] = {}
-        self._memory: dict[str, int] = {}
+        self._memory = KeptArenas()
         self._restarts: dict[str, Restarts] = {}
         self._due: set[str] = set()
         self._stopped_s: dict[str, float] = {}
@@ -90,10 +64,7 @@ class Launcher:
         self._killed = threading.Event()
         self._ended = threading.Event()
         self._outcome: JobOutcome | None = None
-        self._stop_reason: str | None = None
         self._deciding_s = 0.0
-        self._server: EmbeddedServer | CoordinatorProcess | None = None
-        self._coordinator_restarts = Restarts()
         self._lifeline_read, self._lifeline_write = -1, -1
 
     def start(self) -> None:
@@ -107,11 +78,11 @@ class Launcher:
         run_dirs.sweep()
         before: CoordinatorProcess | None = None
         try:
-            self._lock_run_dir()
+            self._lock = lock_run_dir(self.run_dir, temporary=self._temporary)
             before = self._predecessor()
             if before is None:
                 self.key = RunKey.new()
-                self._clear_run_dir()
+                clear_run_dir(self.run_dir)
             self._connect()
         except HoldfastError:
             if isinstance(self._server, CoordinatorProcess) and before is None:
@@ -182,148 +153,16 @@ class Launcher:
         """
         self._returning.add(node)
 
-    def _lock_run_dir(self) -> None:
-        """Make the run directory and lock it.
-
-        Raises ``UnsafePathError`` if another user made it or can write to it.
-        """
-        try:
-            make_private(self.run_dir)  # its key and its coordinator's record are trusted below
-            make_private(self.run_dir / "logs")
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            lock = os.open(self.run_dir / run_dirs.LOCK, flags, 0o600)
-            self._lock = os.fdopen(lock, "w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._temporary:
-                run_dirs.mark(self.run_dir)
-        except BlockingIOError:
-            raise ConfigError(
-                f"run directory {self.run_dir}: another job uses it; choose another directory"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
-            ) from error
-
-    def _predecessor(self) -> CoordinatorProcess | None:
-        """Take up the coordinator of a killed launcher of the same job; end that of another."""
-        if not self._bind() or (record := read_record(self.run_dir)) is None:
-            return None
-        try:
-            self.key = RunKey.load(self.run_dir / KEY)
-        except PeerError:
-            return None
-        found = CoordinatorProcess.found(self.run_dir, self.key)
-        if record.job != self._identity:
-            _log.warning(
-                "%s: the job that ran here (%s) had another command or other options; it is not "
-                "continued",
-                self.run_dir,
-                record.run,
-            )
-            if found:
-                found.close()
-        else:
-            found = found or self._revive(record.run)
-            if found:
-                self.run, self._server = found.run, found
-                return found
-        drop_memory(record.run)
-        return None
-
-    def _revive(self, run: str) -> CoordinatorProcess | None:
-        """Start a killed coordinator again, if its job can go on; None if it cannot."""
-        if not self.config.return_s or not self._can_go_on(run):
-            return None
-        for _ in range(_REVIVALS):
-            try:
-                return CoordinatorProcess.start(self._service(self._bind(), run=run))
-            except CoordinatorError as error:
-                # the killed launcher may have just started one
-                if found := CoordinatorProcess.found(self.run_dir, self.key):
-                    return found
-                _log.warning("%s: run %s cannot be continued: %s", self.run_dir, run, error)
-        return None
-
-    def _can_go_on(self, run: str) -> bool:
-        """Return whether there is memory from which the run can continue."""
-        return bool(arenas_of(run))
-
-    def _clear_run_dir(self) -> None:
-        """Remove the files of an earlier run, and write this run's key."""
-        try:
-            for pattern in (EVENTS_PATTERN, PROCESSES_PATTERN, KEY, RECORD, JOURNAL):
-                for stale in self.run_dir.glob(pattern):
-                    stale.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"run directory {self.run_dir}: {error.strerror}; choose one that can be written"
-            ) from error
-
     def _take_over(self, *, number: int = -1) -> None:
         """Hold the nodes' memory, and end the remaining processes of the launcher before."""
         self._sign(number=number)
         for node in self.config.nodes:
-            if arena_path(self.run, node.name).exists():
-                self._hold_memory(node.name)
+            if (arena := arena_path(self.run, node.name)).exists():
+                self._memory.keep(arena)
             if found := read_processes(self.run_dir, node.name):
                 pids = [found.agent, found.sidecar, *found.workers.values()]
                 end_processes(pids, mark=self.run)
             self._coordinator.delete(node_key(self.run, node.name))
-
-    def _sign(self, *, number: int = -1) -> None:
-        """Write this launcher's record at the coordinator's process."""
-        names = tuple(node.name for node in self.config.nodes)
-        record = LauncherRecord(pid=os.getpid(), nodes=names, number=number)
-        self._coordinator.put(launcher_key(self.run), encode(record))
-
-    def _bind(self) -> str:
-        """Return the address at which this launcher serves the coordinator, empty if it does not.
-
-        It ends in ``*`` for any free port.
-        """
-        if self.config.coordinator != EMBEDDED:
-            return ""
-        return f"tcp://127.0.0.1:{self.config.port or '*'}"
-
-    def _serve(self) -> EmbeddedServer | CoordinatorProcess:
-        """Serve the coordinator here or, if it is to outlive this launcher, in its own process."""
-        if self._temporary or not self.config.return_s:
-            return EmbeddedServer(self.key, bind=self._bind())
-        return CoordinatorProcess.start(self._service(self._bind(), run=self.run))
-
-    def _service(self, bind: str, *, run: str) -> ServiceConfig:
-        return ServiceConfig(
-            run=run,
-            job=self._identity,
-            run_dir=str(self.run_dir.absolute()),
-            key_file=str((self.run_dir / KEY).absolute()),
-            bind=bind,
-            return_s=self.config.return_s,
-        )
-
-    def _check_coordinator(self) -> None:
-        """Start the coordinator's process again if it has ended; it continues with its journal."""
-        server, restarts = self._server, self._coordinator_restarts
-        if not isinstance(server, CoordinatorProcess) or server.alive:
-            return
-        if time.monotonic() < restarts.due_s:
-            return
-        listed = [read_processes(self.run_dir, node.name) for node in self.config.nodes]
-        following = again(
-            restarts,
-            progress=max((found.progress for found in listed if found), default=-1),
-            most=self.config.node_restarts,
-            now_s=time.monotonic(),
-        )
-        if following is None:
-            self._stop_reason = self._stop_reason or "the coordinator ended again and again"
-            return
-        self._coordinator_restarts = following
-        try:
-            self._server = CoordinatorProcess.start(self._service(server.address, run=self.run))
-        except (CoordinatorError, OSError) as error:
-            _log.warning("%s", error)
 
     def _connect(self) -> None:
         """Serve the coordinator, or connect to an existing one."""
@@ -346,45 +185,19 @@ class Launcher:
             self._sign()
 
     def _start_agent(self, node: NodeSpec) -> None:
-        self._hold_memory(node.name)
-        config = AgentConfig(
+        self._memory.keep(arena_path(self.run, node.name))
+        config = agent_config(
+            self.config,
+            node,
             run=self.run,
-            node=node.name,
-            domain=node.domain,
-            run_dir=str(self.run_dir),
-            key_file=str(self.run_dir / KEY),
+            run_dir=self.run_dir,
             coordinator=self.coordinator_address,
-            slots=node.slots,
-            wanted=dict(self.config.wanted),
-            nodes=len(self.config.nodes) - len(self.config.absent) + self.config.elsewhere,
-            command=self.config.command,
-            env=dict(self.config.env),
-            capture_output=self.config.capture_output,
-            max_attempts=self.config.max_attempts,
-            settings=dict(self.config.settings),
-            timing=self.config.timing,
-            notice=self.config.notice,
-            host=self.config.host,
-            memory_of=node.name if self.config.apart else "",
         )
         self._agents[node.name] = start_agent(
             config,
             env={**os.environ, **self.config.agent_env},
             stdin=self._lifeline_read,
         )
-
-    def _hold_memory(self, node: str) -> None:
-        """Make the node's memory outlive its processes, until the job ends."""
-        if not self._has_memory(node):
-            self._release_memory(node)
-            self._memory[node] = hold(arena_path(self.run, node))
-
-    def _has_memory(self, node: str) -> bool:
-        return is_held(arena_path(self.run, node), self._memory.get(node, -1))
-
-    def _release_memory(self, node: str) -> None:
-        if (fd := self._memory.pop(node, -1)) >= 0:
-            os.close(fd)
 
     def _watch(self) -> None:
         """Run the launcher's own loop until the job has ended."""
@@ -402,12 +215,12 @@ class Launcher:
 
     def _await_exit(self, timeout_s: float) -> None:
         """Return as soon as an agent exits."""
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as opened:
             pidfds = []
             for agent in self._agents.values():
                 if agent.alive:
                     pidfds.append(patiently(functools.partial(os.pidfd_open, agent.pid)))
-                    held.callback(os.close, pidfds[-1])
+                    opened.callback(os.close, pidfds[-1])
             readable(pidfds, timeout_s)
 
     def _check_agents(self) -> None:
@@ -455,7 +268,7 @@ class Launcher:
             ending = found.failure or ending
         with contextlib.suppress(CoordinatorError):  # otherwise its lease ends a second later
             self._coordinator.delete(node_key(self.run, node.name))
-        kept = self._has_memory(node.name)
+        kept = self._memory.has(arena_path(self.run, node.name))
         self._lost[node.name] = ending
         self.emit(NodeExited(victim=node.name, status=ending, memory_kept=kept))
         if not any(other.alive for other in self._agents.values()):
@@ -496,35 +309,16 @@ class Launcher:
             self.stop(reason)
 
     def _remove_memory(self, node: str) -> None:
-        """Remove the memory of a node's processes, the last of which may still be ending."""
-        self._release_memory(node)
-        kept.give_up(arena_path(self.run, node))
-        directory, deadline_s = arena_path(self.run, node), time.monotonic() + _SWEEP_S
-        if isinstance(self._server, CoordinatorProcess) and self._server.alive:
-            with take_away(directory):
-                return  # it holds the memory too, until nothing lies there
-        while directory.exists() and time.monotonic() < deadline_s:
-            if not sweep(exactly=directory.name):
-                time.sleep(_SWEEP_TICK_S)
+        server = self._server
+        shared = isinstance(server, CoordinatorProcess) and server.alive
+        self._memory.remove(arena_path(self.run, node), shared=shared)
 
     def _hopeless(self) -> str | None:
         """Return why the job cannot continue with the remaining nodes, None if it can."""
         alive = {name for name, agent in self._agents.items() if agent.alive} | self._due
-        left = [node for node in self.config.nodes if node.name in alive]
-        lost = ", ".join(
-            f"{name} ({ending})" for name, ending in self._lost.items() if name not in alive
-        )
-        if not left:
-            return f"every node is lost: {lost}; look for the cause in their output"
-        needed = self._trainers_needed()
-        room = sum(node.slots.get(TRAINER, 0) for node in left)
-        if room < needed:
-            return (
-                f"{needed} trainers are needed and the nodes that are left have room for {room} "
-                f"(lost: {lost}): give more nodes or slots, or allow fewer with "
-                "Mesh(dp='auto', min_dp=...)"
-            )
-        return None
+        left = {node.name: node.slots for node in self.config.nodes if node.name in alive}
+        lost = {name: why for name, why in self._lost.items() if name not in alive}
+        return hopeless(left, lost, needed=self._trainers_needed() if left else 0)
 
     def _trainers_needed(self) -> int:
         view = self._view()
@@ -597,35 +391,7 @@ class Launcher:
             shutil.rmtree(self.run_dir, ignore_errors=True)
         self._ended.set()
 
-    def _forget_run(self) -> None:
-        """Remove the run's keys from a coordinator that outlives it."""
-        with contextlib.suppress(CoordinatorError):
-            for entry in self._coordinator.range(run_prefix(self.run))[0]:
-                self._coordinator.delete(entry.key)
-
     def _note_failure(self, found: NodeProcesses) -> None:
         """Fail the job if a worker completed its part but then failed."""
         if found.failure and (self._outcome is None or self._outcome.ok):
             self._outcome = JobOutcome(ok=False, message=found.failure)
-
-
-def start_agent(
-    config: AgentConfig, *, env: Mapping[str, str], stdin: int, output: Path | None = None
-) -> Child:
-    """Start a node's agent, tied to this thread; ``-P`` keeps the user's directory off its path.
-
-    ``stdin`` is its lifeline; ``output`` is as in `Child.start`.
-    """
-    with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
-        file.write(msgspec.json.encode(config))
-        file.seek(0)
-        argv = (sys.executable, "-P", "-m", "holdfast.elastic.agent")
-        options = ("--name", f"{config.run}/{config.node}", "--config-fd", str(file.fileno()))
-        return Child.start(
-            (*argv, *options),
-            env=env,
-            tied=True,
-            stdin=stdin,
-            output=output,
-            pass_fds=(file.fileno(),),
-        )

@@ -161,7 +161,8 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     )
     if worker_info is not None and not callable(worker_info):
         raise ConfigError(
-            f"worker_info={worker_info!r}: give a function without arguments that returns a dict"
+            f"resilient(worker_info={worker_info!r}): give a function without arguments that "
+            "returns a dict"
         )
 
     home = _present_directory()
@@ -169,7 +170,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     def decorate(function: Callable[Concatenate[Run, _P], _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
         def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            heard = False  # whether a launcher prints users' errors
+            is_printed = False  # whether a launcher prints users' errors
             try:
                 loop = Loop(
                     connect(),
@@ -179,10 +180,10 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
                     name=function.__qualname__,
                     home=home,
                 )
-                heard = WORKER_ENV in os.environ
+                is_printed = WORKER_ENV in os.environ
                 return loop.run(lambda run: function(run, *args, **kwargs))
             except Exception as error:
-                show_plainly(error, printed=heard and isinstance(error, USER_ERRORS))
+                show_plainly(error, printed=is_printed and isinstance(error, USER_ERRORS))
                 raise
 
         return wrapper
@@ -258,7 +259,7 @@ class Loop:
         channel, stages = self._channel, self._stages
         after = stages.generation if isinstance(channel, AgentChannel) else 0
         spec = msgspec.structs.replace(self._settings.job(), stage=stages.number_at(channel))
-        asked: dict[str, Json] = {}
+        request: dict[str, Json] = {}
         meeting = MeetingPoint(channel.key, host=reform.host_of(channel.sidecar))
         stages.publish(meeting)
         warm = WarmJoin(channel, self._settings, pulse=self._pulse, maps=self._maps)
@@ -267,7 +268,7 @@ class Loop:
         if not after:
             warm.prepare(body)
         while True:
-            info = {"store": meeting.address, **self._worker_info(), **asked}
+            info = {"store": meeting.address, **self._worker_info(), **request}
             if self._replicated_bytes:
                 info[REPLICATED_BYTES] = self._replicated_bytes
             if self._device is not None:
@@ -294,7 +295,9 @@ class Loop:
             except Exception as error:
                 if not _explained(error, guard):
                     raise
-                asked = {RESTORE_AT_MOST: error.at_most} if isinstance(error, RollBackError) else {}
+                request = (
+                    {RESTORE_AT_MOST: error.at_most} if isinstance(error, RollBackError) else {}
+                )
                 _forget(error)
             busy = reform.leave()
             _log.info("generation %d is over; %d groups still busy", record.number, busy)

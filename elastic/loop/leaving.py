@@ -47,7 +47,7 @@ class Leaving:
 
     def __init__(self, world: GenerationWorld) -> None:
         self._world, self._store = world, world.board
-        self._asked = False
+        self._requested = False
         self._line = ""
         self._over: int | None = None
         self._looking: threading.Thread | None = None
@@ -57,14 +57,14 @@ class Leaving:
 
     def stop(self) -> None:
         """Ask all ranks to leave the loop at the end of this step."""
-        self._asked = True
+        self._requested = True
 
     def agree(self, *more: float) -> tuple[bool, list[float]]:
         """Return whether a rank has asked to stop, and the largest of all ranks' further values.
 
         Collective, over all ranks, at the end of every step.
         """
-        values = [float(self._asked), *more]
+        values = [float(self._requested), *more]
         if self._world.size > 1:
             said = torch.tensor(values, dtype=torch.float64)
             self._world.max_(said)

@@ -71,7 +71,7 @@ class Logbook:
         if self._leads:
             self._position.handed = max(self._position.handed, after + 1)
 
-    def told(self) -> tuple[float, float]:
+    def report(self) -> tuple[float, float]:
         """Return this rank's part of the agreement at the end of a step, see `agreed`."""
         return float(self._write is not None), float(self._position.handed)
 

@@ -46,15 +46,15 @@ class LossWatch:
         if not why:
             return False
         tell(why, action)
-        told = f"step {step}: {why}"
+        message = f"step {step}: {why}"
         match action:
             case LossAction.ROLL_BACK:
-                raise RollBackError(told, at_most=max(0, step - guard.steps_back))
+                raise RollBackError(message, at_most=max(0, step - guard.steps_back))
             case LossAction.STOP:
                 raise JobFailedError(
-                    f"{told}: look at the data and the learning rate, or change what "
+                    f"{message}: look at the data and the learning rate, or change what "
                     f"LossGuard(nonfinite={guard.nonfinite!r}, spike={guard.spike!r}, "
                     f"then={guard.then!r}, limit={guard.limit}) does"
                 )
-        _log.warning("%s: %s", told, "left out" if action is LossAction.SKIP else "noted")
+        _log.warning("%s: %s", message, "left out" if action is LossAction.SKIP else "noted")
         return action is LossAction.SKIP

@@ -167,25 +167,25 @@ class WarmJoin:
             return
         self._generation = roster.generation.number
         began_s = time.perf_counter()
-        told = WorkerRehearsed(rank=-1, world=0, error="", over=False, seconds=0.0)
+        event = WorkerRehearsed(rank=-1, world=0, error="", over=False, seconds=0.0)
         try:
             with kept(), closing(Donors(channel)) as donors:
                 found = self._foresee(donors)
                 if found is None:
                     return
                 record, rank = found
-                told = msgspec.structs.replace(told, rank=rank, world=len(record.members))
+                event = msgspec.structs.replace(event, rank=rank, world=len(record.members))
                 self._rehearse(body, record, rank=rank, donors=donors)
         except (_FirstStepError, _TooLongError) as error:
             said = "" if isinstance(error, _FirstStepError) else str(error)
-            told = msgspec.structs.replace(told, error=said)
+            event = msgspec.structs.replace(event, error=said)
         except Exception as error:  # noqa: BLE001 - recorded; in the real call it ends the worker
             said = f"{type(error).__name__}: {error}"
-            told = msgspec.structs.replace(told, error=said, over=not self._goes_on())
+            event = msgspec.structs.replace(event, error=said, over=not self._goes_on())
         reform.leave()
         gc.collect()
         seconds = time.perf_counter() - began_s
-        channel.emit(msgspec.structs.replace(told, seconds=seconds))
+        channel.emit(msgspec.structs.replace(event, seconds=seconds))
 
     def finish(self) -> Ahead | None:
         """Stop prefetching, now that the generation has begun; return the prefetched chunks."""
@@ -251,8 +251,8 @@ class WarmJoin:
             return
         point = donors.locate(generation.snapshots, donors.newest(generation.snapshots))
         with donors.source(point, maps=self._maps) as source:
-            asked = wanted(state, source, rank=rank, world_size=size)
-        self._prefetcher = prefetcher = Prefetcher(self._channel, maps=self._maps, wanted=asked)
+            needed = wanted(state, source, rank=rank, world_size=size)
+        self._prefetcher = prefetcher = Prefetcher(self._channel, maps=self._maps, wanted=needed)
         self._await(prefetcher)
         ahead = prefetcher.complete()
         if ahead is None or not self._goes_on():

@@ -117,8 +117,10 @@ class Steps:
         if self._place.is_stepped:
             self.logbook.hand_over(keeper.protection().step)
         modes = self._passes.modes
-        stopped, (changed, *told) = self.leaving.agree(float(modes.look()), *self.logbook.told())
-        self.logbook.agreed(*told)
+        stopped, (changed, *report) = self.leaving.agree(
+            float(modes.look()), *self.logbook.report()
+        )
+        self.logbook.agreed(*report)
         if changed:
             modes.keep()
         keeper.cursor.stopped = keeper.cursor.stopped or stopped
@@ -175,8 +177,8 @@ class Steps:
         with parts.pulse.phase(WorkerPhase.WAIT):
             self.logbook.finish(lambda: parts.keeper.protection().step, check=parts.check)
             if parts.keeper.cursor.collects:  # then no other rank hands them over again
-                _, told = self.leaving.agree(*self.logbook.told())
-                self.logbook.agreed(*told)
+                _, report = self.leaving.agree(*self.logbook.report())
+                self.logbook.agreed(*report)
 
     def finish(self) -> None:
         """Make the last step durable if requested, and wait for all ranks."""

@@ -106,7 +106,7 @@ class LineReader:
     def __init__(self, *, limit_bytes: int = MAX_LINE_BYTES) -> None:
         self._limit = limit_bytes
         self._parts: list[bytes] = []
-        self._held = 0
+        self._buffered_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that ``data`` completes. Raises ``HoldfastError`` past the limit."""
@@ -114,11 +114,11 @@ class LineReader:
         *complete, rest = data.split(b"\n")
         for part in complete:
             lines.append(b"".join([*self._parts, part]))
-            self._parts, self._held = [], 0
+            self._parts, self._buffered_bytes = [], 0
         if rest:
             self._parts.append(rest)
-            self._held += len(rest)
-        if self._held > self._limit:
+            self._buffered_bytes += len(rest)
+        if self._buffered_bytes > self._limit:
             raise HoldfastError(
                 f"a message of more than {self._limit} bytes without an end: the peer is broken"
             )

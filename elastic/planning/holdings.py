@@ -55,25 +55,25 @@ class BlockHoldings:
     def of(self, node: str) -> Mapping[int, int]:
         """Return, by rank of the new mesh, the number of its bytes that the node holds."""
         if (found := self._found.get(node)) is None:
-            found = self._found[node] = self._seen(self._held(node))
+            found = self._found[node] = self._seen(self._ranks_of(node))
         return found
 
-    def _held(self, node: str) -> Collection[int]:
+    def _ranks_of(self, node: str) -> Collection[int]:
         """Return the saved ranks whose blocks a node has."""
         if several := self._several.get(node):
             return several
         return (self._first[node],) if node in self._first else ()
 
-    def _seen(self, held: Collection[int]) -> dict[int, int]:
+    def _seen(self, owned: Collection[int]) -> dict[int, int]:
         if self._same:
-            return {rank: self._sizes[rank] for rank in held} if held else {}
+            return {rank: self._sizes[rank] for rank in owned} if owned else {}
         saved, mesh, total = self._saved, self._mesh, self.total_bytes
-        if len(held) == saved.cell == mesh.cell == 1:
-            (rank,) = held
+        if len(owned) == saved.cell == mesh.cell == 1:
+            (rank,) = owned
             parts = _overlaps_along(rank, saved.dp, mesh.dp)
             return {new: round(part * total) for new, part in parts}
         overlaps: dict[int, float] = defaultdict(float)
-        for rank in held:
+        for rank in owned:
             for new, part in self._overlaps(coordinates(rank, saved)):
                 overlaps[new] += part
         return {rank: round(part * total) for rank, part in overlaps.items()}
@@ -100,13 +100,13 @@ class BlockHoldings:
             return None
         before, after = self._saved.dp, self._mesh.dp
         takers = np.flatnonzero(ranks >= 0)
-        held = ranks[takers]
-        first, behind = held * after // before, -(-(held + 1) * after // before)
+        own = ranks[takers]
+        first, behind = own * after // before, -(-(own + 1) * after // before)
         counts = behind - first
         ends = np.cumsum(counts)
         steps = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
         places = np.repeat(first, counts) + steps
-        gains = self._overlap(np.repeat(held, counts), places)
+        gains = self._overlap(np.repeat(own, counts), places)
         return Edges(np.repeat(takers, counts), places, gains)
 
     def _single(self, nodes: Sequence[str]) -> npt.NDArray[np.int64] | None:
@@ -130,10 +130,10 @@ class BlockHoldings:
     def moved_in_all(self, places: Iterable[tuple[int, str]]) -> int:
         """Return the number of bytes that these ranks need and their nodes do not hold."""
         places = list(places)
-        if (held := self._single([node for _, node in places])) is None:
+        if (single := self._single([node for _, node in places])) is None:
             return sum([self.moved(rank, node=node) for rank, node in places])
         ranks = np.array([rank for rank, _ in places], dtype=np.int64)
-        there = np.where(held >= 0, self._overlap(held, ranks), 0)
+        there = np.where(single >= 0, self._overlap(single, ranks), 0)
         return int(np.maximum(self._even_bytes - there, 0).sum())
 
     def filled_in_all(self, places: Iterable[tuple[int, str]]) -> int:
@@ -150,7 +150,7 @@ class BlockHoldings:
     def _filled(self, rank: int, node: str) -> int:
         replicas = self._mesh.dp // self._mesh.shard
         unit = self._mesh.shard * self._mesh.cell  # ranks this far apart are replicas of each other
-        alike = [held for held in self._held(node) if held % unit == rank % unit]
+        alike = [other for other in self._ranks_of(node) if other % unit == rank % unit]
         others = len(alike) - (rank in alike if self._same else bool(alike))
         before = self._saved.dp // self._saved.shard
         there = self._replicated_bytes * others // before
@@ -159,7 +159,7 @@ class BlockHoldings:
     def moved(self, rank: int, *, node: str) -> int:
         """Return the number of bytes that a rank needs and its own node's memory does not hold."""
         if self._same:
-            return 0 if rank in self._held(node) else self._sizes[rank]
+            return 0 if rank in self._ranks_of(node) else self._sizes[rank]
         return max(self._even_bytes - self.of(node).get(rank, 0), 0)
 
 

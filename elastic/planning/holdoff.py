@@ -119,12 +119,12 @@ def held_off(
     if view.generation is None or not view.generation.setbacks:
         return {}
     setbacks = view.generation.setbacks
-    held: dict[str, float] = {}
+    delayed: dict[str, float] = {}
     for name, mark in strangers(view).items():
         losses = setbacks.get(name)
         if name in view.generation.nodes and name not in leavers:  # just lost, and back
             losses = Setback(losses=1 + (losses.losses if losses else 0))
         until_s = since.get(mark, now_s) + patience.wait_s(losses)
         if now_s < until_s:
-            held[name] = until_s
-    return held
+            delayed[name] = until_s
+    return delayed

@@ -153,8 +153,8 @@ class Placer:
     def _gains(self, trainer: Trainer) -> dict[int, int]:
         """Return the trainer's gain by rank: bytes on its node, and a bonus for its former rank."""
         node, worker = trainer
-        held = self._holdings.of(node.node) if self._holdings else {}
-        gains = {rank: nbytes * _WEIGHT for rank, nbytes in held.items()}
+        resident = self._holdings.of(node.node) if self._holdings else {}
+        gains = {rank: nbytes * _WEIGHT for rank, nbytes in resident.items()}
         for rank in self._ranks_at.get(node.node, ()):
             occupied = self._homes[rank].incarnation == worker.incarnation
             gains[rank] = gains.get(rank, 0) + (_KEPT if occupied else _HOME)

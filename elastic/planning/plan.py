@@ -52,7 +52,7 @@ def plan(
     view: JobView,
     *,
     restore_points: RestorePoints | None = None,
-    held: Collection[str] = (),
+    excluded: Collection[str] = (),
     setbacks: Mapping[str, Setback] | None = None,
 ) -> tuple[GenerationRecord, str]:
     """Return the record of generation ``view.number + 1`` and its one-paragraph reason.
@@ -60,22 +60,26 @@ def plan(
     The READY trainers form the mesh that `choose_mesh` finds for them; they must be enough. The
     others are spares. Ranks are placed so that the fewest bytes move; on a tie, survivors keep
     their ranks. All live nodes with a sidecar guard the snapshots, in parity groups over their
-    failure domains. Nodes that others do not reach (`reach.left_out`) are left out. Nodes ``held``
-    off are left out too, unless the job cannot continue without them or would continue from an
-    earlier step. ``restore_points`` is ``holdfast.ckpt.parity.stripes.restore_points`` except in
-    tests; ``setbacks`` are those for the record.
+    failure domains. Nodes that others do not reach (`reach.left_out`) are left out. Those that are
+    ``excluded`` are left out too, unless the job cannot continue without them or would continue
+    from an earlier step. ``restore_points`` is ``holdfast.ckpt.parity.stripes.restore_points``
+    except in tests; ``setbacks`` are those for the record.
     """
     everyone, view = view, _in_reach(view) if left_out(view) else view
-    held = [name for name in held if name in view.nodes]
-    points, restore_reason, held = _restore_without(view, held, restore_points=restore_points)
-    ready = [pair for pair in ready_trainers(view) if pair[0].node not in held]
+    excluded = [name for name in excluded if name in view.nodes]
+    points, restore_reason, excluded = _restore_without(
+        view, excluded, restore_points=restore_points
+    )
+    ready = [pair for pair in ready_trainers(view) if pair[0].node not in excluded]
     spec = job_spec(ready)
     mesh, mesh_reason = choose_mesh(spec, trainers=len(ready))
     if mesh is None:
         raise ValueError(f"there is nothing to plan: {mesh_reason}")
     restore = points[0] if points else None
     nodes = {
-        name: node for name, node in fenced_nodes(view).items() if node.sidecar and name not in held
+        name: node
+        for name, node in fenced_nodes(view).items()
+        if node.sidecar and name not in excluded
     }
     holdings = _holdings(view, restore, mesh=mesh, ready=ready)
     placement = Placer(mesh, old=view.generation, holdings=holdings).place(ready)
@@ -88,7 +92,7 @@ def plan(
         _mesh_reason(mesh_reason, placement, mesh=mesh, spares=len(ready) - mesh.ranks),
         share_reason,
         why_left_out(everyone),
-        f"{_listed(sorted(held))} excluded after repeated losses" if held else "",
+        f"{_listed(sorted(excluded))} excluded after repeated losses" if excluded else "",
         survives,
         _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
     ]
@@ -124,21 +128,21 @@ def _in_reach(view: JobView) -> JobView:
 
 
 def _restore_without(
-    view: JobView, held: Collection[str], *, restore_points: RestorePoints | None
+    view: JobView, excluded: Collection[str], *, restore_points: RestorePoints | None
 ) -> tuple[list[RestorePoint], str, Collection[str]]:
     """Return the restore points, why no others, and the nodes that the plan can do without."""
     points, reason = choose_restore(view, restore_points=restore_points)
-    if not held:
+    if not excluded:
         return points, reason, ()
     ready = ready_trainers(view)
-    left = [pair for pair in ready if pair[0].node not in held]
+    left = [pair for pair in ready if pair[0].node not in excluded]
     if len(left) < job_spec(ready).least:
         return points, reason, ()
-    others, why = choose_restore(view.without(set(held)), restore_points=restore_points)
+    others, why = choose_restore(view.without(set(excluded)), restore_points=restore_points)
     newest = points[0].step if points else -1
     if newest > (others[0].step if others else -1):
         return points, reason, ()
-    return others, why, held
+    return others, why, excluded
 
 
 def _replicated_bytes(ready: Sequence[Trainer]) -> int:
@@ -469,9 +473,11 @@ def _restore_reason(
 ) -> str:
     if restore is None:
         return ""
-    held = [source for source in restore.sources if not source.rebuilt]
+    in_arenas = [source for source in restore.sources if not source.rebuilt]
     rebuilt = [source for source in restore.sources if source.rebuilt]
-    parts = _listing(held, "from arenas", lambda s: f"rank {s.rank} from node {s.node}'s arena")
+    parts = _listing(
+        in_arenas, "from arenas", lambda s: f"rank {s.rank} from node {s.node}'s arena"
+    )
     parts += _listing(
         rebuilt,
         "rebuilt from parity",

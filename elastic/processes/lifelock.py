@@ -45,10 +45,10 @@ class LifeLock:
 
         The mapping stays until the process ends, because the kernel reads it then.
         """
-        held: bool = self._libc.pthread_mutex_trylock(self._mutex) == 0
-        if held:
+        is_acquired: bool = self._libc.pthread_mutex_trylock(self._mutex) == 0
+        if is_acquired:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mapping))
-        return held
+        return is_acquired
 
     def await_end(self) -> bool:
         """Wait until the thread that holds it has ended; False if that cannot be known."""

@@ -160,8 +160,8 @@ class ReplicaCheck:
 
     def _two_values(self, flat: FlatState, name: str, one: int, other: int) -> tuple[str, str]:
         """Return the first path in a value at which two ranks differ, and what they have there."""
-        told = {path: _shown(leaf) for path, leaf in leaves(flat.values.get(name), name)}
-        everyone = self._world.gather(told)
+        described = {path: _shown(leaf) for path, leaf in leaves(flat.values.get(name), name)}
+        everyone = self._world.gather(described)
         a, b = everyone[one], everyone[other]
         path = next(each for each in [*a, *b] if a.get(each) != b.get(each))
         return path, f": {a.get(path, 'nothing')} and {b.get(path, 'nothing')}"
@@ -190,7 +190,7 @@ def _tags(flat: FlatState) -> Iterator[tuple[str, str]]:
     """
     for name, parts in flat.optimizers.items():
         prefix = f"{name}.state."
-        held = {
+        own_regions = {
             member.fqn: regions(member.fqn, member.leaf)
             for members in parts.groups
             for member in members
@@ -199,7 +199,7 @@ def _tags(flat: FlatState) -> Iterator[tuple[str, str]]:
             if not key.startswith(prefix):
                 continue
             fqn = key.removeprefix(prefix).rpartition(".")[0]
-            boxes = [(region.box.offset, region.box.shape) for region in held.get(fqn, ())]
+            boxes = [(region.box.offset, region.box.shape) for region in own_regions.get(fqn, ())]
             leaf = flat.tensors.get(fqn)
             if leaf is not None and [shape for _, shape in boxes] != [tuple(leaf.shape)]:
                 yield key, str(boxes)

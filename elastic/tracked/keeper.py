@@ -90,7 +90,7 @@ class StateKeeper:
         self._protection: ProtectionWatch | None = None
         self._stall_before_s = self._last_stall_s = 0.0
         self._left_out = 0
-        self._stored = self._asked = 0  # newest step in the store before; newest requested
+        self._stored = self._requested = 0  # newest step in the store before; newest requested
         self._taken = -1  # newest step with a snapshot in this generation
 
     def open_ahead(self) -> None:
@@ -212,13 +212,13 @@ class StateKeeper:
         leader = self._world.rank == 0
         if ranks.dropped and leader:
             _log.warning("dropped, as PerRank(on_resize='drop') asks: %s", ", ".join(ranks.dropped))
-        told = {
+        notes = {
             "built": ranks.built,
             "merged": ranks.merged,
             "carried": ranks.carried,
             "dropped": ranks.dropped if leader else (),
         }
-        return {what: names for what, names in told.items() if names}
+        return {what: names for what, names in notes.items() if names}
 
     def begin(self, count: int) -> None:
         """Snapshot the state from which the generation starts, so that it can be restored."""
@@ -262,7 +262,7 @@ class StateKeeper:
     def keep_unfinished(self) -> None:
         """Save the last complete step of a loop that was left inside the next one."""
         checkpoint, step = self._settings.checkpoint, self.cursor.step
-        saves = checkpoint is not None and step > max(self._stored, self._asked)
+        saves = checkpoint is not None and step > max(self._stored, self._requested)
         if self._taken != step:
             self._snapshot(self._tracked(), persist=saves)
         elif checkpoint is not None and saves:
@@ -284,7 +284,7 @@ class StateKeeper:
                     break
             self._world.barrier()
             self.client.persist_to(target, now=True)
-        self._asked = step
+        self._requested = step
 
     def _tell_left_out(self, snapshots: Snapshotter) -> None:
         """Report that there was no room for snapshots: the first time, then ever more rarely."""
@@ -309,7 +309,7 @@ class StateKeeper:
         self._taken = self.cursor.step
         self._tell_left_out(snapshots)
         if persist:
-            self._asked = self.cursor.step
+            self._requested = self.cursor.step
 
     def hand_over(self) -> None:
         """Wait at the end of the step, which has a snapshot, until the world changes."""
@@ -321,7 +321,7 @@ class StateKeeper:
                 self._world,
                 self.client,
                 step=self.cursor.step,
-                stored=self._asked == self.cursor.step,
+                stored=self._requested == self.cursor.step,
             )
 
     def fence(self) -> None:
@@ -365,7 +365,7 @@ class StateKeeper:
 
     def finish(self) -> None:
         """Wait until the last snapshot is taken and, with checkpoints, durable."""
-        checkpoint, step = self._settings.checkpoint, self._asked
+        checkpoint, step = self._settings.checkpoint, self._requested
         if self._snapshots is None:
             return
         with self._pulse.phase(WorkerPhase.WAIT):

@@ -75,9 +75,9 @@ class ModesOfModules:
             for names in self._gather([*self._kept])
             for name in msgspec.convert(names, list[str])
         }
-        told = [{name: now[name] for name in changed & now.keys()} for now in self._now]
+        changes = [{name: now[name] for name in changed & now.keys()} for now in self._now]
         values: dict[str, set[bool]] = {name: set() for name in changed}
-        for roots in self._gather([dict(each) for each in told]):
+        for roots in self._gather([dict(each) for each in changes]):
             for root in msgspec.convert(roots, list[_Modes]):
                 for name, value in root.items():
                     values[name].add(value)

@@ -99,7 +99,7 @@ class ProtectionWatch:
             except CkptError:
                 reached = -1  # try again later; the agent itself notices a dead sidecar
             waited = time.monotonic() - began_s > _FRESH_S
-            self._note(reached, asked=step, asked_s=None if waited else began_s)
+            self._note(reached, requested=step, requested_s=None if waited else began_s)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, EVERY_S)
 
@@ -128,7 +128,7 @@ class ProtectionWatch:
     def _newest(self) -> int:
         return max(self._taken_s, default=-1)
 
-    def _note(self, reached: int, *, asked: int, asked_s: float | None) -> None:
+    def _note(self, reached: int, *, requested: int, requested_s: float | None) -> None:
         """Record an answer; without ``asked_s`` it came at the moment the step was protected."""
         with self._changed:
             if self._closed or reached not in self._taken_s or reached <= self._seen:
@@ -136,7 +136,9 @@ class ProtectionWatch:
             self._step = self._seen = reached
             self._complete_s = taken_s = self._taken_s[reached]
             self._taken_s = {s: at for s, at in self._taken_s.items() if s >= reached}
-            if reached != asked or (asked_s is not None and asked_s - taken_s > _FRESH_S):
+            if reached != requested or (
+                requested_s is not None and requested_s - taken_s > _FRESH_S
+            ):
                 return
             self._after_s = after_s = time.monotonic() - taken_s
         self._tell(reached, after_s)

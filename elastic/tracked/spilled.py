@@ -39,8 +39,8 @@ def spilled_points(
     found: list[RestorePoint] = []
     if world.rank == 0:
         found = world.guard.call(lambda: _ask(channel, world, disk, root), name="find-spilled")
-    told = world.gather([msgspec.to_builtins(point) for point in found])[0]
-    return [msgspec.convert(point, RestorePoint) for point in told]
+    points = world.gather([msgspec.to_builtins(point) for point in found])[0]
+    return [msgspec.convert(point, RestorePoint) for point in points]
 
 
 def _ask(

@@ -31,6 +31,7 @@ from holdfast.ckpt.state.trees.per_rank import PerRank
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.contents import BLOCK_BYTES, digest, is_due, samples_of
 from holdfast.elastic.groups.shards import local_of
+from holdfast.elastic.tracked.entries import leaves_of
 from holdfast.elastic.tracked.generators import GENERATORS, state_of
 
 Parameters = list[tuple[str, torch.nn.Parameter]]
@@ -157,7 +158,7 @@ def keeps_own(state: Mapping[str, Any]) -> bool:
 
 def _contents(name: str, state: Any, *, turn: int) -> Iterator[tuple[str, object]]:
     """Yield the values in an object's state, and digests of its tensors or of a sample of them."""
-    leaves = dict(itertools.islice(_leaves("", {name: state}), _MOST_ENTRIES))
+    leaves = dict(itertools.islice(leaves_of({name: state}), _MOST_ENTRIES))
     local = {n: local_of(each) for n, each in leaves.items() if isinstance(each, torch.Tensor)}
     parts = 1
     if turn >= _WHOLE_PASSES:
@@ -172,18 +173,7 @@ def _contents(name: str, state: Any, *, turn: int) -> Iterator[tuple[str, object
 
 
 def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return itertools.islice(_leaves("", state), _MOST_ENTRIES)
-
-
-def _leaves(prefix: str, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what nested dicts and sequences hold, with dotted names."""
-    items = state.items() if isinstance(state, Mapping) else enumerate(state)
-    for key, value in items:
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping | list | tuple) and not isinstance(value, ModelParts):
-            yield from _leaves(name, value)
-        else:
-            yield name, value
+    return itertools.islice(leaves_of(state), _MOST_ENTRIES)
 
 
 def _value(value: Any) -> object:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from document_blocks import blocks, run_script
 from hooks import api, packages
 from hooks import commands as command_pages
+from hooks.errors_page import errors_page
+from hooks.events_page import events_page
 
 from holdfast import ckpt
 from holdfast.ckpt.native.crc import BLOCK_BYTES
@@ -100,15 +104,78 @@ def test_every_public_name_of_a_document_exists() -> None:
             assert hasattr(module, name), (document, name)
 
 
+DOTTED = re.compile(r"(?<![\w/.-])holdfast((?:\.[A-Za-z_]\w*)+)")
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+MADE = {"the page of events": events_page(), "the page of errors": errors_page()}
+FILES = {"holdfast.toml"}
+
+
+def private(text: str) -> set[str]:
+    """Return the dotted names of a text that no public module has."""
+    found = {f"holdfast{rest}" for rest in DOTTED.findall(text)}
+    return {name for name in found - FILES if not is_public(name)}
+
+
+def is_public(name: str) -> bool:
+    """Return whether a dotted name is a public module, a name of one, or an attribute of that."""
+    home = max((face for face in api.FACES if f"{name}.".startswith(f"{face}.")), key=len)
+    rest = name.removeprefix(home).split(".")[1:]
+    if not rest:
+        return True
+    found: object = importlib.import_module(home)
+    names = set(api.names_of(home))
+    for part in rest:
+        if part not in names:
+            return False
+        found = getattr(found, part)
+        names = set(dir(found))
+    return True
+
+
+@pytest.mark.parametrize("page", [*DOCUMENTS, *EXAMPLES], ids=lambda path: path.name)
+def test_every_dotted_name_of_a_document_is_public(page: Path) -> None:
+    assert private(page.read_text()) == set()
+
+
+@pytest.mark.parametrize("page", MADE)
+def test_every_dotted_name_of_a_generated_page_is_public(page: str) -> None:
+    assert private(MADE[page]) == set()
+
+
+def test_every_dotted_name_of_a_public_docstring_is_public() -> None:
+    found = {}
+    for face in api.FACES:
+        module = importlib.import_module(face)
+        for name in api.names_of(face):
+            for member, text in docstrings(name, getattr(module, name)):
+                if odd := private(text):
+                    found[f"{face}.{member}"] = odd
+    assert found == {}
+
+
+def docstrings(name: str, found: object) -> Iterator[tuple[str, str]]:
+    """Yield the docstrings of a public name and, of a class, those of its public members."""
+    yield name, inspect.getdoc(found) or ""
+    if inspect.isclass(found):
+        for member in vars(found):
+            if not member.startswith("_"):
+                yield f"{name}.{member}", inspect.getdoc(getattr(found, member)) or ""
+
+
+def test_a_private_name_is_found() -> None:
+    text = (
+        "`holdfast.ckpt.save`, holdfast.ckpt.store.places; holdfast.Run.step, holdfast.Run.stride"
+    )
+    assert private(text) == {"holdfast.ckpt.store.places", "holdfast.Run.stride"}
+
+
 def imported(source: str) -> set[str]:
     """Return the modules of Holdfast that a program imports, or imports names from."""
     found = re.findall(r"^\s*(?:from|import) (holdfast[\w.]*)", source, re.MULTILINE)
     return {each for each in found if not each.startswith("holdfast_")}
 
 
-@pytest.mark.parametrize(
-    "page", [*DOCUMENTS, *sorted((ROOT / "docs" / "examples").glob("*.py"))], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [*DOCUMENTS, *EXAMPLES], ids=lambda path: path.name)
 def test_documents_and_examples_import_public_modules_only(page: Path) -> None:
     programs = [page.read_text()] if page.suffix == ".py" else blocks(page, "python")
     for program in programs:

@@ -64,7 +64,7 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
     ]
     settings |= {"steps": 3, "held_out": 8, "groups": 2}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "holdfast.adapters.rl.main", "--config", "config.json"]
+    command = [sys.executable, "-m", "holdfast.rl", "--config", "config.json"]
     done = subprocess.run(
         [*command, "--result", "result.json"],
         cwd=tmp_path,

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import zarr
 from doubles.checkpoints import Array, sample_arrays, write_checkpoint
+from zarr_samples import exported
 
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.convert.zarr_export import export_zarr
 from holdfast.ckpt.format.zarr_metadata import array_name
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.tools.cli import main
@@ -88,10 +88,10 @@ def test_stock_zarr_reads_the_reference_map(
 
 def test_stock_zarr_reads_what_is_exported_and_converted(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", sample_arrays())
-    exported = export_zarr(StoreSource(tmp_path / "a", 1), tmp_path / "exported")
+    folder = exported(StoreSource(tmp_path / "a", 1), tmp_path / "exported")
     assert main(["convert", str(tmp_path / "a"), str(tmp_path / "converted.zarr")]) == 0
-    for folder in (exported, tmp_path / "converted.zarr"):
-        done = read(folder, "--plain")
+    for place in (folder, tmp_path / "converted.zarr"):
+        done = read(place, "--plain")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["arrays"] == expected()
 

@@ -11,11 +11,11 @@ import tensorstore as ts
 import torch
 import zarr
 from doubles.checkpoints import write_checkpoint
-from zarr_samples import of_every_dtype
+from zarr_samples import exported, of_every_dtype
 
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.convert.interchange import transfer
-from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink, export_zarr
+from holdfast.ckpt.convert.zarr_export import ZarrDirectorySink
 from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 from holdfast.ckpt.geometry.element_types import DTYPES
 from holdfast.ckpt.geometry.grid import whole
@@ -46,7 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> StoreSource:
 def test_every_dtype_has_the_same_bits_there(
     source: StoreSource, tmp_path: Path, portable: bool
 ) -> None:
-    target = export_zarr(source, tmp_path / "out.zarr", portable=portable)
+    target = exported(source, tmp_path / "out.zarr", portable=portable)
     for fqn, (array, dtype) in of_every_dtype().items():
         found = opened(target, fqn)
         assert found.dtype.name == DTYPES[dtype].zarr_name(portable=portable)
@@ -64,7 +64,7 @@ COMPRESSIONS = {"t.float*": "zstd:3", "t.bf*": "blosc-lz4", "t.i*": "blosc-zstd:
 def test_compressed_chunks_open_there(tmp_path: Path, portable: bool) -> None:
     write_checkpoint(tmp_path / "a", of_every_dtype(), world_size=2, compression=COMPRESSIONS)
     source = StoreSource(tmp_path / "a", 1)
-    target = export_zarr(source, tmp_path / "out.zarr", portable=portable)
+    target = exported(source, tmp_path / "out.zarr", portable=portable)
     group = Checkpoint(source).zarr(portable=portable)
     for fqn, (array, _) in of_every_dtype().items():
         assert opened(target, fqn).read().result().tobytes() == array.tobytes(), fqn
@@ -79,7 +79,7 @@ def test_compressed_chunks_open_there(tmp_path: Path, portable: bool) -> None:
 def test_a_missing_chunk_is_an_error_or_nan_never_zero(
     source: StoreSource, tmp_path: Path, portable: bool
 ) -> None:
-    target = export_zarr(source, tmp_path / "out.zarr", portable=portable)
+    target = exported(source, tmp_path / "out.zarr", portable=portable)
     for name in ("t.float32", "t.bfloat16", "t.float8_e4m3fn", "t.float8_e8m0fnu"):
         (target / name / "c/1/0").unlink()
         with pytest.raises(ValueError, match="missing"):
@@ -92,7 +92,7 @@ def test_a_missing_chunk_is_an_error_or_nan_never_zero(
 
 
 def test_damage_is_noticed_there(source: StoreSource, tmp_path: Path) -> None:
-    target = export_zarr(source, tmp_path / "out.zarr")
+    target = exported(source, tmp_path / "out.zarr")
     chunk = target / "t.bfloat16/c/1/0"
     data = bytearray(chunk.read_bytes())
     data[5] ^= 1
@@ -104,7 +104,7 @@ def test_damage_is_noticed_there(source: StoreSource, tmp_path: Path) -> None:
 def test_what_came_through_the_interchange_opens_there_too(
     source: StoreSource, tmp_path: Path
 ) -> None:
-    first = ZarrDirectorySource(export_zarr(source, tmp_path / "one"))
+    first = ZarrDirectorySource(exported(source, tmp_path / "one"))
     with ZarrDirectorySink(tmp_path / "two") as sink:
         transfer(first, sink)
     for fqn, (array, _) in of_every_dtype().items():

@@ -132,7 +132,7 @@ class _Plane:
         self._lost: list[str] = []
         self._starts: Counter[str] = Counter()
         self._view = JobView(run=_RUN, nodes={}, wanted=self._wanted)
-        self._seen, self._stood = agree.FirstSeen(), 0
+        self._seen, self._standing_generation = agree.FirstSeen(), 0
         self._now_s, self._step = 0.0, 0
         self._costs = _Costs(nodes)
 
@@ -218,7 +218,7 @@ class _Plane:
             decision = self._look()
             match decision:
                 case agree.Halt(generation=generation):
-                    self._stood = generation
+                    self._standing_generation = generation
                 case agree.FenceWorkers(generation=generation):
                     keeper = _Keeper(self._view.generation, self._step)
                     self._publish_all(lambda r: keeper.fenced(r, generation))  # noqa: B023
@@ -257,7 +257,7 @@ class _Plane:
             self._seen,
             node=node,
             now_s=self._now_s,
-            stand=self._stood == self._view.number > 0,
+            stand=self._standing_generation == self._view.number > 0,
         )
         self._costs.decisions_s.append(time.process_time() - viewed_s)
         if isinstance(decision, agree.Propose):

@@ -186,8 +186,8 @@ def _hurt(setup: BenchSetup, kills: int, tempo: Tempo) -> list[Figure]:
             )
             handed.append(event.time_s - killed_s)
             again.append(float(event.resampled))
-            held = event.tokens + event.resampled
-            share.append(event.resampled / held if held else 0.0)
+            handled = event.tokens + event.resampled
+            share.append(event.resampled / handled if handled else 0.0)
             _settle(job, since_s=time.time(), seat=seat)
             tempo.beat()
         for number in range(kills):
@@ -242,7 +242,7 @@ def _job(
     save_config(config, file)
     slots = [{ROLE: 1, **({TRAINER: 1} if number < trainers else {})} for number in range(2)]
     launch = LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.adapters.rl.main", "--config", str(file)),
+        command=(sys.executable, "-m", "holdfast.rl", "--config", str(file)),
         nodes=tuple(
             NodeSpec(name=f"n{number}", domain=f"n{number}", slots=each)
             for number, each in enumerate(slots)

@@ -75,7 +75,7 @@ def pace(events: Sequence[Event], *, skipped: int = SKIPPED_STEPS) -> StepPace:
 
 def logged(events: Sequence[Event]) -> Logged:
     """Return the totals of all workers; of lost workers, up to their last report."""
-    lasts = [told[-1] for told in _reports(events)]
+    lasts = [report[-1] for report in _reports(events)]
     logging_s = sum(event.logging_s for event in lasts)
     sampling_s = sum(event.sampling_s for event in lasts)
     return Logged(

@@ -81,8 +81,8 @@ def joint_config(
     Raises ``ConfigError`` for options that contradict each other.
     """
     step = SlurmStep.of(environment)
-    told = any(getattr(args, name) is not None for name in _BY_MACHINE)
-    if not told and (step is None or step.tasks == 1):
+    is_given = any(getattr(args, name) is not None for name in _BY_MACHINE)
+    if not is_given and (step is None or step.tasks == 1):
         if args.coordinator != EMBEDDED and not is_etcd(args.coordinator):
             raise ConfigError(
                 f"--coordinator {args.coordinator}: a single command runs its own coordinator; "

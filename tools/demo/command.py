@@ -131,7 +131,7 @@ def _job(
     save_config(msgspec.structs.replace(config, hold=str(hold)), run_dir / "config.json")
     files = ("--config", str(run_dir / "config.json"), "--result", str(run_dir / "result.json"))
     launch = LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.adapters.rl.main", *files),
+        command=(sys.executable, "-m", "holdfast.rl", *files),
         nodes=tuple(
             NodeSpec(name=name, domain=name, slots=dict.fromkeys(_WANTED, 1)) for name in _NODES
         ),
@@ -238,8 +238,8 @@ def write(report: DemoReport, report_dir: Path) -> None:
 
 def _conclude(report: DemoReport, report_dir: Path, console: Console) -> None:
     console.print()
-    for name, held in report.verdict.items():
-        sign, style = ("✓", "green") if held else ("✕", "bold red")
+    for name, passed in report.verdict.items():
+        sign, style = ("✓", "green") if passed else ("✕", "bold red")
         console.print(f"  {sign} {html.CHECKS[name]}", style=style)
     for failure in report.failures:
         console.print(f"    {failure}", style="red", markup=False)

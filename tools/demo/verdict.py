@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.events import Event, RolloutRecovered, StepDone, WorkerExited, of_kind
 from holdfast.tools.report.timeline import KILL_ROLLOUT, Timeline
-
-Result = Mapping[str, Json]
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def render(report: DemoReport) -> str:
         .from_string(source)
         .render(
             report=report,
-            checks=[(CHECKS.get(key, key), held) for key, held in report.verdict.items()],
+            checks=[(CHECKS.get(key, key), passed) for key, passed in report.verdict.items()],
             style=style(),
             timeline=Markup(charts.timeline(report.timeline)),
             bars=Markup(charts.recovery_bars(report.recoveries)),

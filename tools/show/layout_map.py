@@ -51,35 +51,35 @@ class Pattern:
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    held: tuple[ChunkWriter, ...]
+    chunks: tuple[ChunkWriter, ...]
 
 
 def patterns(packs: Mapping[int, PackIndex], names: Sequence[str]) -> list[Pattern]:
     """Return the layouts of the tensors; tensors with equal layouts are in one pattern."""
-    held: dict[str, list[ChunkWriter]] = {name: [] for name in names}
+    chunks: dict[str, list[ChunkWriter]] = {name: [] for name in names}
     shapes: dict[str, tuple[int, ...]] = {}
     for writer, index in packs.items():
         for name, tensor in index.tensors.items():
-            if name in held:
+            if name in chunks:
                 shapes[name] = tensor.shape
-                held[name] += [ChunkWriter(writer=writer, chunk=chunk) for chunk in tensor.chunks]
+                chunks[name] += [ChunkWriter(writer=writer, chunk=chunk) for chunk in tensor.chunks]
     groups: dict[object, list[str]] = {}
     for name in names:
-        boxes = tuple((each.writer, each.chunk.box) for each in held[name])
+        boxes = tuple((each.writer, each.chunk.box) for each in chunks[name])
         groups.setdefault((shapes[name], boxes), []).append(name)
     return [
-        Pattern(names=tuple(alike), shape=shapes[alike[0]], held=tuple(held[alike[0]]))
+        Pattern(names=tuple(alike), shape=shapes[alike[0]], chunks=tuple(chunks[alike[0]]))
         for alike in groups.values()
     ]
 
 
 def picture(pattern: Pattern) -> Text:
     """Return the names, the shape, and rows of cells, each with the letter of its writer."""
-    boxes = [each.chunk.box for each in pattern.held]
+    boxes = [each.chunk.box for each in pattern.chunks]
     split = [
         dim for dim in range(len(pattern.shape)) if len({box.offset[dim] for box in boxes}) > 1
     ]
-    writers = sorted({each.writer for each in pattern.held})
+    writers = sorted({each.writer for each in pattern.chunks})
     drawn = Text.assemble((", ".join(_short(pattern.names)), "bold"))
     drawn.append(f"  {shape_text(pattern.shape)}", "cyan")
     drawn.append(f"  {_labels(split, boxes, writers)}\n", "dim")
@@ -131,7 +131,7 @@ def _owners(
     """Return the writer at each cell, -1 for none; dims that are not drawn have index 0."""
     owners = np.full((len(rows), len(columns)), -1)
     y, x = np.array(rows), np.array(columns)
-    for each in pattern.held:
+    for each in pattern.chunks:
         box = each.chunk.box
         if any(box.offset[dim] for dim in range(len(box.shape)) if dim not in (down, across)):
             continue

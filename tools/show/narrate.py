@@ -62,7 +62,7 @@ class Narrator:
         self._caused_t: float | None = None
         self._proposals: dict[int, GenerationProposed] = {}
         self._wanted = 0
-        self._told = 0
+        self._last_generation = 0
         self._costs = Costs()
 
     def lines(self, event: Event) -> Iterator[str]:
@@ -104,9 +104,9 @@ class Narrator:
 
     def _resumed(self, event: TrainingResumed) -> Iterator[str]:
         number = event.generation
-        if number <= self._told or (proposal := self._proposals.get(number)) is None:
+        if number <= self._last_generation or (proposal := self._proposals.get(number)) is None:
             return
-        first, self._told = self._told == 0, number
+        first, self._last_generation = self._last_generation == 0, number
         count = len(proposal.ranks)
         of = f" of {self._wanted}" if count < self._wanted else ""
         noun = "trainer" if max(count, self._wanted if of else 0) == 1 else "trainers"

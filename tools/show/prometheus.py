@@ -91,19 +91,19 @@ def _stages(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
 
 
 def _memory(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:
-    held = _gauge("memory_bytes", "Shared memory in use, by purpose.")
+    used = _gauge("memory_bytes", "Shared memory in use, by purpose.")
     needs = _gauge("memory_need_bytes", "Upper limit of the memory of slots and parity.")
     logs = _gauge("memory_logs_most_bytes", "Upper limit of the memory of logs.")
     budget = _gauge("memory_budget_bytes", "Declared limit for all purposes, 0 for none.")
     disk = _gauge("disk_bytes", "Snapshots spilled to the node's own disk.")
     for node in nodes:
         for purpose in MEMORY:
-            held.add(node.nbytes(purpose), node=node.node, purpose=purpose)
+            used.add(node.nbytes(purpose), node=node.node, purpose=purpose)
         needs.add(node.memory.get("need_bytes"), node=node.node)
         logs.add(node.memory.get("logs_most_bytes"), node=node.node)
         budget.add(node.nbytes("budget"), node=node.node)
         disk.add(node.nbytes("disk"), node=node.node)
-    yield from (held, needs, logs, budget, disk)
+    yield from (used, needs, logs, budget, disk)
 
 
 def _queues(nodes: Sequence[NodeStatus]) -> Iterator[MetricFamily]:

@@ -37,9 +37,9 @@ def summary(nodes: Sequence[NodeStatus]) -> str:
     newest = max(nodes, key=lambda node: (node.generation, node.step("protected") or -1))
     head = f"job {run}: {count}, generation {newest.generation}"
     if (step := newest.step("protected")) is None:
-        held = newest.step("held")
+        step = newest.step("held")
         return f"{head}; no snapshot is protected yet" + (
-            "" if held is None else f", step {held} of an earlier generation is available"
+            "" if step is None else f", step {step} of an earlier generation is available"
         )
     age = f", {seconds(newest.age_s)} old" if newest.age_s is not None else ""
     return f"{head}; newest restore point step {step}{age}"

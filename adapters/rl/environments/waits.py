@@ -25,7 +25,7 @@ class Waits:
     def __init__(self, emit: Callable[[Event], None] = unheard) -> None:
         self.failed = self.given_up = 0
         self._emit, self._seconds = emit, list[float]()
-        self._told: float | None = None
+        self._reported_s: float | None = None
 
     def add(self, seconds: float) -> None:
         """Record how long an episode waited for a reply."""
@@ -33,9 +33,9 @@ class Waits:
 
     def tell(self, *, waiting: int, now_s: float) -> None:
         """Record the collected figures, when there are enough; ``waiting`` episodes wait now."""
-        if self._told is None:
-            self._told = now_s
-        due = now_s - self._told >= _EVERY_S or len(self._seconds) >= _MOST
+        if self._reported_s is None:
+            self._reported_s = now_s
+        due = now_s - self._reported_s >= _EVERY_S or len(self._seconds) >= _MOST
         if not due or not (self._seconds or self.failed):
             return
         self._emit(
@@ -52,7 +52,7 @@ class Waits:
         )
         self._seconds.clear()
         self.failed = self.given_up = 0
-        self._told = now_s
+        self._reported_s = now_s
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -52,8 +52,8 @@ class TokenBudget:
         return -(-self.left // max(1, workers))
 
 
-def pressure(budget: TokenBudget, *, held: int, most: int | None) -> Pressure:
-    """Return the limit that is reached: the budget is spent, or too many tokens are ``held``."""
-    if most is not None and held >= most:
+def pressure(budget: TokenBudget, *, held_tokens: int, most: int | None) -> Pressure:
+    """Return the limit that is reached: the budget is spent, or ``held_tokens`` are too many."""
+    if most is not None and held_tokens >= most:
         return Pressure.MEMORY
     return Pressure.BUDGET if budget.left == 0 else Pressure.NONE

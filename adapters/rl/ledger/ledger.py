@@ -292,8 +292,8 @@ class Ledger:
     def pressure(self) -> Pressure:
         """The limit that restricts new work to what the next step waits for, if any."""
         most = self.plan.scheduling.ledger_tokens
-        held = self.held_tokens if most is not None else 0
-        return pressure(self._budget, held=held, most=most)
+        held_tokens = self.held_tokens if most is not None else 0
+        return pressure(self._budget, held_tokens=held_tokens, most=most)
 
     def allowance(self, workers: int) -> int | None:
         """Return how many tokens each of ``workers`` may sample before it asks again."""

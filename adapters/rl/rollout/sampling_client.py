@@ -173,7 +173,7 @@ class SamplingClient:
         self._refused = 0
         self._sidecar: SidecarClient | None = None
         self._link: _Link | None = None
-        self._held: dict[SampleId, Trajectory] = {}
+        self._finished: dict[SampleId, Trajectory] = {}
         self._unsent: set[SampleId] = set()
         self._left: tuple[Trajectory, ...] = ()
         self._aside: dict[SampleId, Trajectory] = {}
@@ -185,7 +185,7 @@ class SamplingClient:
         self._again = False
         self._next_exchange = 0.0
         self._ticks = 0
-        self._told = False
+        self._had_samples = False
         self._missed: tuple[int, float] | None = None
         self.over = False
         """True if the leader said that no more work will come."""
@@ -207,7 +207,7 @@ class SamplingClient:
 
     def finish(self, trajectory: Trajectory) -> None:
         """Queue a finished sample for delivery; keep it until it is trained and protected."""
-        self._held[trajectory.key] = trajectory
+        self._finished[trajectory.key] = trajectory
         self._unsent.add(trajectory.key)
 
     def log(self, deltas: Sequence[Delta]) -> None:
@@ -236,7 +236,7 @@ class SamplingClient:
         client = Client(str(address), self._host.key, timeout_s=_EXCHANGE_TIMEOUT_S)
         self._link = _Link(record.number, client)
         self._introduce()
-        self._unsent, self._again = set(self._held), True
+        self._unsent, self._again = set(self._finished), True
         self._aside_unsent = set(self._aside)
         self._next_exchange = 0.0
 
@@ -276,12 +276,12 @@ class SamplingClient:
         """
         link = self._link
         assert link is not None
-        sent = sorted(self._unsent & self._held.keys())
+        sent = sorted(self._unsent & self._finished.keys())
         aside = sorted(self._aside_unsent & self._aside.keys())
         exchange = WorkerExchange(
             worker=self._worker,
             generation=link.generation,
-            finished=tuple(self._held[key] for key in sent),
+            finished=tuple(self._finished[key] for key in sent),
             again=self._again,
             set_aside=tuple(self._aside[key] for key in aside),
             **{"left": self._left, **fields},
@@ -306,7 +306,7 @@ class SamplingClient:
         link = self._link
         if link is not None and self._parted_from != link.generation:
             left = (*self._left, *self._engine.running())
-            self._unsent, self._again = set(self._held), True
+            self._unsent, self._again = set(self._finished), True
             self._aside_unsent = set(self._aside)
             if self._call(left=left, leaving=True) is not None:
                 self._parted_from = link.generation
@@ -322,12 +322,12 @@ class SamplingClient:
         most = self._most_tokens
         if most is None:
             return False
-        held = sum(len(trajectory.tokens) for trajectory in self._holding())
-        if (held >= most) != self._was_full:
-            self._was_full = held >= most
+        held_tokens = sum(len(trajectory.tokens) for trajectory in self._holding())
+        if (held_tokens >= most) != self._was_full:
+            self._was_full = held_tokens >= most
             because = "worker" if self._was_full else "none"
-            self._host.emit(BackPressure(because=because, held_tokens=held))
-        return held >= most
+            self._host.emit(BackPressure(because=because, held_tokens=held_tokens))
+        return held_tokens >= most
 
     def _obey(self, answer: Answer) -> None:
         engine = self._engine
@@ -336,7 +336,7 @@ class SamplingClient:
             engine.unload()
         engine.drop(set(answer.abandon))
         if answer.released:
-            self._held = {k: t for k, t in self._held.items() if k[0] >= answer.released}
+            self._finished = {k: t for k, t in self._finished.items() if k[0] >= answer.released}
             self._aside = {k: t for k, t in self._aside.items() if k[0] >= answer.released}
             self._aside_unsent &= self._aside.keys()
             self._log.release(answer.released)
@@ -360,12 +360,12 @@ class SamplingClient:
 
     def _tell(self, samples: int) -> None:
         """Record when the first samples have tokens in the log, and when none is in progress."""
-        if bool(samples) != self._told:
-            self._told = bool(samples)
+        if bool(samples) != self._had_samples:
+            self._had_samples = bool(samples)
             self._host.emit(SamplingChanged(samples=samples))
 
     def _holding(self) -> list[Trajectory]:
-        return [*self._held.values(), *self._aside.values(), *self._engine.running()]
+        return [*self._finished.values(), *self._aside.values(), *self._engine.running()]
 
     # -- weights -----------------------------------------------------------------------------
 

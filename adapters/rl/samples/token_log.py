@@ -52,12 +52,14 @@ class TokenLog:
         self._nbytes = self.written_bytes = 0
         self._is_refused = False
 
-    def append(self, deltas: Sequence[Delta], held: Callable[[], Iterable[Trajectory]]) -> None:
-        """Append ``deltas``; ``held`` gives all trajectories, for a log that starts anew."""
+    def append(
+        self, deltas: Sequence[Delta], trajectories: Callable[[], Iterable[Trajectory]]
+    ) -> None:
+        """Append ``deltas``; ``trajectories`` gives all, for a log that starts anew."""
         if self._open is None:
             if time.monotonic() < self._retry_at:
                 return
-            deltas = [_whole(trajectory) for trajectory in held() if trajectory.tokens]
+            deltas = [_whole(trajectory) for trajectory in trajectories() if trajectory.tokens]
         if self._open is not None and not deltas:
             return
         try:

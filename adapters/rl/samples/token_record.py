@@ -39,7 +39,6 @@ from holdfast.adapters.rl.samples.trajectory import (
 from holdfast.ckpt.errors import CorruptError
 
 RECORD_VERSION: Final = 3
-MAX_ID: Final = (1 << 32) - 1
 _LEAD: Final = struct.Struct("<BB")
 _CODES: Final = {1: "B", 2: "H", 4: "I"}
 _LOGPROB_BYTES: Final = 4
@@ -229,8 +228,8 @@ class _Reader:
 def _stamps(marks: Sequence[tuple[int, int, int | None]], sampled: int) -> tuple[Stamp, ...]:
     """Return the stamps of ``sampled`` tokens from (generation, version, tokens) of each run."""
     stamps, left = [], sampled
-    for generation, version, told in marks:
-        tokens = left if told is None else told
+    for generation, version, stated_tokens in marks:
+        tokens = left if stated_tokens is None else stated_tokens
         stamps.append(Stamp(generation=generation, version=version, count=tokens))
         left -= tokens
         if left < 0:

@@ -66,7 +66,7 @@ class WorkerPatience:
 @dataclass(slots=True, kw_only=True)
 class _WorkerSeen:
     worker: WorkerIdentity
-    heard: float
+    last_message_s: float
     in_roster: bool = False
     progress: dict[SampleId, int] = field(default_factory=dict)
     weights: tuple[int, int] | None = None
@@ -289,7 +289,7 @@ class RolloutServer:
             raise PeerError(f"malformed exchange: {error}") from error
         with self._changed:
             term, worker = self._term, exchange.worker
-            self._waiting = [held for held in self._waiting if held[1].worker != worker]
+            self._waiting = [waiting for waiting in self._waiting if waiting[1].worker != worker]
             if term is None or term.generation != exchange.generation:
                 request.reply(msgspec.to_builtins(Answer(leading=False)))
                 return
@@ -335,19 +335,21 @@ class RolloutServer:
     def _take(self, term: Term, exchange: WorkerExchange) -> tuple[bool, set[SampleId]]:
         """Record a worker's report and samples; return whether it must reload, what to abandon."""
         worker, ledger = exchange.worker, term.ledger
-        seen = term.seen.setdefault(worker.incarnation, _WorkerSeen(worker=worker, heard=0.0))
+        seen = term.seen.setdefault(
+            worker.incarnation, _WorkerSeen(worker=worker, last_message_s=0.0)
+        )
         term.lost.pop(worker.incarnation, None)
         term.announced.add(worker.incarnation)
-        seen.heard = time.monotonic()
+        seen.last_message_s = time.monotonic()
         self._hand_in(term, exchange)
         running = {(ordinal, sample): count for ordinal, sample, count in exchange.running}
         reload = exchange.version is not None and not ledger.current(
             generation=exchange.loaded_in, version=exchange.version
         )
-        held = set() if reload else running.keys()
+        kept = set() if reload else running.keys()
         oldest = dict(zip(running, exchange.oldest, strict=False))
-        abandon = ledger.hold(worker.incarnation, held, oldest=oldest)
-        ledger.abandon(worker.incarnation, ledger.claimed(worker.incarnation) - held)
+        abandon = ledger.hold(worker.incarnation, kept, oldest=oldest)
+        ledger.abandon(worker.incarnation, ledger.claimed(worker.incarnation) - kept)
         seen.progress = {} if reload else running
         ledger.report(seen.progress)
         version = None if reload else exchange.version
@@ -468,7 +470,7 @@ class RolloutServer:
         alive, now = term.alive(), time.monotonic()
         for seen in list(term.seen.values()):
             present = seen.worker.incarnation in alive
-            silent = now - seen.heard > self._patience.silence_s
+            silent = now - seen.last_message_s > self._patience.silence_s
             if (seen.in_roster and not present) or silent:
                 self._lose(term, seen.worker)
             seen.in_roster = seen.in_roster or present

@@ -1,27 +1,22 @@
 """The supervised warm-up: one process, a pure function of the configuration.
 
-Run by hand: ``python -m holdfast.adapters.rl.weights.warm_up --config FILE``.
+Run by hand: ``python -m holdfast.rl --warm-up --config FILE``.
 """
 
 from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from holdfast import ckpt
-from holdfast.adapters.rl.config import RLConfig, load_config
+from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.task import Task, make_task
 from holdfast.adapters.rl.policy.policy import fill, parameter_names
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.ckpt.state.restore import read_tensors
 from holdfast.elastic.errors import ConfigError
 
@@ -68,7 +63,7 @@ def load_warm_start(model: nn.Module, root: str) -> None:
     if step is None:
         raise ConfigError(
             f"{root}: no warm start there; make it with: "
-            "python -m holdfast.adapters.rl.weights.warm_up --config FILE"
+            "python -m holdfast.rl --warm-up --config FILE"
         )
     names = parameter_names(model)
     with StoreSource(root, step) as source:
@@ -89,22 +84,3 @@ def _examples(config: RLConfig, task: Task, *, step: int) -> tuple[torch.Tensor,
         answer = slice(len(prompt), len(text))
         targets[row, answer.start - 1 : answer.stop - 1] = tokens[row, answer]
     return tokens, targets
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Prepare the warm start that a configuration file names."""
-    parser = argparse.ArgumentParser(description="Make the warm start of an RL job.")
-    parser.add_argument("--config", type=Path, required=True, help="JSON file of the job")
-    options = parser.parse_args(arguments)
-    try:
-        prepare(load_config(options.config))
-    except InternalError:
-        raise
-    except HoldfastError as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,7 +23,7 @@ class News:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._items: deque[NewsItem] = deque(maxlen=KEPT)
-        self._number = self._told = 0
+        self._number = self._acknowledged = 0
 
     def ops(self) -> dict[str, Op]:
         """Return the operations of this part."""
@@ -37,10 +37,10 @@ class News:
         self._core.changed()
 
     def _ask(self, request: Request, body: AskNews) -> None:
-        self._told = max(self._told, body.after)
+        self._acknowledged = max(self._acknowledged, body.after)
 
         def fresh() -> list[NewsItem]:
-            return [item for item in self._items if item.number > self._told]
+            return [item for item in self._items if item.number > self._acknowledged]
 
         def attempt() -> bool:
             if not (items := fresh()):

@@ -144,30 +144,32 @@ class SpillDirectory:
             raise CorruptError(f"{path}: it contains another row; recovery goes on without it")
         return file
 
-    def write(self, held: SpilledHoldings, *, pace: Callable[[int], None]) -> SpilledSnapshot:
+    def write(self, holdings: SpilledHoldings, *, pace: Callable[[int], None]) -> SpilledSnapshot:
         """Spill a node's contents of a snapshot; ``pace`` is called after every few bytes.
 
         Existing snapshots stay readable, except those older than the newest. Raises ``StoreError``
         when the disk refuses.
         """
-        world = held.world
+        world = holdings.world
         snapshot = SpilledSnapshot(
             number=self._next_number(),
             run=world.run,
             generation=world.generation,
             world=_offered(world, world),
-            step=held.step,
-            blocks=tuple(_offered(entry, world) for _, (_, entry) in sorted(held.blocks.items())),
-            parities=tuple(_offered(entry, world) for entry, _ in held.rows),
-            sealed=tuple(_offered(entry, world) for entry in held.sealed),
+            step=holdings.step,
+            blocks=tuple(
+                _offered(entry, world) for _, (_, entry) in sorted(holdings.blocks.items())
+            ),
+            parities=tuple(_offered(entry, world) for entry, _ in holdings.rows),
+            sealed=tuple(_offered(entry, world) for entry in holdings.sealed),
         )
         try:
             make_private(self._directory)
             old = self._retire()
             for entry in snapshot.blocks:
-                source = held.blocks[entry.rank][0].block(block_bytes(entry))
+                source = holdings.blocks[entry.rank][0].block(block_bytes(entry))
                 self._write_slot(snapshot, entry, source, old=old, pace=pace)
-            for parity, (_, row) in zip(snapshot.parities, held.rows, strict=True):
+            for parity, (_, row) in zip(snapshot.parities, holdings.rows, strict=True):
                 if parity.nbytes:
                     self._write_row(snapshot, parity, row, old=old, pace=pace)
             for path in old:
@@ -175,7 +177,7 @@ class SpillDirectory:
             self._publish(snapshot)
         except OSError as error:
             raise StoreError(
-                f"{self._directory}: step {held.step} cannot be spilled: "
+                f"{self._directory}: step {holdings.step} cannot be spilled: "
                 f"{error.strerror or error}; {remedy_of(error)}"
             ) from error
         return snapshot

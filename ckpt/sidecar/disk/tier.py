@@ -39,7 +39,7 @@ class Disk:
     """Spills protected snapshots, one at a time, the newest next; offers the spilled ones."""
 
     def __init__(self, core: Core, parities: Parities) -> None:
-        self._core, self._parities, self._pen = core, parities, PacedWriter()
+        self._core, self._parities, self._writer = core, parities, PacedWriter()
         self._target: DiskTarget | None = None
         self._busy = self._urgent = False
         self._next: Snapshot | None = None
@@ -53,7 +53,7 @@ class Disk:
 
     def close(self) -> None:
         """Spill no more; a spill in progress ends at its next piece."""
-        self._pen.close()
+        self._writer.close()
 
     def nbytes(self) -> int:
         """Return the bytes of this process's last spill."""
@@ -103,13 +103,13 @@ class Disk:
 
     def _write(self, snapshot: Snapshot, slots: list[Slot], rows: list[ParityRow]) -> None:
         if not self._urgent:
-            self._pen.yield_to_others()
+            self._writer.yield_to_others()
         began_s, target = monotonic(), self._target
         assert target is not None
         failed: str | None = f"step {snapshot.step} was not spilled; see the sidecar's log"
         try:
-            held = _held(snapshot, slots, rows)
-            written = self._directory(target).write(held, pace=self._pace)
+            holdings = _holdings_of(snapshot, slots, rows)
+            written = self._directory(target).write(holdings, pace=self._pace)
             self._nbytes = sum(entry.payload_bytes for entry in written.blocks)
             self._nbytes += sum(entry.nbytes for entry in written.parities)
             self._core.meters.add("spill", monotonic() - began_s, self._nbytes)
@@ -126,11 +126,11 @@ class Disk:
                     self._steps = [*self._steps, snapshot.step][-2:]
                 self._core.unpin(*slots)
                 self._parities.unpin(rows)
-                if not self._pen.closed:
+                if not self._writer.closed:
                     self._start()
 
     def _pace(self, nbytes: int) -> None:
-        self._pen.pace(nbytes, bytes_per_s=0)
+        self._writer.pace(nbytes, bytes_per_s=0)
 
     def save_newest(self) -> float:
         """Begin to spill the newest protected step; return how many seconds to wait for it."""
@@ -160,8 +160,8 @@ class Disk:
         offers = []
         for snapshot in directory.snapshots():
             blocks = list(self._opened(snapshot.blocks, partial(directory.open, snapshot)))
-            held = [entry for entry in snapshot.parities if entry.nbytes]
-            rows = list(self._opened(held, partial(directory.open_row, snapshot)))
+            filled = [entry for entry in snapshot.parities if entry.nbytes]
+            rows = list(self._opened(filled, partial(directory.open_row, snapshot)))
             if blocks or rows:
                 with self._core.lock:
                     offers.append(self._take_in(snapshot, blocks, rows))
@@ -211,7 +211,9 @@ class Disk:
         )
 
 
-def _held(snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[ParityRow]) -> SpilledHoldings:
+def _holdings_of(
+    snapshot: Snapshot, slots: Iterable[Slot], rows: Iterable[ParityRow]
+) -> SpilledHoldings:
     """Return the contents to spill; of rows only those that are still whole."""
     there = [(row.entry, row.buffer or memoryview(b"")) for row in rows]
     return SpilledHoldings(

@@ -139,12 +139,12 @@ class RecordLog:
 
     def _make(self, first: int, *, need_bytes: int, made: Sequence[Segment] = ()) -> Segment:
         """Return a new segment, not yet published, as large as the log's contents."""
-        held = self.nbytes + sum(each.nbytes for each in made)
+        used_bytes = self.nbytes + sum(each.nbytes for each in made)
         wanted = max(need_bytes + HEADER_BYTES, min(self.bytes_from(self.base), SEGMENT_BYTES))
         size = -(-wanted // GRAIN_BYTES) * GRAIN_BYTES
-        if held + size > MAX_LOG_BYTES:
+        if used_bytes + size > MAX_LOG_BYTES:
             raise CapacityError(
-                f"log {self.name!r} holds {held:,} bytes and may hold {MAX_LOG_BYTES:,}: "
+                f"log {self.name!r} holds {used_bytes:,} bytes and may hold {MAX_LOG_BYTES:,}: "
                 "truncate what has been consumed"
             )
         self._reserve(size)

@@ -76,7 +76,9 @@ class Parities:
         lengths have changed, files of other lengths must go first.
         """
         with self._lock:
-            capacities = [file.capacity for file in (*self._held(), *self._free, *self._building)]
+            capacities = [
+                file.capacity for file in (*self._kept_files(), *self._free, *self._building)
+            ]
             if len(capacities) >= len(self._sizes) * (self._keep + 1):
                 return 0
             for size in set(self._sizes):
@@ -91,7 +93,7 @@ class Parities:
         with self._lock:
             self._free.append(file)
 
-    def _held(self) -> list[RowFile]:
+    def _kept_files(self) -> list[RowFile]:
         files = (row.file for row in (*self._rows.values(), *self._leaving))
         return [file for file in files if file is not None and not file.borrowed]
 
@@ -245,7 +247,7 @@ class Parities:
     def nbytes(self) -> int:
         """Return the shared memory in use, including files of rows in progress and free ones."""
         with self._lock:
-            files = (*self._held(), *self._free, *self._building)
+            files = (*self._kept_files(), *self._free, *self._building)
             return sum(HEADER_BYTES + file.capacity for file in files)
 
 

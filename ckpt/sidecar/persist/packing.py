@@ -40,7 +40,7 @@ class Packing:
         progressed: Callable[[CheckpointJob], None],
         retried: Callable[[CheckpointJob, int, str], None],
     ) -> None:
-        self._core, self._lease, self.pen = core, lease, PacedWriter()
+        self._core, self._lease, self.writer = core, lease, PacedWriter()
         self._on_written, self._on_committed = written, committed
         self._on_progress, self._on_retry = progressed, retried
 
@@ -63,7 +63,7 @@ class Packing:
             return
 
         def modestly() -> None:
-            self.pen.yield_to_others()
+            self.writer.yield_to_others()
             work()
 
         self._core.submit(None, modestly, kind=WaitingWork.CHECKPOINT)
@@ -73,7 +73,7 @@ class Packing:
         receipt: Json = None
         failed: str | None = words("see the sidecar's log", job)
         try:
-            receipt = self.pen.persevere(
+            receipt = self.writer.persevere(
                 lambda: self._write_pack(job, slot, base),
                 job.target,
                 failed=functools.partial(self._again, job),
@@ -112,7 +112,7 @@ class Packing:
         self._require(job)
         job.written_bytes += nbytes
         self._on_progress(job)
-        self.pen.pace(nbytes, bytes_per_s=job.target.bytes_per_s)
+        self.writer.pace(nbytes, bytes_per_s=job.target.bytes_per_s)
 
     def _again(self, job: CheckpointJob, attempt: int, error: Exception) -> None:
         self._require(job)
@@ -141,7 +141,7 @@ class Packing:
         failed: str | None = words("see the sidecar's log", job)
         try:
             found = [msgspec.convert(receipt, persist.WriterReceipt) for receipt in receipts]
-            self.pen.persevere(
+            self.writer.persevere(
                 lambda: persist.commit(
                     job.target.root,
                     run=job.world.run,

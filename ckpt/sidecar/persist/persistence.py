@@ -95,8 +95,8 @@ class Persistence:
         self._jobs: dict[SnapshotKey, CheckpointJob] = {}
         self._queue = Queue()
         self._unheard: set[str] = set()
-        self._heard: dict[str, tuple[PendingCheckpoint, ...]] = {}
-        self._held: list[CheckpointJob] = []
+        self._reports: dict[str, tuple[PendingCheckpoint, ...]] = {}
+        self._waiting: list[CheckpointJob] = []
         self._carried: set[int] = set()
         for job in pending.load(self._note):
             self._jobs[job.key] = job
@@ -116,13 +116,13 @@ class Persistence:
 
     def close(self) -> None:
         """Write no more; writes in progress end at their next piece."""
-        self._packing.pen.close()
+        self._packing.writer.close()
 
     def status(self) -> dict[str, Json]:
         """Return the finished checkpoints, those in progress, and the last error."""
         return {
             **self._outcomes.status(),
-            "persist_priority": self._packing.pen.priority,
+            "persist_priority": self._packing.writer.priority,
             "persist_pending": [
                 {
                     "generation": job.key[0],
@@ -160,7 +160,7 @@ class Persistence:
         if world.stage != self._stage:
             self._stage = world.stage
             self._outcomes.begin_stage()
-        self._queue, self._held = Queue(), []
+        self._queue, self._waiting = Queue(), []
         self._carried.clear()
         for job in list(self._jobs.values()):
             self._carry(job, restore)
@@ -169,7 +169,7 @@ class Persistence:
             node=self._core.node,
             checkpoints=tuple(job.pending() for job in self._jobs.values()),
         )
-        self._heard, self._unheard = {}, set()
+        self._reports, self._unheard = {}, set()
         if self._committer.is_here:
             self._unheard = {peer.node for peer in world.peers}
             self._take(report)
@@ -204,7 +204,7 @@ class Persistence:
         if body.node not in self._unheard:
             return
         self._unheard.discard(body.node)
-        self._heard[body.node] = body.checkpoints
+        self._reports[body.node] = body.checkpoints
         if self._unheard:
             return
         for job, lost in self._merged():
@@ -215,13 +215,13 @@ class Persistence:
             ranks = len(job.world.rank_nodes)
             self._carry_out(self._queue.due(job.key, ranks=ranks, receipts=job.receipts))
         self._store()
-        held, self._held = self._held, []
-        for job in held:
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
             self._begin_due(job)
 
     def _merged(self) -> Iterable[tuple[CheckpointJob, set[int]]]:
         """Yield the checkpoints to carry over, oldest first, and the ranks with lost blocks."""
-        reported = [each for checkpoints in self._heard.values() for each in checkpoints]
+        reported = [each for checkpoints in self._reports.values() for each in checkpoints]
         for key in sorted({(each.world.generation, each.step) for each in reported}):
             parts = [
                 CheckpointJob.of(each)
@@ -229,11 +229,11 @@ class Persistence:
                 if (each.world.generation, each.step) == key
             ]
             job = self._jobs.get(key, parts[0])
-            held = {rank for part in parts for rank in part.ranks}
+            covered = {rank for part in parts for rank in part.ranks}
             for part in parts:
                 job.receipts |= part.receipts
                 job.total_bytes = max(job.total_bytes, part.total_bytes)
-            yield job, set(range(len(job.world.rank_nodes))) - held - set(job.receipts)
+            yield job, set(range(len(job.world.rank_nodes))) - covered - set(job.receipts)
 
     def _recover(self, job: CheckpointJob, rank: int) -> None:
         """Rebuild a block that no living node has, and write it from here."""
@@ -273,7 +273,7 @@ class Persistence:
         self._pin(job)
         self._store()
         if self._committer.is_here and self._unheard:
-            self._held.append(job)
+            self._waiting.append(job)
         elif self._committer.is_here:
             self._begin_due(job)
 
@@ -389,7 +389,7 @@ class Persistence:
         job.busy.discard(rank)
         if rank in job.slots and (job.over or failed is None):
             self._unpin(job, rank)
-        if job.over or self._packing.pen.closed:
+        if job.over or self._packing.writer.closed:
             return
         if failed is None:
             job.receipts[rank] = receipt
@@ -449,7 +449,7 @@ class Persistence:
         self._carry_out(self._queue.receive(key, message.rank, message.receipt))
 
     def _committed(self, job: CheckpointJob, error: str | None) -> None:
-        if not job.over and not self._packing.pen.closed:
+        if not job.over and not self._packing.writer.closed:
             self._report(job.key, error=error)
 
     def _report(self, key: SnapshotKey, *, error: str | None, given_up: bool = False) -> None:

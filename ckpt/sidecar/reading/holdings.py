@@ -25,8 +25,8 @@ def holdings_of(core: Core, parities: Parities, body: Key) -> SnapshotHoldings:
     )
 
 
-def _file(held: Slot | ParityRow) -> FileRef | None:
+def _file(holder: Slot | ParityRow) -> FileRef | None:
     try:
-        return None if held.file is None else FileRef.of(held.file.path)
+        return None if holder.file is None else FileRef.of(holder.file.path)
     except OSError:
         return None  # removed meanwhile

@@ -185,8 +185,8 @@ class ReadOperations:
         core = self._core
         core.book.close()
         snapshots = core.book.snapshots
-        held = [slot for slot in core.slots.all() if slot.entry and slot.key and not slot.leaving]
-        blocks = [slot.entry for slot in held if slot.key and slot.key[:2] in snapshots]
+        slots = [slot for slot in core.slots.all() if slot.entry and slot.key and not slot.leaving]
+        blocks = [slot.entry for slot in slots if slot.key and slot.key[:2] in snapshots]
         worlds = {each.world.generation: each.world for each in snapshots.values()}
         parities = [row.entry for row in self._parities.sealed()]
         inventory = Inventory(

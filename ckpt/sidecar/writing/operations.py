@@ -137,11 +137,11 @@ class WriteOperations:
                 raise
 
         def expire() -> None:
-            held = [slot for slot in core.slots.all() if slot.key and slot.key[2] == body.rank]
-            steps = sorted(slot.key[1] for slot in held if slot.key)
+            slots = [slot for slot in core.slots.all() if slot.key and slot.key[2] == body.rank]
+            steps = sorted(slot.key[1] for slot in slots if slot.key)
             error = CapacityError(
                 f"no slot became free within {body.timeout_s:g} s: rank {body.rank} has "
-                f"{len(held)} in use (steps {steps}, newest protected "
+                f"{len(slots)} in use (steps {steps}, newest protected "
                 f"{core.book.newest(SnapshotPhase.PROTECTED)}); snapshot less often, or see why "
                 "peers do not answer"
             )

@@ -140,8 +140,8 @@ class SlotRoom:
 
     def _room(self, world: SnapshotWorld) -> int:
         """Return the available bytes: the budget, or less where the file system has less."""
-        held = self.slot_bytes() + self._parity_bytes()
-        there = self._core.arena.free_bytes() + held
+        used_bytes = self.slot_bytes() + self._parity_bytes()
+        there = self._core.arena.free_bytes() + used_bytes
         return min(self._budget(world), there) if world.memory_bytes else there
 
     def _budget(self, world: SnapshotWorld) -> int:
@@ -165,7 +165,7 @@ class SlotRoom:
     def _too_little(self, world: SnapshotWorld, need: MemoryNeed, *, rank: int) -> CapacityError:
         declared = world.memory_bytes and need.total > self._budget(world)
         root = self._core.arena.directory.parent
-        logs = f", of which logs hold {held:,}" if (held := self._log_bytes()) else ""
+        logs = f", of which logs hold {log_bytes:,}" if (log_bytes := self._log_bytes()) else ""
         have = (
             f"{world.memory_bytes:,} bytes are declared for a node{logs}"
             if declared
@@ -275,13 +275,13 @@ class SlotRoom:
 
         Raises ``CapacityError`` if their share, or the rest beside slots and parity, is used up.
         """
-        held, world = self._log_bytes(), self._core.book.world
+        log_bytes, world = self._log_bytes(), self._core.book.world
         memory = f"memory={world.memory_bytes:,}" if world and world.memory_bytes else ""
-        if held + nbytes > (limit := self.log_limit()):
+        if log_bytes + nbytes > (limit := self.log_limit()):
             part = f"one part in {LOG_SHARE} of {memory}" if memory else "as much as a node's logs"
-            self._refuse_log(f"hold {held:,} bytes and may hold {limit:,}, {part}")
+            self._refuse_log(f"hold {log_bytes:,} bytes and may hold {limit:,}, {part}")
         elif world is not None and memory and self._fit is not None:
-            self._fit_log(world, held + nbytes, memory)
+            self._fit_log(world, log_bytes + nbytes, memory)
         self._log_refusal = ""
 
     def _fit_log(self, world: SnapshotWorld, log_bytes: int, memory: str) -> None:

@@ -119,13 +119,13 @@ def _added(module: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
     for path, child in module.named_modules(remove_duplicate=False):
         parameters, buffers, _ = torch_private.module_dicts(child)
         transient = torch_private.transient_buffers_of(child)
-        held = {
+        own_tensors = {
             key: item
             for key, item in (*parameters.items(), *buffers.items())
             if item is not None and key not in transient
         }
-        known |= {join(path, key) for key in held}
-        tensors += held.values()
+        known |= {join(path, key) for key in own_tensors}
+        tensors += own_tensors.values()
         if type(child).get_extra_state is not nn.Module.get_extra_state:
             known.add(join(path, "_extra_state"))
     found = {key: item for key, item in entries.items() if key not in known}

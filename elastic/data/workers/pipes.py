@@ -127,8 +127,8 @@ class PipeQueue:
         size, count = _HEAD.unpack(self._exactly(_HEAD.size))
         fds: list[int] = []
         while len(fds) < count:
-            told, more, _, _ = socket.recv_fds(self._reader, 1, _FDS_AT_ONCE)
-            if not told:
+            mark, more, _, _ = socket.recv_fds(self._reader, 1, _FDS_AT_ONCE)
+            if not mark:
                 raise EOFError("the queue was closed")
             fds += more
         return _unpacked(self._exactly(size), fds)

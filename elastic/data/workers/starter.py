@@ -38,7 +38,7 @@ _MAIN = ("init_main_from_name", "init_main_from_path")
 _SHARED = ("sys_path", "sys_argv", "dir", "orig_dir", *_MAIN)
 _CODE = """import sys; sys.path[:] = {path!r}
 import holdfast.elastic.data.streams, holdfast.elastic.data.workers.feed
-from holdfast.elastic.data.workers.starter import serve; serve({fd}, {told!r})"""
+from holdfast.elastic.data.workers.starter import serve; serve({fd}, {preparation!r})"""
 
 
 _tied = False
@@ -76,10 +76,16 @@ class Starter:
 
     def _run(self, imports_main: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        told = {key: value for key, value in _preparation("starter").items() if key in _SHARED}
+        preparation = {
+            key: value for key, value in _preparation("starter").items() if key in _SHARED
+        }
         if not imports_main:
-            told = _without_main(told)
-        code = _CODE.format(path=told["sys_path"], fd=theirs.fileno(), told=json.dumps(told))
+            preparation = _without_main(preparation)
+        code = _CODE.format(
+            path=preparation["sys_path"],
+            fd=theirs.fileno(),
+            preparation=json.dumps(preparation),
+        )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs:
             # The starter would start BLAS threads too: harmless, but useless.
@@ -225,19 +231,19 @@ def _without_main(preparation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in preparation.items() if key not in _MAIN}
 
 
-def serve(fd: int, told: str) -> None:
+def serve(fd: int, preparation: str) -> None:
     """Run as a starter until the rank is gone."""
-    _load(json.loads(told))
+    _load(json.loads(preparation))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _Server(socket.socket(fileno=fd)).run()
 
 
-def _load(told: dict[str, Any]) -> None:
+def _load(preparation: dict[str, Any]) -> None:
     """Import the script, once for all workers; `_CODE` has imported Holdfast's modules for them."""
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
-        spawn.prepare(told)
+        spawn.prepare(preparation)
     except Exception:  # noqa: BLE001 - a script may raise anything; a worker that needs it says so
         pass
     finally:
@@ -310,9 +316,9 @@ class _Server:
                 return
             if not pid:
                 return
-            if (told := self._status.pop(pid, None)) is not None:
-                _tell(told, os.waitstatus_to_exitcode(status))
-                os.close(told)
+            if (status_fd := self._status.pop(pid, None)) is not None:
+                _tell(status_fd, os.waitstatus_to_exitcode(status))
+                os.close(status_fd)
 
 
 def _tell(fd: int, number: int) -> None:

@@ -33,10 +33,10 @@ class Starting:
         tell: Callable[[LoaderEvent], None],
     ) -> None:
         self._name, self._tell, self._failures = name, tell, 0
-        asked: BaseContext | str | None = options.get("multiprocessing_context")
-        self._asked = asked or _asked_of_all()
+        context: BaseContext | str | None = options.get("multiprocessing_context")
+        self._context = context or _asked_of_all()
         self._why_forked, self._imports_main = "", False
-        if not options.get("num_workers") or self._asked:
+        if not options.get("num_workers") or self._context:
             return
         found = startable((dataset, options.get("worker_init_fn"), options.get("collate_fn")))
         self._why_forked, self._imports_main = found.why, found.imports_main
@@ -45,8 +45,8 @@ class Starting:
 
     def context(self) -> BaseContext | str:
         """Return the present method of starting them."""
-        if self._asked:
-            return self._asked
+        if self._context:
+            return self._context
         if not self._why_forked:
             return StarterContext(imports_main=self._imports_main)
         self._tell(DataWorkersForked(loader=self._name, why=self._why_forked))
@@ -86,5 +86,5 @@ class Starting:
 
 def _asked_of_all() -> str | None:
     """Return the script's start method for all processes, None if it leaves that to Python."""
-    asked = multiprocessing.get_start_method(allow_none=True)
-    return None if asked in (None, "fork") else asked
+    method = multiprocessing.get_start_method(allow_none=True)
+    return None if method in (None, "fork") else method

@@ -168,12 +168,12 @@ def _tensor_leaf(leaf: torch.Tensor, kind: Kind) -> LeafDigest:
         kind=kind,
         digest=digest_of(local),
         shown=shown(numbers.item()) if len(numbers) == 1 else "",
-        norm=_told(numbers.norm()),
-        mark=_told(numbers @ weights),
+        norm=_value_of(numbers.norm()),
+        mark=_value_of(numbers @ weights),
     )
 
 
-def _told(number: torch.Tensor) -> float:
+def _value_of(number: torch.Tensor) -> float:
     """Return a number; -1 for one that is not finite, which JSON does not have."""
     found = float(number)
     return found if math.isfinite(found) else -1.0

@@ -23,12 +23,12 @@ def watch_worker() -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    told = False
+    is_reported = False
     try:
-        told = isinstance(error, Exception) and _report(error)
+        is_reported = isinstance(error, Exception) and _report(error)
     except Exception as failure:  # noqa: BLE001 - the user's error matters more than ours
         error.add_note(f"Holdfast could not report this error: {failure}")
-    if not told:
+    if not is_reported:
         sys.__excepthook__(kind, error, trace)
 
 

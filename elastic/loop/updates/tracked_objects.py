@@ -14,9 +14,9 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.wrapped import Parameters
+from holdfast.elastic.tracked.entries import leaves_of
 
 _MOST_OBJECTS: Final = 100_000
 _SEALED: Final = (
@@ -42,7 +42,7 @@ class TrackedObjects:
     """
 
     def __init__(self, state: Mapping[str, Any], parameters: Callable[[], Parameters]) -> None:
-        self._leaves = list(_leaves("", state))
+        self._leaves = list(leaves_of(state))
         self._parameters = parameters
         self._name_of: dict[int, str] = {}
         self._optimizers = {
@@ -81,7 +81,7 @@ class TrackedObjects:
                 continue
             seen[id(value)] = value
             if not isinstance(value, _SEALED):
-                queue += _held(value)
+                queue += _referents(value)
         return seen
 
     def scalers(self) -> Iterator[GradScaler]:
@@ -121,18 +121,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _leaves(prefix: str, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in nested mappings and sequences, with their dotted names."""
-    items = state.items() if isinstance(state, Mapping) else enumerate(state)
-    for key, value in items:
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping | list | tuple) and not isinstance(value, ModelParts):
-            yield from _leaves(name, value)
-        else:
-            yield name, value
-
-
-def _held(value: Any) -> list[Any]:
+def _referents(value: Any) -> list[Any]:
     """Return the objects that ``value`` holds; of functions only what they closed over."""
     if isinstance(value, FunctionType):
         return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]

@@ -72,7 +72,7 @@ class SimulatedAgent:
         self.view = JobView(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
         self._inventory: Inventory | None = None
         self._fencing, self._known = 0, 0
-        self.halts = self.stood = 0  # generations
+        self.halts = self.standing_generation = 0  # generations
         self._seen = agree.FirstSeen()
         self._probing = Probing(name)
         self._looks_around = False
@@ -433,7 +433,7 @@ class SimulatedAgent:
             self._seen,
             node=self.name,
             now_s=now_s,
-            stand=self.stood == self.view.number > 0,
+            stand=self.standing_generation == self.view.number > 0,
             step_s=HALT_S if trains else agree.STEP_S,
         )
         self.sim.judge(self, decision, reason)
@@ -453,7 +453,7 @@ class SimulatedAgent:
 
     def stand(self, generation: int) -> None:
         """Note that the trainers here halted at the end of a step, as `agree.Halt` requested."""
-        self.stood = generation
+        self.standing_generation = generation
         self._soon(0.0, 0.005, self.carry_on)
 
     def _again(self, delay_s: float) -> None:

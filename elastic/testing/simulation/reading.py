@@ -73,14 +73,14 @@ class _Holdings:
     def has_block(self, node: str, point: RestorePoint, rank: int) -> bool:
         """Return whether the node has a rank's block."""
         key = (point.world.generation, point.step)
-        return self._asked(node, lambda sidecar: sidecar.has_block(key, rank))
+        return self._answer(node, lambda sidecar: sidecar.has_block(key, rank))
 
     def has_row(self, node: str, point: RestorePoint, place: tuple[int, int]) -> bool:
         """Return whether the node has a parity row."""
         key = (point.world.generation, point.step)
-        return self._asked(node, lambda sidecar: sidecar.has_row(key, place))
+        return self._answer(node, lambda sidecar: sidecar.has_row(key, place))
 
-    def _asked(self, node: str, has: Callable[[SimulatedSidecar], bool]) -> bool:
+    def _answer(self, node: str, has: Callable[[SimulatedSidecar], bool]) -> bool:
         if node not in self._view.nodes:
             return False
         sidecar = self._sidecars.get(node)

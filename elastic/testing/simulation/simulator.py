@@ -261,9 +261,9 @@ class Simulation:
         """Check that a sidecar does not accept a block of a generation that it knows to be over."""
         group = self.generations[self.newest].nodes.get(sidecar.node)
         over = key[0] < self.newest and group is not None
-        held = next((a for a in self.agents.values() if a.sidecar is sidecar), None)
+        owner = next((a for a in self.agents.values() if a.sidecar is sidecar), None)
         require(
-            not (over and held is not None and held.fenced >= key[0]),
+            not (over and owner is not None and owner.fenced >= key[0]),
             f"{sidecar.address} takes a block of generation {key[0]}, which it has fenced",
         )
 

@@ -16,10 +16,10 @@ from etcd_fixtures import Connect
 from holdfast.elastic.coordinator.base import Coordinator, EventKind
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 from holdfast.elastic.membership.view import node_key
-from holdfast.tools.chaos.faults.etcd.coordinator import ADDRESS, CoordinatorInjector
+from holdfast.tools.chaos.faults.etcd.coordinator import CoordinatorInjector
 from holdfast.tools.chaos.faults.injector import Undo
 from holdfast.tools.chaos.real.keys import left_keys
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError
 
 RUN = "run-1"
 
@@ -31,7 +31,7 @@ class Struck:
         self.site, self.injector = Site(folder, run=RUN), CoordinatorInjector()
         kinds = ("leader-kill", "coordinator-latency")
         strikes = tuple(struck(kind) for kind in kinds)
-        self.address = self.injector.prepare(self.site, strikes)[ADDRESS]
+        self.address = self.injector.prepare(self.site, strikes)[COORDINATOR_ENV]
         self.node = self.site.add("node a", part="node", node="a")
         self.all = self.site.add("the coordinator", part="coordinator")
 
@@ -42,7 +42,7 @@ class Struck:
 
 @pytest.fixture
 def hurt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Struck]:
-    monkeypatch.delenv(ADDRESS, raising=False)
+    monkeypatch.delenv(COORDINATOR_ENV, raising=False)
     try:
         monkeypatch.setenv("PATH", str(etcd.program().parent), prepend=":")
     except keeper.CannotInstall as error:
@@ -110,7 +110,7 @@ def test_what_etcd_suffers_passes_or_stays(
     assert [event.kind for event in events] == [EventKind.RESET]
 
     patient.put("x", "third")
-    monkeypatch.setenv(ADDRESS, hurt.address)
+    monkeypatch.setenv(COORDINATOR_ENV, hurt.address)
     with contextlib.closing(CoordinatorInjector()) as other:  # finds what runs, and leaves it
         assert other.prepare(hurt.site, ()) == {}
         other.strike(struck("coordinator-compaction"), hurt.all, hurt.site)

@@ -15,7 +15,7 @@ from ports import free_ports
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
-from holdfast.elastic.launch.local import start_agent
+from holdfast.elastic.launch.agent_start import start_agent
 from holdfast.elastic.membership.view import node_key
 from holdfast.tools.commands.status import ask
 from holdfast.tools.leftovers import leftovers

@@ -23,8 +23,8 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import NodeProcesses, read_processes
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
+from holdfast.elastic.launch.agent_start import start_agent
 from holdfast.elastic.launch.config import LOCAL_TIMING, python_command
-from holdfast.elastic.launch.local import start_agent
 from holdfast.elastic.membership.view import outcome_key
 from holdfast.elastic.processes.children import Child
 from holdfast.tools.leftovers import leftovers

@@ -18,7 +18,7 @@ from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.service import JOURNAL
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.launch.local import start_agent
+from holdfast.elastic.launch.agent_start import start_agent
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import encode, generation_key, node_key, outcome_key
 from holdfast.elastic.processes.children import Child

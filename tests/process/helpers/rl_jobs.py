@@ -24,7 +24,7 @@ from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.leftovers import leftovers, memory_of, processes_of
 
 DEADLINE_S = 200.0
-_MODULE = "holdfast.adapters.rl.main"
+_MODULE = "holdfast.rl"
 MAIN = (sys.executable, "-m", _MODULE)
 NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
 

@@ -25,7 +25,7 @@ def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
     slots = [{"trainer": 2, "rollout": 1}, *[{"trainer": 2}] * (trainers // 2 - 1)]
     return LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.adapters.rl.main", *words),
+        command=(sys.executable, "-m", "holdfast.rl", *words),
         nodes=tuple(
             NodeSpec(name=f"n{at}", domain=f"n{at}", slots=each) for at, each in enumerate(slots)
         ),

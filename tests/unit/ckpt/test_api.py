@@ -201,6 +201,7 @@ def test_a_pack_that_is_gone_is_an_error_not_a_fill_value(tmp_path: Path) -> Non
 
 def test_the_public_names() -> None:
     assert ckpt.__all__ == [
+        "ArgumentError",
         "CapacityError",
         "Checkpoint",
         "CheckpointSink",

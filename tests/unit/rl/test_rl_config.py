@@ -15,6 +15,7 @@ from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.main import main
+from holdfast.adapters.rl.weights import warm_up
 from holdfast.elastic.errors import ConfigError
 
 
@@ -70,6 +71,24 @@ def test_a_missing_file_is_one_sentence_and_status_2(
 ) -> None:
     assert main(["--config", str(tmp_path / "none.json")]) == 2
     assert "cannot read the configuration: No such file" in capsys.readouterr().err
+
+
+def test_the_warm_up_makes_the_directory_that_the_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[RLConfig] = []
+    monkeypatch.setattr(warm_up, "prepare", made.append)
+    config = msgspec.structs.replace(preset("tiny"), warm_start=str(tmp_path / "warm"))
+    save_config(config, tmp_path / "config.json")
+    assert main(["--warm-up", "--config", str(tmp_path / "config.json")]) == 0
+    assert made == [config]
+
+
+def test_a_warm_up_without_a_directory_is_one_sentence_and_status_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--warm-up", "--preset", "tiny"]) == 2
+    assert "names no warm_start directory" in capsys.readouterr().err
 
 
 def test_the_disk_that_the_command_line_names_is_known_to_every_role() -> None:

@@ -70,7 +70,7 @@ def _figures(
     name: str, nodes: Sequence[NodeMemory], copies: Sequence[NodeMemory]
 ) -> Iterator[Figure]:
     beyond = [each.sidecar.share + each.trainer.share for each in nodes]
-    held = [each.slots + each.parity for each in nodes]
+    used = [each.slots + each.parity for each in nodes]
     columns = {
         "slots": [each.slots for each in nodes],
         "parity": [each.parity for each in nodes],
@@ -82,9 +82,9 @@ def _figures(
     }
     for what, values in columns.items():
         yield _figure(f"{name}: {what}", [value / _MIB for value in values], "MiB")
-    shares = [100 * extra / all_ for extra, all_ in zip(beyond, held, strict=True)]
+    shares = [100 * extra / all_ for extra, all_ in zip(beyond, used, strict=True)]
     yield _figure(f"{name}: beyond slots and parity", shares, "%")
-    totals = [(all_ + extra) / _MIB for extra, all_ in zip(beyond, held, strict=True)]
+    totals = [(all_ + extra) / _MIB for extra, all_ in zip(beyond, used, strict=True)]
     reference = fmean(
         each.slots + each.parity + each.sidecar.share + each.trainer.share for each in copies
     )
@@ -123,7 +123,7 @@ def _measure(setup: BenchSetup, size_bytes: int, guard: str) -> list[NodeMemory]
         for _ in range(setup.repeat + SLOTS):
             _train(trainees, trainee.PARITY, steps=3, peaks=peaks)
         after = [_beyond(pid) for pid in pids]
-        held = [client.status()["bytes"] for client in nodes.clients.values()]
+        used = [client.status()["bytes"] for client in nodes.clients.values()]
         return [
             NodeMemory(
                 slots=bytes_["slots"],
@@ -132,7 +132,7 @@ def _measure(setup: BenchSetup, size_bytes: int, guard: str) -> list[NodeMemory]
                 peak=peaks[pid],
                 trainer=Beyond(now.resident - then.resident, now.share - then.share),
             )
-            for pid, bytes_, then, now in zip(nodes.pids, held, before, after, strict=True)
+            for pid, bytes_, then, now in zip(nodes.pids, used, before, after, strict=True)
         ]
 
 

@@ -46,14 +46,14 @@ class SnapshotTrainer:
     def take(self) -> Mapping[str, float]:
         """Take one snapshot and wait for it at once; the trainer does nothing else meanwhile."""
         self.step += 1
-        with stopwatch() as held:
+        with stopwatch() as fenced:
             with stopwatch() as called:
                 self.snapshots.snapshot(self._state.tracked, self.step)
             self.snapshots.fence()
         if self.snapshots.stats.last_step != self.step:
             raise CkptError(f"the snapshot of step {self.step} was not taken; report this")
         self._nodes.await_protected(self.world, self.step)
-        return {CALL: called[0], FENCED: held[0], COPY: self.snapshots.stats.last_copy_s}
+        return {CALL: called[0], FENCED: fenced[0], COPY: self.snapshots.stats.last_copy_s}
 
     def warm_up(self) -> float:
         """Take snapshots until every slot is in use; return the seconds of the first copy."""
@@ -96,10 +96,10 @@ def _async_save(state: BenchState, directory: Path) -> Case:
 
     def case() -> Mapping[str, float]:
         path = directory / "async"
-        with stopwatch() as held:
+        with stopwatch() as blocked:
             under_way = dcp_async_save(cast("dict[str, Any]", state.tensors), checkpoint_id=path)
         cast("Future[object]", under_way).result()
         shutil.rmtree(path)
-        return {ASYNC_SAVE: held[0]}
+        return {ASYNC_SAVE: blocked[0]}
 
     return case

@@ -159,14 +159,14 @@ def parts_of(state: BenchState, *, rank: int, ranks: int) -> dict[str, dict[str,
 
 def save_as(state: BenchState, root: Path, *, ranks: int) -> None:
     """Save a state as ``ranks`` ranks would."""
-    held: list[Any] = []
+    offers: list[Any] = []
     for rank in range(ranks):  # collect the value that each rank would send to the others
         with suppress(_ToldError):
             capture(
                 parts_of(state, rank=rank, ranks=ranks),
                 rank=rank,
                 world_size=ranks,
-                gather=partial(_tell, held),
+                gather=partial(_tell, offers),
             )
     receipts = []
     for rank in range(ranks):
@@ -175,7 +175,7 @@ def save_as(state: BenchState, root: Path, *, ranks: int) -> None:
             step=_STEP,
             rank=rank,
             world_size=ranks,
-            gather=lambda _: held,
+            gather=lambda _: offers,
         )
         view = memoryview(payload)
         receipts.append(persistence.write_pack(root, step=_STEP, index=index, payload=view))
@@ -198,8 +198,8 @@ class _ToldError(InternalError):
     pass
 
 
-def _tell(held: list[Any], value: Any) -> list[Any]:
-    held.append(value)
+def _tell(offers: list[Any], value: Any) -> list[Any]:
+    offers.append(value)
     raise _ToldError
 
 

@@ -24,15 +24,15 @@ class _Hang:
     """Hangs in the middle of a step, forever, once a signal has asked for it."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._reported = False
         signal.signal(HANG_SIGNAL, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._told = True
+        self._reported = True
 
     def here(self, run: elastic.Run) -> None:
         """Hang if the signal has arrived."""
-        if self._told:
+        if self._reported:
             elastic.session_of(run).emit(UserEvent(name=HUNG))
             threading.Event().wait()
 

@@ -51,7 +51,7 @@ class Processes:
             thread.join()
 
     def _kill(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
-        with _held(victim) as fds:
+        with _pinned(victim) as fds:
             _send(fds, signal.SIGKILL)
         return None
 
@@ -107,7 +107,7 @@ class Processes:
 
     def _leave(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Give a node's agent notice, and nothing else: it leaves in order."""
-        with _held(victim) as fds:
+        with _pinned(victim) as fds:
             _send(fds[:1], signal.SIGTERM)
         return lambda: site.give_back(victim.node)
 
@@ -143,7 +143,7 @@ def _close(fds: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def _held(victim: Victim) -> Iterator[list[int]]:
+def _pinned(victim: Victim) -> Iterator[list[int]]:
     fds = _open(victim)
     try:
         yield fds

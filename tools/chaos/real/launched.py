@@ -24,17 +24,11 @@ from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.real.site import LaunchedSite
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError, Workload
+from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError, Workload
 
 _END_S: Final = 60.0
 _MANY: Final = 10_000
 """Restarts of a node or worker: effectively unlimited, as faults are not the job's own failures."""
-
-COORDINATOR: Final = "HOLDFAST_CHAOS_COORDINATOR"
-"""Environment variable with the address of the etcd that a scenario asks for.
-
-An injector that starts its own etcd returns the variable from ``prepare``.
-"""
 
 _WITH_LAUNCHER: Final = ("launcher", "job")
 
@@ -59,7 +53,7 @@ class HoldfastJob(LaunchedSite):
             roles.update(slots)
         address = EMBEDDED
         if load.coordinator != EMBEDDED:
-            address = env.get(COORDINATOR, os.environ.get(COORDINATOR, EMBEDDED))
+            address = env.get(COORDINATOR_ENV, os.environ.get(COORDINATOR_ENV, EMBEDDED))
         return LaunchConfig(
             command=argv(load, self._place, source=self._source),
             nodes=tuple(
@@ -91,7 +85,7 @@ class HoldfastJob(LaunchedSite):
         if self._workload.coordinator != config.coordinator == EMBEDDED:
             raise ScenarioError(
                 f"workload.coordinator is {self._workload.coordinator}: name a running one in the "
-                f"environment, as in {COORDINATOR}=etcd://127.0.0.1:2379"
+                f"environment, as in {COORDINATOR_ENV}=etcd://127.0.0.1:2379"
             )
         self._launcher.config = config
         self._launcher.start()

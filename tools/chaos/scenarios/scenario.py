@@ -6,13 +6,19 @@ scenario and a seed determine all strikes: `strikes.draw`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
 from holdfast.tools.chaos.scenarios.moments import RESTARTED, wrong_moment
+
+COORDINATOR_ENV: Final = "HOLDFAST_CHAOS_COORDINATOR"
+"""Environment variable with the address of the etcd that a scenario asks for.
+
+An injector that starts its own etcd returns the variable from ``prepare``.
+"""
 
 
 class ScenarioError(ConfigError):

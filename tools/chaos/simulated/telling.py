@@ -37,7 +37,7 @@ class Telling:
 
     def __init__(self, sim: Simulation, *, microbatches: int, names: tuple[str, ...]) -> None:
         self._sim, self._microbatches, self._names = sim, microbatches, names
-        self._told: list[HookLine] = []
+        self._lines: list[HookLine] = []
         self._events: list[Event] = []
         self._line, self._begun_s = [""], 0.0
         self._digests: dict[tuple[int, int], str] = {}
@@ -46,12 +46,12 @@ class Telling:
     @property
     def history(self) -> History:
         """The history that the ranks reported."""
-        return of_events(self._told)
+        return of_events(self._lines)
 
     def write(self, folder: Path) -> None:
         """Write the history and the events as real jobs do: JSON lines, in two files."""
         folder.mkdir(parents=True, exist_ok=True)
-        hooks = (msgspec.json.encode(each) + b"\n" for each in self._told)
+        hooks = (msgspec.json.encode(each) + b"\n" for each in self._lines)
         (folder / _FILE).write_bytes(b"".join(hooks))
         events = (encode(each) + b"\n" for each in self._events)
         events_file(folder, "simulated").write_bytes(b"".join(events))
@@ -120,6 +120,6 @@ class Telling:
         began_t, t = round(begun_s, 6), round(self._sim.now_s, 6)
         for rank, own in ids.items():
             at = {"step": step, "rank": rank, "attempt": generation}
-            self._told.append(Consumed(t=began_t, epoch=0, ids=tuple(own), **at))
-            self._told.append(StepCommit(t=t, **at))
-            self._told.append(Stated(t=t, digest=digest, **at))
+            self._lines.append(Consumed(t=began_t, epoch=0, ids=tuple(own), **at))
+            self._lines.append(StepCommit(t=t, **at))
+            self._lines.append(Stated(t=t, digest=digest, **at))

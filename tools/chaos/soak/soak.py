@@ -205,7 +205,7 @@ class Soak:
         if spared:
             say(f"faults that hit nothing: {', '.join(spared)}")
         say(f"the state came from: {listed(sources(seen.restored))}")
-        say(f"events: {listed(seen.told)}")
+        say(f"events: {listed(seen.counts)}")
         say(f"warnings in logs: {listed(self._logged)}")
         say(f"longest pauses between two steps: {pauses or 'none above 1 s'}")
         say("the largest process of each kind, early (first half) and late (last third):")

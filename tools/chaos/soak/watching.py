@@ -29,7 +29,7 @@ from holdfast.elastic.events import (
     StepUnprotected,
     WorkerExited,
 )
-from holdfast.elastic.launch.local import KEY
+from holdfast.elastic.launch.run_folder import KEY
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.soak.striking import BALLAST
 
@@ -67,7 +67,7 @@ class SoakEvents:
     steps: int = 0
     restored: Counter[str] = field(default_factory=Counter)
     pauses: list[tuple[float, int]] = field(default_factory=list)
-    told: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     ending: bool = False
     outcome: str = ""
@@ -108,11 +108,11 @@ class SoakEvents:
             case WorkerExited():
                 self._take_exit(event)
             case SidecarFailed():
-                self.told["sidecar could not be started"] += 1
+                self.counts["sidecar could not be started"] += 1
             case Detected(what=what):
-                self.told[f"detected {what}"] += 1
+                self.counts[f"detected {what}"] += 1
             case StepUnprotected():
-                self.told["unprotected for a while"] += 1
+                self.counts["unprotected for a while"] += 1
             case JobEnded(message=message):
                 self.outcome = message
 
@@ -156,7 +156,7 @@ class SoakEvents:
         self.safe = min(self.safe, step)
 
     def _take_exit(self, event: WorkerExited) -> None:
-        self.told[f"worker {event.status}"] += 1
+        self.counts[f"worker {event.status}"] += 1
         expected = "SIGKILL" in event.status or event.status == "exit status 0" or self.ending
         expected |= refused_by_disk(event.status)
         if not expected:

@@ -1,7 +1,6 @@
 """A plain loop under torchrun with torch.distributed.checkpoint, which reports its work.
 
-    HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 -m
-    holdfast.tools.chaos.workloads.torchrun_dcp
+    HOLDFAST_HISTORY=history torchrun --nproc-per-node 2 tools/chaos/workloads/torchrun_dcp.py
 
 It saves every few steps and resumes from the newest checkpoint, as many loops do; it does not save
 the position of its data. Kill a worker, then `holdfast chaos check history` shows the damage.

@@ -29,7 +29,7 @@ from holdfast.ckpt.snapshot.pacing import FULL_SPEED
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import CapturePlan, gather_alone
 from holdfast.ckpt.state.flatten import FlatState, flatten
-from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, held, spec_of
+from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, local_boxes_of, spec_of
 from holdfast.ckpt.state.torch_dtypes import as_carrier
 from holdfast.ckpt.state.trees.per_rank import PerRank
 
@@ -285,7 +285,7 @@ def bytes_of(fqn: str, leaf: Leaf) -> Any:
     """Return the kind of a tensor and its values, box by box."""
     boxes = [
         (each.box, as_carrier(each.local.contiguous()).numpy().tobytes())
-        for each in held(fqn, leaf)
+        for each in local_boxes_of(fqn, leaf)
     ]
     return spec_of(fqn, leaf), boxes
 

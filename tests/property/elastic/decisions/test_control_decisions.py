@@ -112,7 +112,7 @@ def test_plan_takes_every_ready_trainer_once(view: JobView) -> None:
 @given(views(plannable=True, cuts=True))
 def test_no_two_nodes_of_a_plan_say_that_they_do_not_reach_each_other(view: JobView) -> None:
     assume(any(node.node not in left_out(view) for node, _ in ready_trainers(view)))
-    record, _ = plan(view, held=view.nodes)
+    record, _ = plan(view, excluded=view.nodes)
     assert not any(broken_pairs(view).get(n, set()) & record.nodes.keys() for n in record.nodes)
     assert {member.node for member in record.members} <= record.nodes.keys()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from doubles.checkpoints import sample_arrays
 from doubles.interchange import ArraySink, ArraySource
 
 from holdfast.ckpt.convert.interchange import TransferBudget, choose, cut, transfer
-from holdfast.ckpt.errors import CorruptError, MismatchError, StateError
+from holdfast.ckpt.errors import ArgumentError, CorruptError, MismatchError, StateError
 from holdfast.ckpt.geometry.layout import Box
 
 
@@ -157,3 +158,26 @@ def test_an_error_of_the_sink_ends_the_reading() -> None:
     with pytest.raises(OSError, match="full"):
         transfer(ArraySource(sample_arrays()), Full())
     assert threading.active_count() == before
+
+
+def test_one_pattern_needs_no_list() -> None:
+    sink = ArraySink()
+    transfer(ArraySource(sample_arrays()), sink, select="optimizer.*")
+    assert sink.specs
+    assert all(name.startswith("optimizer.") for name in sink.specs)
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ({"select": 3}, r"transfer\(select=3\): give a glob pattern"),
+        ({"select": ["a", 3]}, r"transfer\(select=\['a', 3\]\)"),
+        ({"memory_bytes": "2GiB"}, r"memory_bytes='2GiB'\): give the bytes as a whole number"),
+        ({"memory_bytes": True}, "memory_bytes=True"),
+        ({"step": "last"}, r"step='last'\): give the number of a step, or None"),
+        ({"step": -1}, "step=-1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(argument: dict[str, Any], named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        transfer(ArraySource(sample_arrays()), ArraySink(), **argument)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import holdfast
+from holdfast.ckpt.errors import ArgumentError
 
 GIB = 1 << 30
 
@@ -36,11 +39,16 @@ def test_ranks_and_kept_steps_multiply_the_need() -> None:
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ({"nodes": 0}, "nodes is 0"),
-        ({"nodes": 2, "parity": 2}, "parity 2 needs 3 nodes"),
-        ({"nodes": 2, "keep": 0}, "keep is 0"),
+        ({"nodes": 0}, "nodes=0"),
+        ({"nodes": 2, "parity": 2}, "give 3 or more nodes, or less parity"),
+        ({"nodes": 1, "parity": "replicate"}, "give 2 or more nodes"),
+        ({"nodes": 2.0}, r"memory_need\(nodes=2.0\): give 1 or more nodes"),
+        ({"nodes": 2, "parity": True}, "parity=True"),
+        ({"nodes": 2, "parity": "mirror"}, "or 'replicate'"),
+        ({"nodes": 2, "group": 1}, "group=1"),
+        ({"nodes": 2, "keep": 0}, "keep=0"),
     ],
 )
-def test_a_job_that_cannot_be_is_refused(job: dict[str, int], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_job_that_cannot_be_is_refused(job: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
         holdfast.memory_need(GIB, **job)

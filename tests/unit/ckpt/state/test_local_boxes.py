@@ -23,8 +23,8 @@ from holdfast.ckpt.state.local_boxes import (
     LocalBox,
     TensorShard,
     empty_like,
-    held,
     like,
+    local_boxes_of,
     spec_of,
 )
 
@@ -46,7 +46,7 @@ def check_world(shape: tuple[int, ...], mesh: tuple[int, ...], placed: list[Plac
     for rank in range(prod(mesh)):
         with rank_of(rank, mesh) as world:
             tensor = distribute_tensor(full, world, placed, src_data_rank=None)
-            parts = held("t", tensor)
+            parts = local_boxes_of("t", tensor)
             assert sum(part.local.numel() for part in parts) == tensor._local_tensor.numel()
             for part in parts:
                 assert part.local.shape == part.box.shape
@@ -107,7 +107,7 @@ def test_boxes_are_what_fsdp_over_tensor_parallelism_cuts(rows: int, mesh: tuple
     """Nine rows over 4 x 2: placements would put a row elsewhere than FSDP2 really does."""
     seen = torch.zeros(rows, 2)
     for weight, full in fsdp_over_tp(rows, mesh):
-        for part in held("t", weight):
+        for part in local_boxes_of("t", weight):
             assert torch.equal(part.local, box_of(full, part))
             box_of(seen, part).add_(1)
     assert (seen == 1).all()
@@ -120,7 +120,7 @@ def test_a_layout_that_cannot_be_told_apart_is_refused() -> None:
             placements = [STRIDED(0, split_factor=4), Shard(0)]
             tensor = distribute_tensor(numbered((27, 1)), world, placements, src_data_rank=None)
             try:
-                held("t", tensor)
+                local_boxes_of("t", tensor)
             except StateError as error:
                 assert "t: " in str(error) and "one of two ways" in str(error)
                 refused += 1
@@ -131,12 +131,12 @@ def test_placements_that_are_no_regions_are_refused_by_name() -> None:
     with rank_of(0, (2,)) as world:
         tensor = DTensor.from_local(torch.ones(2), world, [Partial()], run_check=False)
         with pytest.raises(StateError, match=r"w: placement P\(sum\) cannot.*redistribute"):
-            held("w", tensor)
+            local_boxes_of("w", tensor)
         wrong = DTensor.from_local(
             torch.ones(3), world, [Shard(0)], run_check=False, shape=torch.Size([4]), stride=(1,)
         )
         with pytest.raises(StateError, match=r"w: .*gives \[2\], but this rank holds \[3\]"):
-            held("w", wrong)
+            local_boxes_of("w", wrong)
 
 
 def test_a_rank_outside_the_mesh_holds_nothing() -> None:
@@ -146,21 +146,21 @@ def test_a_rank_outside_the_mesh_holds_nothing() -> None:
         tensor = DTensor.from_local(
             torch.empty(0), mesh, [Shard(0)], run_check=False, shape=torch.Size([4]), stride=(1,)
         )
-        assert held("t", tensor) == ()
+        assert local_boxes_of("t", tensor) == ()
     finally:
         dist.destroy_process_group()
 
 
 def test_views_are_of_the_live_memory() -> None:
     weight = nn.Parameter(torch.zeros(2))
-    held("w", weight)[0].local.fill_(1)  # and autograd does not mind
+    local_boxes_of("w", weight)[0].local.fill_(1)  # and autograd does not mind
     assert weight.sum() == 2
     base = torch.zeros(6, 4)
-    (part,) = held("t", TensorShard(base[:, 1:3], shape=(6, 8), offset=(0, 4)))
+    (part,) = local_boxes_of("t", TensorShard(base[:, 1:3], shape=(6, 8), offset=(0, 4)))
     part.local.fill_(1)
     assert base.sum() == 12
     flat = torch.zeros(11)
-    for part in held("t", FlatShard(flat, shape=(4, 5), start=3)):
+    for part in local_boxes_of("t", FlatShard(flat, shape=(4, 5), start=3)):
         part.local.copy_(box_of(numbered((4, 5)).float(), part))
     assert torch.equal(flat, torch.arange(3.0, 14.0))
 
@@ -170,7 +170,7 @@ def test_every_flat_range_is_a_few_contiguous_boxes(shape: tuple[int, ...]) -> N
     full, count = numbered(shape), prod(shape)
     for start, end in itertools.combinations_with_replacement(range(count + 1), 2):
         local = torch.arange(start, end)
-        parts = held("t", FlatShard(local, shape=shape, start=start))
+        parts = local_boxes_of("t", FlatShard(local, shape=shape, start=start))
         assert len(parts) <= max(2 * len(shape) - 1, 1)
         assert sum(part.local.numel() for part in parts) == end - start
         for part in parts:

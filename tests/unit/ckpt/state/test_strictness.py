@@ -11,7 +11,7 @@ from doubles.shards import MemoryShards, capture_world
 from torch import nn
 
 from holdfast import ckpt
-from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt.errors import ArgumentError, MismatchError
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.local_boxes import TensorShard
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
@@ -41,11 +41,18 @@ def test_the_first_pattern_that_matches_says_the_level_and_the_rest_is_exact() -
         ),
         ({"a.*": "loose"}, r"strict\['a\.\*'\] is 'loose'; it must be one of exact"),
         (3, "strict is 3"),
+        ({3: "ignore"}, "strict has the key 3; give glob patterns"),
     ],
 )
 def test_an_unknown_level_is_an_error_that_names_the_levels(strict: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         Strictness.of(strict)
+
+
+@pytest.mark.parametrize("select", [3, ["model.*", 3], b"model.*", True])
+def test_patterns_that_are_no_texts_are_refused_by_name(select: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"select is .*; give a glob pattern"):
+        chooser(select)
 
 
 def test_what_is_accepted_is_told_apart_from_what_is_refused() -> None:
@@ -261,5 +268,5 @@ def test_load_takes_levels_and_selections(tmp_path: Path) -> None:
     assert len(report.extra) == 4
     report = ckpt.load(tmp_path, build(2, layers=2), select="model.0.*")
     assert report.tensors == 2
-    with pytest.raises(ValueError, match="ignore-missing"):
+    with pytest.raises(ckpt.ArgumentError, match="ignore-missing"):
         ckpt.load(tmp_path, live, strict="lenient")

@@ -67,7 +67,7 @@ class Serving:
 
         def forget() -> None:
             self.service._server.close()
-            for node in [*self.service._held]:
+            for node in [*self.service._arenas]:
                 self.service._let_go(node)
 
         self.service._forget = forget  # type: ignore[method-assign]
@@ -109,7 +109,7 @@ def test_memory_outlives_its_launcher_and_goes_when_none_comes_back(
     serving.launcher()
     held = hold(NODE)
     serving.thread.start()
-    wait_for(lambda: serving.service._held.get("n0", -1) >= 0)
+    wait_for(lambda: serving.service._arenas.get("n0", -1) >= 0)
     os.close(held)
     assert sweep(exactly=NODE.name) == [], "the service holds it"
     serving.launchers[0].kill()
@@ -170,13 +170,13 @@ def test_memory_that_is_taken_away_is_let_go_and_the_next_one_is_held(
     os.close(hold(NODE))
     serving.launcher()
     serving.thread.start()
-    wait_for(lambda: serving.service._held.get("n0", -1) >= 0)
+    wait_for(lambda: serving.service._arenas.get("n0", -1) >= 0)
     with take_away(NODE):
         pass
-    wait_for(lambda: serving.service._held["n0"] == -1)
+    wait_for(lambda: serving.service._arenas["n0"] == -1)
     assert not NODE.exists()
     os.close(hold(NODE))
-    wait_for(lambda: serving.service._held["n0"] >= 0)
+    wait_for(lambda: serving.service._arenas["n0"] >= 0)
 
 
 def test_a_coordinator_that_cannot_serve_is_named_with_its_reason(

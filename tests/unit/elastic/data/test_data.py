@@ -181,6 +181,12 @@ def test_weighted_and_drawn_samplers_are_taken_over() -> None:
         ({"weights": [1.0, float("nan")]}, "finite"),
         ({"weights": [0.0]}, "nothing can be drawn"),
         ({"weights": [1.0, 0.0], "count": 2, "replacement": False}, "at most the 1 samples"),
+        ({"weights": ["heavy"]}, "give one number each"),
+        ({"weights": 3}, "give one number each"),
+        ({"weights": [[1.0], [2.0]]}, "has 2 dimensions: give one number for each sample"),
+        ({"weights": [1.0], "count": 0}, r"Weighted\(count=0\): give 1 or more samples"),
+        ({"weights": [1.0], "count": 1.5}, r"Weighted\(count=1.5\)"),
+        ({"weights": [1.0], "replacement": "no"}, r"replacement='no'\): give True or False"),
     ],
 )
 def test_weights_that_say_nothing_are_refused(how: Any, named: str) -> None:

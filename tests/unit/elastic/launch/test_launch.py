@@ -5,49 +5,15 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.decisions.restarting import Restarts
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.processes.children import ChildChange, ChildStatus
-
-
-def _others_write(run_dir: Path) -> None:
-    run_dir.mkdir()
-    run_dir.chmod(0o777)
-
-
-def _lock_elsewhere(run_dir: Path) -> None:
-    run_dir.mkdir(mode=0o700)
-    (run_dir / "lock").symlink_to(run_dir.parent / "theirs")
-
-
-def _logs_elsewhere(run_dir: Path) -> None:
-    run_dir.mkdir(mode=0o700)
-    (run_dir / "logs").symlink_to(run_dir.parent)
-
-
-@pytest.mark.parametrize("prepare", [_others_write, _lock_elsewhere, _logs_elsewhere])
-def test_a_run_directory_that_others_may_have_prepared_is_refused(
-    prepare: Callable[[Path], None], tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    prepare(run_dir)
-    config = LaunchConfig(
-        command=("true",),
-        nodes=(NodeSpec(name="n0", domain="d0", slots={"trainer": 1}),),
-        wanted={"trainer": 1},
-        run_dir=run_dir,
-    )
-    with pytest.raises(HoldfastError, match=str(run_dir)):
-        Launcher(config).start()
-    assert not (tmp_path / "theirs").exists()
 
 
 class Agent:

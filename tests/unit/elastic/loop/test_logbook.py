@@ -27,12 +27,12 @@ class Logger:
         self.position = position or self.position
         self.book = Logbook(self.cursor, self.position, leads=True)
         self.book.hand_to(lambda step, values: self.got.append(step), after=-1)
-        self.book.agreed(*self.book.told())
+        self.book.agreed(*self.book.report())
 
     def step(self, *, protected: int) -> dict[str, Any]:
         """Complete a step while so many are protected; return the state to save."""
         self.book.hand_over(protected)
-        self.book.agreed(*self.book.told())
+        self.book.agreed(*self.book.report())
         self.book.add(self.cursor.step, {"loss": 1.0})
         self.cursor.step += 1
         return self.cursor.state_dict()
@@ -75,7 +75,7 @@ def test_a_logger_that_has_steps_already_gets_the_next_ones() -> None:
     cursor, got = Cursor(Settings()), []
     book = Logbook(cursor, Position(), leads=True)
     book.hand_to(lambda step, values: got.append(step), after=1)
-    book.agreed(*book.told())
+    book.agreed(*book.report())
     for step in range(4):
         book.add(step, {"loss": 0.0})
     book.finish(lambda: 4, check=lambda: None)
@@ -85,7 +85,7 @@ def test_a_logger_that_has_steps_already_gets_the_next_ones() -> None:
 def test_nothing_is_kept_for_a_run_without_a_logger() -> None:
     cursor = Cursor(Settings())
     book = Logbook(cursor, Position(), leads=True)
-    book.agreed(*book.told())
+    book.agreed(*book.report())
     book.add(0, {"loss": 1.0})
     assert cursor.waiting == []
 

@@ -16,17 +16,17 @@ from holdfast.elastic.loop.run import Run
 @pytest.mark.parametrize(
     ("argument", "named"),
     [
-        ({"snapshots": "12GiB"}, r"snapshots='12GiB': give snapshots=holdfast\.Snapshots"),
-        ({"snapshots": 0}, "snapshots=0: give"),
-        ({"snapshots": {"every": 2}}, "snapshots={'every': 2}: give"),
-        ({"mesh": ""}, "mesh='': give"),
-        ({"checkpoint": ""}, r"Checkpoints\(''\)"),
+        ({"snapshots": "12GiB"}, r"snapshots='12GiB'\): give snapshots=holdfast\.Snapshots"),
+        ({"snapshots": 0}, r"snapshots=0\): give"),
+        ({"snapshots": {"every": 2}}, r"snapshots={'every': 2}\): give"),
+        ({"mesh": ""}, r"resilient\(mesh=''\): give"),
+        ({"checkpoint": ""}, r"Checkpoints\(root=''\)"),
         ({"checkpoint": Path("runs/x")}, r"checkpoint=.*give checkpoint=holdfast\.Checkpoints"),
-        ({"exact": True}, "exact=True: give 'float32'"),
-        ({"exact": "float16"}, "exact='float16': give 'float32'"),
-        ({"timeouts": 3.0}, "timeouts=3.0: give"),
-        ({"loss_guard": True}, "loss_guard=True: give"),
-        ({"worker_info": {"a": 1}}, "worker_info={'a': 1}: give a function"),
+        ({"exact": True}, r"exact=True\): give 'float32'"),
+        ({"exact": "float16"}, r"exact='float16'\): give 'float32'"),
+        ({"timeouts": 3.0}, r"timeouts=3.0\): give"),
+        ({"loss_guard": True}, r"loss_guard=True\): give"),
+        ({"worker_info": {"a": 1}}, r"resilient\(worker_info={'a': 1}\): give a function"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(argument: dict[str, Any], named: str) -> None:

@@ -283,10 +283,10 @@ def test_a_budget_is_shared_and_renewed() -> None:
     assert budget.share(2) == 4
     budget.charge(9)
     assert (budget.left, budget.share(2)) == (0, None)
-    assert pressure(budget, held=0, most=None) is Pressure.BUDGET
-    assert pressure(budget, held=5, most=5) is Pressure.MEMORY
+    assert pressure(budget, held_tokens=0, most=None) is Pressure.BUDGET
+    assert pressure(budget, held_tokens=5, most=5) is Pressure.MEMORY
     budget.renew()
-    assert pressure(budget, held=4, most=5) is Pressure.NONE
+    assert pressure(budget, held_tokens=4, most=5) is Pressure.NONE
     assert TokenBudget().share(3) is None
 
 

@@ -16,13 +16,15 @@ from sidecar_group import DEADLINE_S, SidecarGroup, sidecar_group
 
 from holdfast.adapters.rl.samples import token_log
 from holdfast.adapters.rl.samples.token_log import TokenLog
-from holdfast.adapters.rl.samples.token_record import MAX_ID, decode_deltas, encode_deltas, fold
+from holdfast.adapters.rl.samples.token_record import decode_deltas, encode_deltas, fold
 from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.sidecar.logs import record_log
 from holdfast.ckpt.sidecar.logs.frames import framed_bytes
 
 LOGPROBS = st.floats(width=32, allow_nan=False)
+
+MAX_ID = (1 << 32) - 1
 
 
 @st.composite

@@ -1,7 +1,8 @@
 """Faults of etcd: a restart, latency, a lost leader, a compacted history, a revoked lease.
 
-The etcd is the one on this machine at the address in `ADDRESS`, otherwise one that is started for
-the run. The embedded coordinator is part of the launching process and cannot be hit alone.
+The etcd is the one on this machine at the address in `COORDINATOR_ENV`, otherwise one that is
+started for the run. The embedded coordinator is part of the launching process and cannot be hit
+alone.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from holdfast.tools.chaos.faults.etcd.etcd_process import EtcdProcess
 from holdfast.tools.chaos.faults.etcd.own_etcd import OwnEtcd
 from holdfast.tools.chaos.faults.injector import JobAccess, MissedError, Undo, Victim
 from holdfast.tools.chaos.faults.network.sockets import ends
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
-ADDRESS: Final = "HOLDFAST_CHAOS_COORDINATOR"
 _LATENCY_S: Final = 0.1
 _RUNS_S: Final = 0.01
 _JOIN_S: Final = 10.0
@@ -66,13 +66,13 @@ class CoordinatorInjector:
                     f"strike {strike.number} (coordinator-restart): lasts_s is how long it is "
                     "down; give more than 0"
                 )
-        if address := os.environ.get(ADDRESS):
+        if address := os.environ.get(COORDINATOR_ENV):
             self._pids = _local(address)
             return {}
         leader = any(strike.kind == "leader-kill" for strike in strikes)
         self._own = OwnEtcd(site.folder / "etcd", size=_THREE if leader else 1)
         self._pids = [process.pid for process in self._own.processes]
-        return {ADDRESS: self._own.address}
+        return {COORDINATOR_ENV: self._own.address}
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
         """Strike now. Raises ``ScenarioError`` for a job that uses another coordinator."""
@@ -196,8 +196,8 @@ def _local(address: str) -> list[int]:
     found = {end.pid for end in ends(etcds) if end.listens and end.local[1] in ports}
     if not found:
         raise ScenarioError(
-            f"{ADDRESS} is {address}: no etcd of this machine listens there; start one here, or "
-            "unset the variable and put etcd on the PATH"
+            f"{COORDINATOR_ENV} is {address}: no etcd of this machine listens there; start one "
+            "here, or unset the variable and put etcd on the PATH"
         )
     return sorted(found)
 

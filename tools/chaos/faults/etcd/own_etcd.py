@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError
 
 _FIRST_PORT, _LAST_PORT = 12_000, 30_000
 """Below the ports for outgoing connections, which could otherwise take a dead member's port."""
@@ -34,7 +34,7 @@ class OwnEtcd:
             raise ScenarioError(
                 "faults of the coordinator need an etcd: install one (Debian: etcd-server) so that "
                 "it is on the PATH, or name one that runs on this machine in "
-                "HOLDFAST_CHAOS_COORDINATOR=etcd://127.0.0.1:2379"
+                f"{COORDINATOR_ENV}=etcd://127.0.0.1:2379"
             )
         folder.mkdir(parents=True, exist_ok=True)
         ports = _free_ports(2 * size)

@@ -37,7 +37,7 @@ class WireInjector:
 
     def __init__(self) -> None:
         self._flips: list[_Flips] = []
-        self._told: Path | None = None
+        self._result_file: Path | None = None
 
     def prepare(self, site: JobAccess, strikes: tuple[Strike, ...]) -> Mapping[str, str]:
         """Compile the library that is loaded before the C library. Raises ``ScenarioError``."""
@@ -47,7 +47,7 @@ class WireInjector:
                     f"strike {strike.number} ({_KIND}): amount is {strike.amount:g}, the bytes "
                     "from one changed bit to the next; give 1 or more"
                 )
-        self._preload, self._told = Preload(site), site.folder / TOLD
+        self._preload, self._result_file = Preload(site), site.folder / TOLD
         return self._preload.environment
 
     def strike(self, strike: Strike, victim: Victim, site: JobAccess) -> Undo | None:
@@ -62,9 +62,9 @@ class WireInjector:
         """Stop the changes, and record how many there were."""
         for flips in self._flips:
             flips.end()
-        if self._told is not None:
+        if self._result_file is not None:
             result = {"flipped_bits": self._preload.flipped_bits}
-            self._told.write_bytes(msgspec.json.encode(result) + b"\n")
+            self._result_file.write_bytes(msgspec.json.encode(result) + b"\n")
 
 
 class _Flips:

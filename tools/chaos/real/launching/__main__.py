@@ -32,8 +32,8 @@ def main(config_fd: int, replies_fd: int) -> int:
         launcher = Launcher(decoded(file.read()))
     launcher.start()
 
-    def reply(told: Reply) -> None:
-        os.write(replies_fd, msgspec.json.encode(told) + b"\n")
+    def reply(message: Reply) -> None:
+        os.write(replies_fd, msgspec.json.encode(message) + b"\n")
 
     reply(RunBegun(run=launcher.run, coordinator=launcher.coordinator_address))
 

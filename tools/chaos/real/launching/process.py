@@ -93,12 +93,12 @@ class LauncherProcess:
         finally:
             os.close(orders)
             os.close(replies)
-        told = self._reply(RunBegun, _START_S)
-        if not isinstance(told, RunBegun):
+        message = self._reply(RunBegun, _START_S)
+        if not isinstance(message, RunBegun):
             said = self._log.read_text(errors="replace")[-1000:].strip()
             raise CoordinatorError(f"the launcher does not start: {said}")
-        self.begun += told.run != self.run
-        self.run, self.coordinator_address = told.run, told.coordinator
+        self.begun += message.run != self.run
+        self.run, self.coordinator_address = message.run, message.coordinator
 
     def returns(self, *, after_s: float) -> None:
         """Expect its death: `wait` starts it again ``after_s`` seconds from now."""
@@ -131,8 +131,8 @@ class LauncherProcess:
     def lose_machine(self, node: str) -> list[int]:
         """Do as a `Launcher` does."""
         self._order(f"{LOSE} {node}")
-        told = self._reply(Lost, _REPLY_S)
-        return list(told.pids) if isinstance(told, Lost) else []
+        message = self._reply(Lost, _REPLY_S)
+        return list(message.pids) if isinstance(message, Lost) else []
 
     def return_machine(self, node: str) -> None:
         """Do as a `Launcher` does."""
@@ -170,11 +170,11 @@ class LauncherProcess:
             line, end, rest = self._unread.partition(b"\n")
             if end:
                 self._unread = rest
-                told = _replies.decode(line)
-                if isinstance(told, Ended):
-                    self._outcome = told.outcome
-                if isinstance(told, kind):
-                    return told
+                message = _replies.decode(line)
+                if isinstance(message, Ended):
+                    self._outcome = message.outcome
+                if isinstance(message, kind):
+                    return message
                 continue
             if not readable([self._answers], until_s - time.monotonic()):
                 return None

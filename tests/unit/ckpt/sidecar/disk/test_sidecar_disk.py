@@ -212,7 +212,7 @@ def test_rows_that_are_released_while_they_are_spilled_keep_their_bytes(
             wait_until(lambda: client.status()["spilled"] == [100], "it is spilled")  # noqa: B023
         for sidecar in group.sidecars.values():
             assert not any(row.pins for row in sidecar.parities.sealed())
-        files = {len(sidecar.parities._held()) for sidecar in group.sidecars.values()}
+        files = {len(sidecar.parities._kept_files()) for sidecar in group.sidecars.values()}
         assert files == {1}
     with sidecar_group(tmp_path, "a", "b", threads=True) as group:
         group.adopt()

@@ -16,7 +16,7 @@ from tree import ROOT
 from holdfast.ckpt.memory.arena import arena_path, hold
 from holdfast.tools.chaos.faults.bits import BitsInjector, places
 from holdfast.tools.chaos.faults.environment import before, together
-from holdfast.tools.chaos.faults.etcd.coordinator import ADDRESS, CoordinatorInjector
+from holdfast.tools.chaos.faults.etcd.coordinator import CoordinatorInjector
 from holdfast.tools.chaos.faults.injector import Injector, MissedError
 from holdfast.tools.chaos.faults.inside import InsideInjector
 from holdfast.tools.chaos.faults.network.cut import NetworkInjector
@@ -27,7 +27,7 @@ from holdfast.tools.chaos.faults.registry import families, for_kinds
 from holdfast.tools.chaos.faults.store import ENDPOINT, StoreInjector
 from holdfast.tools.chaos.library import load
 from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError, parse
+from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError, parse
 from holdfast.tools.chaos.scenarios.strikes import draw
 
 DOCS = (ROOT / "docs/how-to/chaos.md").read_text()
@@ -91,7 +91,7 @@ def test_what_cannot_be_done_is_refused_with_the_remedy(
     fields: dict[str, float],
     says: str,
 ) -> None:
-    for name in (ENDPOINT, "AWS_ENDPOINT_URL", ADDRESS):
+    for name in (ENDPOINT, "AWS_ENDPOINT_URL", COORDINATOR_ENV):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ScenarioError, match=says):
@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused_with_the_remedy(
 def test_a_coordinator_elsewhere_and_a_job_without_one_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ADDRESS, "etcd://127.0.0.1:1")
+    monkeypatch.setenv(COORDINATOR_ENV, "etcd://127.0.0.1:1")
     strikes = (struck("lease-lost"),)
     with pytest.raises(ScenarioError, match="no etcd of this machine listens there"):
         CoordinatorInjector().prepare(Site(tmp_path, run="r"), strikes)
