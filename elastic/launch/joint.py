@@ -134,12 +134,12 @@ class JointLauncher(Launcher):
 
     def _connect(self) -> None:
         """Serve or reach the coordinator, read the job's record, and wait for enough launchers."""
-        joint = self._joint
         before = self._server
         if before is None:
-            self.key: RunKey = shared_key(joint.key_file)
+            self.key: RunKey = shared_key(self._joint.key_file)
             self.key.save(self.run_dir / KEY)
             self._server = self._serve_others()
+        joint = self._joint  # with the place where the coordinator now is
         self.coordinator_address = joint.place.url
         self._coordinator = connect(joint.place.url, self.key, timeout_s=_CALL_S)
         deadline_s = time.monotonic() + joint.join_s

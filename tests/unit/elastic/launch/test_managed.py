@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from doubles.memory_coordinator import MemoryCoordinator
 
+from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.coordinator.managed.command import MemberAddress
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.joint import JointConfig
@@ -74,3 +76,28 @@ def test_its_presence_names_the_member_that_it_can_run(tmp_path: Path) -> None:
     assert found._presence_record() == '{"host":"127.0.0.2","leaving":false}'
     found._hand_over_by_s = 1.0
     assert found._presence_record() == '{"host":"127.0.0.2","leaving":true}'
+
+
+def test_all_its_connections_are_to_the_cluster_that_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def connect(url: str, key: RunKey, *, timeout_s: float) -> MemoryCoordinator:
+        asked.append(url)
+        return MemoryCoordinator()
+
+    class Ended(Exception):
+        pass
+
+    def end(self: ManagedLauncher) -> None:
+        raise Ended
+
+    monkeypatch.setattr("holdfast.elastic.launch.joint.connect", connect)
+    monkeypatch.setattr("holdfast.elastic.launch.members_keeper.connect", connect)
+    monkeypatch.setattr(ManagedLauncher, "_find", lambda self: ("t",))
+    monkeypatch.setattr(ManagedLauncher, "_job", end)
+    found = launcher(tmp_path, "managed://127.0.0.2:1", joins=True, host="127.0.0.3")
+    with pytest.raises(Ended):
+        found._connect()
+    assert {*asked, found.coordinator_address} == {"managed://127.0.0.2:1/t"}
