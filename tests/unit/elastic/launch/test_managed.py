@@ -44,7 +44,7 @@ def launcher(run_dir: Path, url: str, *, joins: bool = False, host: str = "") ->
         ),
         JointConfig(
             place=CoordinatorPlace.parse(url, may_host=False if joins else None),
-            key_file=run_dir / "key.json",
+            key_file=run_dir / "shared" / "key.json",
             joins=joins,
             host=host,
         ),
