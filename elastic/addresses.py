@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+from pathlib import Path
 
 from holdfast.elastic.errors import ConfigError
 
@@ -27,6 +28,21 @@ def is_this_machine(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host == "localhost"
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return this machine's IPv4 addresses; only that of the loopback where the kernel tells none.
+
+    A connection to another machine may come from any of them.
+    """
+    found = {"127.0.0.1"}
+    with contextlib.suppress(OSError):
+        words: list[str] = []
+        for line in Path("/proc/net/fib_trie").read_text().splitlines():
+            before, words = words, line.split()
+            if words[:3] == ["/32", "host", "LOCAL"] and before:
+                found.add(before[-1])
+    return tuple(sorted(found))
 
 
 def _resolves(host: str, family: socket.AddressFamily) -> bool:

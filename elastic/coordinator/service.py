@@ -9,7 +9,6 @@ time, and the next launcher starts the service again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -18,10 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.ckpt.descriptors import readable
 from holdfast.ckpt.errors import UnsafePathError
 from holdfast.ckpt.memory import kept
 from holdfast.ckpt.memory.arena import arena_path, arenas_of, hold_existing, is_held, sweep
+from holdfast.ckpt.owner import OwnerWatch
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import learn
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
@@ -93,7 +92,7 @@ class Service:
         self._config = config
         self.stopped = threading.Event()
         self._arenas: dict[str, int] = {}
-        self._launcher, self._pidfd = LauncherRecord(pid=0), -1
+        self._launcher, self._owner = LauncherRecord(pid=0), OwnerWatch()
         self._written = ""
         self._kept_s = 0.0
         run_dir = Path(config.run_dir)
@@ -134,13 +133,9 @@ class Service:
         """Wait a moment; return whether the launcher that wrote its number last is alive."""
         written = self._server.value(launcher_key(self._config.run)) or ""
         if written != self._written:
-            if self._pidfd >= 0:
-                os.close(self._pidfd)
-            self._written, self._pidfd = written, -1
-            self._launcher = self._read(written)
-            with contextlib.suppress(OSError, OverflowError):
-                self._pidfd = os.pidfd_open(self._launcher.pid)
-        return self._pidfd >= 0 and not readable([self._pidfd], _LOOK_S)
+            self._written, self._launcher = written, self._read(written)
+            self._owner.follow(self._launcher.pid)
+        return self._owner.lives(_LOOK_S)
 
     def _read(self, written: str) -> LauncherRecord:
         try:

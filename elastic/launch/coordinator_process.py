@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from holdfast.elastic.coordinator.service import (
     launcher_key,
 )
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.processes.apart import start_apart
 from holdfast.elastic.processes.children import Child, describe_exit, end_processes
 
 _MODULE = "holdfast.elastic.coordinator"
@@ -54,7 +54,9 @@ class CoordinatorProcess:
         run_dir = Path(config.run_dir)
         log = run_dir / "logs" / "coordinator.log"
         try:
-            child = _spawn(config, log=log)
+            child = start_apart(
+                _MODULE, name=config.run, config=msgspec.json.encode(config), log=log
+            )
         except OSError as error:
             raise CoordinatorError(f"the coordinator cannot be started: {error}") from error
         deadline_s = time.monotonic() + _START_S
@@ -130,20 +132,6 @@ def read_record(run_dir: Path) -> ServiceRecord | None:
         return msgspec.json.decode((run_dir / RECORD).read_bytes(), type=ServiceRecord)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-
-
-def _spawn(config: ServiceConfig, *, log: Path) -> Child:
-    with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
-        file.write(msgspec.json.encode(config))
-        file.seek(0)
-        argv = (sys.executable, "-P", "-m", _MODULE, "--name", config.run)
-        return Child.start(
-            (*argv, "--config-fd", str(file.fileno())),
-            env=os.environ,
-            tied=False,
-            output=log,
-            pass_fds=(file.fileno(),),
-        )
 
 
 learn(globals())

@@ -135,12 +135,12 @@ class JointLauncher(Launcher):
 
     def _connect(self) -> None:
         """Serve or reach the coordinator, read the job's record, and wait for enough launchers."""
-        joint = self._joint
         before = self._server
         if before is None:
-            self.key: RunKey = shared_key(joint.key_file)
+            self.key: RunKey = shared_key(self._joint.key_file)
             self.key.save(self.run_dir / KEY)
             self._server = self._serve_others()
+        joint = self._joint  # with the place where the coordinator now is
         self.coordinator_address = joint.place.url
         self._coordinator = connect(joint.place.url, self.key, timeout_s=_CALL_S)
         deadline_s = time.monotonic() + joint.join_s
@@ -223,8 +223,7 @@ class JointLauncher(Launcher):
                 return record
         if joint.joins and entry:
             raise ConfigError(f"job {joint.job} has ended: begin it without --join")
-        begins = not joint.joins and (self._server is not None or is_etcd(self._joint.place.url))
-        if not begins:
+        if joint.joins or not self._may_begin():
             return f"nobody has begun job {joint.job} yet"
         fresh = SharedJobRecord(
             run=self.run,
@@ -237,6 +236,10 @@ class JointLauncher(Launcher):
             joint.key, encode(fresh), expected=entry.revision if entry else 0
         )
         return fresh if done else "another launcher begins the job"
+
+    def _may_begin(self) -> bool:
+        """Return whether the job may begin with this launcher."""
+        return self._server is not None or is_etcd(self._joint.place.url)
 
     def _take_number(self) -> int | str:
         """Take this launcher's number, or the lowest free one, under a lease."""
@@ -253,13 +256,18 @@ class JointLauncher(Launcher):
         self._presence = presence
         for number in numbers:
             key = f"{joint.launchers}{number}"
-            if self._coordinator.compare_and_set(key, "{}", expected=0, lease=presence.lease):
+            said = self._presence_record()
+            if self._coordinator.compare_and_set(key, said, expected=0, lease=presence.lease):
                 self._number, self._number_lease = number, presence.lease
                 return number
         return (
             f"another launcher is number {joint.number}, or the coordinator has not noticed its "
             "end yet"
         )
+
+    def _presence_record(self) -> str:
+        """Return the value of this launcher's key."""
+        return "{}"
 
     def _presence_lost(self) -> None:
         """Note the loss, on the lease's thread; `_stay` claims the number again."""

@@ -35,6 +35,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from holdfast.ckpt.torch_private import PrefixStore, TCPStore
 from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import shared_key, shared_key_file
+from holdfast.elastic.coordinator.connecting import is_managed
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.rendezvous.link import CoordinatorPlace, RendezvousLink, address_towards
 from holdfast.elastic.rendezvous.rounds import (
@@ -302,6 +303,11 @@ def _closed(run_id: str, *, needed: bool) -> Exception:
 
 def create_handler(params: RendezvousParameters) -> HoldfastRendezvous:
     """Return the handler for torchrun's parameters; see the module for ``config``."""
+    if is_managed(params.endpoint):
+        raise ConfigError(
+            f"endpoint {params.endpoint}: only `holdfast run` runs an etcd of its own; write "
+            "HOST:PORT, or etcd://HOST:PORT"
+        )
     place = CoordinatorPlace.parse(params.endpoint, may_host=params.get_as_bool("is_host"))
     patience = RendezvousPatience(
         **_seconds(params, join_s="join_timeout", read_s="read_timeout", lease_s="lease_ttl")

@@ -19,7 +19,7 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.agent.watch import KeyWatch, WatchedKeys
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
-from holdfast.elastic.coordinator.connecting import connect, is_etcd
+from holdfast.elastic.coordinator.connecting import connect, is_etcd, is_managed
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.errors import ConfigError, CoordinatorError, LeaseExpiredError
@@ -41,7 +41,8 @@ _CLOSED_TTL_S = 300.0
 class CoordinatorPlace:
     """The coordinator's place: an etcd's URL, or ``host:port`` of the embedded one.
 
-    ``may_host``: whether this node may serve it; None: only if the host is this machine.
+    ``may_host``: whether this node may serve it, or begin the etcd that the job runs itself; None:
+    only if the host is this machine.
     """
 
     address: str
@@ -51,7 +52,8 @@ class CoordinatorPlace:
     def parse(cls, endpoint: str, *, may_host: bool | None = None) -> CoordinatorPlace:
         """Return the place for a launcher's ``HOST[:PORT]`` or etcd URL. Raises ``ConfigError``."""
         if is_etcd(endpoint):
-            return cls(address=endpoint, may_host=False)
+            EtcdAddress.parse(endpoint)  # raises an error that names the fault
+            return cls(address=endpoint, may_host=may_host if is_managed(endpoint) else False)
         host, colon, port = (endpoint or "localhost").rpartition(":")
         if endpoint.endswith("]") or endpoint.count(":") > 1:
             checked_host(endpoint, given="endpoint")
@@ -76,7 +78,7 @@ class CoordinatorPlace:
 
     def bind(self) -> str:
         """Return the address at which this node would serve it, empty if it may not."""
-        if self.may_host is False:
+        if self.may_host is False or is_etcd(self.address):
             return ""
         port = self.address.rpartition(":")[2]
         if self.may_host:

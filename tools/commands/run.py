@@ -15,8 +15,9 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.config import Checkpoints, Settings
-from holdfast.elastic.coordinator.connecting import is_etcd
-from holdfast.elastic.coordinator.etcd.address import EtcdAddress
+from holdfast.elastic.coordinator.connecting import is_etcd, is_managed
+from holdfast.elastic.coordinator.etcd.address import MANAGED, EtcdAddress
+from holdfast.elastic.coordinator.managed.program import etcd_program
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 from holdfast.elastic.events.log import EventReader
 from holdfast.elastic.launch.config import (
@@ -30,6 +31,7 @@ from holdfast.elastic.launch.config import (
 )
 from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.launch.managed import ManagedLauncher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.tools.commands import run_machines
 from holdfast.tools.printing import printable
@@ -133,7 +135,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="address of the coordinator (default: this command runs one). "
         "etcd://HOST:PORT[,HOST:PORT...] is an etcd, etcds:// one with TLS; options: "
         "docs/reference/dependencies.md. With --nnodes, HOST:PORT is a coordinator that the "
-        "command on HOST runs for the others; with --run-dir it outlives that command",
+        "command on HOST runs for the others; with --run-dir it outlives that command. "
+        "managed://HOST[:PORT] is an etcd that the commands run on their machines, three or more: "
+        "the job outlives any of them",
     )
     add(
         "--port",
@@ -280,7 +284,10 @@ def _launcher(args: argparse.Namespace) -> Launcher:
     if joint is None:
         return Launcher(_config(args, returns=args.run_dir is not None))
     returns = args.run_dir is not None or is_etcd(joint.place.url)
-    return JointLauncher(_config(args, machines=joint.most, returns=returns), joint)
+    config = _config(args, machines=joint.most, returns=returns)
+    if is_managed(joint.place.url):
+        return ManagedLauncher(config, joint, program=etcd_program(args.etcd))
+    return JointLauncher(config, joint)
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:
@@ -332,7 +339,7 @@ def _config(
 
 
 def _timing(args: argparse.Namespace, *, apart: bool) -> AgentTiming:
-    if is_etcd(args.join or args.coordinator):
+    if is_etcd(args.join or args.coordinator) or args.coordinator == MANAGED:
         return ETCD_TIMING
     return APART_TIMING if apart else LOCAL_TIMING
 

@@ -11,7 +11,8 @@ from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import KEY_FILE_ENV, shared_key_file
 from holdfast.elastic.channel.sidecar_file import DOMAIN_ENV, check_domain
 from holdfast.elastic.channel.slurm import SlurmStep
-from holdfast.elastic.coordinator.connecting import is_etcd
+from holdfast.elastic.coordinator.connecting import is_etcd, is_managed
+from holdfast.elastic.coordinator.etcd.address import MANAGED
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.config import EMBEDDED
 from holdfast.elastic.launch.joint import JOIN_S, JointConfig
@@ -22,8 +23,10 @@ on several machines, with the same key file on all of them (a shared home does i
   holdfast run --nnodes 2 --coordinator head:29400 --nproc 8 train.py     on both
   holdfast run --join head:29400 --nproc 8 train.py                       on a third, later
   holdfast run --nnodes 2:8 --coordinator etcd://e1,e2,e3 --nproc 8 train.py
+  holdfast run --nnodes 3 --coordinator managed://head --nproc 8 train.py
   srun --ntasks-per-node=1 holdfast run --nproc 8 train.py                under Slurm
 """
+_LEAST_MANAGED = 3
 _BY_MACHINE = ("nnodes", "node_rank", "join", "job", "key_file", "join_timeout_s")
 
 
@@ -58,6 +61,13 @@ def add_options(add: Callable[..., Any]) -> None:
         f"or one for each (default: {DOMAIN_ENV}; else the machine if there are several, else "
         "each node by itself)",
     )
+    add(
+        "--etcd",
+        metavar="FILE",
+        default="",
+        help="the etcd program for --coordinator managed (default: HOLDFAST_ETCD; else the one "
+        "on the PATH)",
+    )
     add("--job", metavar="NAME", help="the job's name at the coordinator (default: 'job')")
     add(
         "--key-file",
@@ -83,6 +93,11 @@ def joint_config(
     step = SlurmStep.of(environment)
     is_given = any(getattr(args, name) is not None for name in _BY_MACHINE)
     if not is_given and (step is None or step.tasks == 1):
+        if args.coordinator == MANAGED or is_managed(args.coordinator):
+            raise ConfigError(
+                f"--coordinator {args.coordinator}: the etcd's members are on the machines of the "
+                "job; add --nnodes, three or more"
+            )
         if args.coordinator != EMBEDDED and not is_etcd(args.coordinator):
             raise ConfigError(
                 f"--coordinator {args.coordinator}: a single command runs its own coordinator; "
@@ -92,12 +107,19 @@ def joint_config(
     least, most = _nnodes(args.nnodes) if args.nnodes else (1, 1)
     if step and step.tasks > 1 and not args.nnodes and not args.join:
         least = most = step.tasks
+    place = _place(args, step)
+    if is_managed(place.address) and most < _LEAST_MANAGED and not args.join:
+        raise ConfigError(
+            f"--coordinator {args.coordinator} with --nnodes {args.nnodes or most}: an etcd on "
+            "fewer than three machines survives the loss of none; give --nnodes of three or more, "
+            "or HOST:PORT as the coordinator"
+        )
     number = args.node_rank
     if number is None and step and not args.join:
         number = step.task
     patience_s = JOIN_S if args.join_timeout_s is None else args.join_timeout_s
     return JointConfig(
-        place=_place(args, step),
+        place=place,
         key_file=shared_key_file(args.key_file),
         job=args.job or (f"slurm-{step.job}" if step else "job"),
         least=least,
@@ -133,6 +155,14 @@ def domains(
 def _place(args: argparse.Namespace, step: SlurmStep | None) -> CoordinatorPlace:
     if args.join is not None:
         return CoordinatorPlace.parse(args.join, may_host=False)
+    if args.coordinator == MANAGED:
+        if not step or not step.hosts:
+            raise ConfigError(
+                "--coordinator managed: no machine is named at which the job begins; add one, as "
+                "in --coordinator managed://HOST, the same on all of them (under srun: not needed)"
+            )
+        address = f"{MANAGED}://{step.hosts[0]}:{step.port}"
+        return CoordinatorPlace(address=address, may_host=step.task == 0)
     if args.coordinator != EMBEDDED:
         return CoordinatorPlace.parse(args.coordinator, may_host=False if args.node_rank else None)
     if step and step.hosts:

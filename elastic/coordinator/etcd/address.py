@@ -3,12 +3,16 @@
 ``etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?OPTION=FILE&...]``; ``etcds://`` uses TLS. The
 options are files on every node: ``password`` (of USER), ``ca`` (trusted authorities; the system's
 by default), ``cert`` and ``key`` (the client's own certificate).
+
+``managed://HOST[:PORT][,HOST[:PORT]...][/TOKEN]`` is an etcd whose members the job's launchers run.
+Its certificates follow from the job's key, and its members change: the hosts are those at which a
+client begins. The token names one cluster, so that no client takes another for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from holdfast.elastic.addresses import is_this_machine
@@ -16,8 +20,10 @@ from holdfast.elastic.errors import ConfigError
 
 PLAIN: Final = "etcd"
 SECURE: Final = "etcds"
+MANAGED: Final = "managed"
 DEFAULT_PREFIX: Final = "holdfast/"
 _DEFAULT_PORT: Final = 2379
+_MANAGED_PORT: Final = 29400
 _OPTIONS: Final = ("password", "ca", "cert", "key")
 
 
@@ -33,6 +39,8 @@ class EtcdAddress:
     ca: str = ""
     cert: str = ""
     key: str = ""
+    managed: bool = False
+    token: str = ""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -54,6 +62,8 @@ class EtcdAddress:
     def parse(cls, url: str) -> EtcdAddress:
         """Return the address in ``url``. Raises ``ConfigError`` that names the fault."""
         scheme, _, rest = url.partition("://")
+        if scheme == MANAGED:
+            return cls._of_managed(url, rest)
         if scheme not in (PLAIN, SECURE) or not rest:
             raise ConfigError(f"{url}: not an address of etcd; write etcd://HOST:PORT")
         place, _, query = rest.partition("?")
@@ -64,7 +74,7 @@ class EtcdAddress:
                 "an address of etcd has a password in it, which others could read: write "
                 "etcd://USER@HOST:PORT?password=FILE"
             )
-        options = dict(parse_qsl(query))
+        options: dict[str, Any] = dict(parse_qsl(query))
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise ConfigError(f"{url}: no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
         return cls(
@@ -73,6 +83,23 @@ class EtcdAddress:
             secure=scheme == SECURE,
             user=unquote(user),
             **options,
+        )
+
+    @classmethod
+    def _of_managed(cls, url: str, rest: str) -> EtcdAddress:
+        authority, _, token = rest.partition("/")
+        if not authority or "@" in rest or "?" in rest or "/" in token:
+            raise ConfigError(
+                f"{url}: write managed://HOST[:PORT], with HOST a machine of the job, and nothing "
+                "more: its users and certificates follow from the job's key"
+            )
+        return cls(
+            endpoints=tuple(
+                _endpoint(url, host, port=_MANAGED_PORT) for host in authority.split(",")
+            ),
+            secure=True,
+            managed=True,
+            token=token,
         )
 
     @property
@@ -86,10 +113,10 @@ class EtcdAddress:
         return f"etcd at {','.join(self.endpoints)}"
 
 
-def _endpoint(url: str, text: str) -> str:
-    host, colon, port = text.rpartition(":")
+def _endpoint(url: str, text: str, *, port: int = _DEFAULT_PORT) -> str:
+    host, colon, given = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text, str(_DEFAULT_PORT)
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        host, given = text, str(port)
+    if not host or not given.isdecimal() or not 0 < int(given) < 1 << 16:
         raise ConfigError(f"{url}: {text!r} is not HOST:PORT")
-    return f"{host}:{port}"
+    return f"{host}:{given}"

@@ -16,7 +16,13 @@ from typing import Any, TypeAlias
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure
-from holdfast.elastic.coordinator.etcd.link import EtcdLink, Line, Metadata, RequestFailedError
+from holdfast.elastic.coordinator.etcd.link import (
+    ClientIdentity,
+    EtcdLink,
+    Line,
+    Metadata,
+    RequestFailedError,
+)
 from holdfast.elastic.coordinator.etcd.stream import (
     CompactedError,
     StreamBrokenError,
@@ -42,9 +48,15 @@ class EtcdCoordinator:
     ``ConfigError`` if a file named by ``address`` cannot be read.
     """
 
-    def __init__(self, address: EtcdAddress, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        address: EtcdAddress,
+        *,
+        timeout_s: float = 5.0,
+        identity: ClientIdentity | None = None,
+    ) -> None:
         self.address, self._timeout_s = address, timeout_s
-        self._link = EtcdLink(address, timeout_s=timeout_s)
+        self._link = EtcdLink(address, timeout_s=timeout_s, identity=identity)
         self._prefix = address.prefix.encode()
         self._lock = threading.Lock()
         self._streams: list[WatchStream] = []
@@ -176,6 +188,7 @@ class EtcdCoordinator:
         except BaseException:
             self._give_up(stream)
             raise
+        self._link.look(stream.line)
         self._give_back(stream)
         return events, stream.after
 

@@ -50,6 +50,7 @@ _NOT_DONE = (
     "etcdserver: not leader",
     "etcdserver: too many requests",
     "etcdserver: server stopped",
+    "etcdserver: rpc not supported for learner",
 )
 _TOKEN = (
     "etcdserver: invalid auth token",

@@ -3,15 +3,19 @@
 Each member has its own gRPC channel, instead of one over all addresses, because TLS checks the name
 of the contacted member. A request that was certainly not done goes to the next member. If that is
 unknown, the request is repeated only if a repetition changes nothing.
+
+The members of an etcd that the job's launchers run change. Its clients ask for the list of members
+now and then, and go on with those that are there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, advice, judge
@@ -20,6 +24,7 @@ from holdfast.elastic.errors import ConfigError, CoordinatorError
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 _TOKEN_TRIES = 3
+_LOOK_EVERY_S, _LOOK_S = 2.0, 0.5
 _OPTIONS = (
     # etcd treats more than one ping in 5 s as an attack, and any ping without a call
     ("grpc.keepalive_time_ms", 10_000),
@@ -40,6 +45,47 @@ _WITH_LEADER: Metadata = (("hasleader", "true"),)
 """Makes a member that lost its majority report that, instead of answering from old state."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientIdentity:
+    """A client's certificate, its key and its authority (PEM), and the name that servers have."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    server_name: str
+
+
+class KnownMembers:
+    """The members of one cluster, as some link of this process learned them last.
+
+    All links share them: one that is idle, or that is made later from an old address, would find
+    none of the members that it knows.
+    """
+
+    _all: ClassVar[dict[str, KnownMembers]] = {}
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.endpoints: tuple[str, ...] = ()
+        self._look_at_s = 0.0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, token: str) -> KnownMembers:
+        """Return those of the cluster with this token."""
+        with cls._making:
+            return cls._all.setdefault(token, cls())
+
+    def due(self) -> bool:
+        """Return whether to ask for them now; the others then need not."""
+        with self._lock:
+            now_s = time.monotonic()
+            due = now_s >= self._look_at_s
+            if due:
+                self._look_at_s = now_s + _LOOK_EVERY_S
+            return due
+
+
 class RequestFailedError(CoordinatorError):
     """A request to etcd failed; ``failure`` says what is known of it."""
 
@@ -51,15 +97,20 @@ class RequestFailedError(CoordinatorError):
 class Line:
     """A connection to one member; it is closed once retired and unused."""
 
-    def __init__(self, endpoint: str, credentials: Any) -> None:
+    def __init__(self, endpoint: str, credentials: Any, *, server_name: str = "") -> None:
         self.endpoint = endpoint
         target = f"dns:///{endpoint}"
+        options: tuple[tuple[str, Any], ...] = _OPTIONS
+        if server_name:
+            options = (*options, ("grpc.ssl_target_name_override", server_name))
         if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+            self._channel = grpc.insecure_channel(target, options=options)
         else:
-            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+            self._channel = grpc.secure_channel(target, credentials, options=options)
         self.kv, self.lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
         self.watch, self.auth = rpc.WatchStub(self._channel), rpc.AuthStub(self._channel)
+        self.cluster = rpc.ClusterStub(self._channel)
+        self.maintenance = rpc.MaintenanceStub(self._channel)
         self._lock = threading.Lock()
         self._users, self._retired = 0, False
 
@@ -91,15 +142,24 @@ Ask = Callable[[Line, float, Metadata], Any]
 
 
 class EtcdLink:
-    """The connections to an etcd, shared by all threads. Raises ``ConfigError`` for bad files."""
+    """The connections to an etcd, shared by all threads. Raises ``ConfigError`` for bad files.
 
-    def __init__(self, address: EtcdAddress, *, timeout_s: float) -> None:
+    With an ``identity`` the etcd is one of the job itself: its members change, and the link follows
+    them.
+    """
+
+    def __init__(
+        self, address: EtcdAddress, *, timeout_s: float, identity: ClientIdentity | None = None
+    ) -> None:
         self.address, self.timeout_s = address, timeout_s
-        self._credentials = _credentials(address) if address.secure else None
+        self._server_name = identity.server_name if identity else ""
+        self._credentials = credentials(address, identity) if address.secure else None
         self._password = _read(address.password).decode().strip() if address.password else ""
         self._lock = threading.Lock()
-        self._lines: list[Line | None] = [None] * len(address.endpoints)
+        self._endpoints = address.endpoints
+        self._lines: dict[str, Line] = {}
         self._at = 0
+        self._known = KnownMembers.of(address.token) if identity and address.token else None
         self._closed = False
         self._token: str | None = None
         self._token_lock = threading.RLock()
@@ -118,7 +178,9 @@ class EtcdLink:
             sent = metadata()
             line = self.enter()
             try:
-                return ask(line, self._attempt_s(deadline_s, repeatable=repeatable), sent)
+                answer = ask(line, self._attempt_s(deadline_s, repeatable=repeatable), sent)
+                self.look(line)
+                return answer
             except grpc.RpcError as error:
                 failure = judge(error.code().name, error.details() or "")
             finally:
@@ -142,21 +204,61 @@ class EtcdLink:
         Leaves time for a second member if that is allowed.
         """
         left_s = max(deadline_s - time.monotonic(), _PAUSE_S)
-        several = repeatable and len(self._lines) > 1
+        several = repeatable and len(self._endpoints) > 1
         return min(left_s, self.timeout_s / 2) if several else left_s
 
     def enter(self) -> Line:
         """Return the line to the member in use; `Line.leave` it afterwards."""
+        if self._known is not None:
+            self._go_to(self._known.endpoints)
         while True:
             with self._lock:
                 if self._closed:
                     raise CoordinatorError(f"{self.address}: this connection is closed")
-                line = self._lines[self._at]
+                endpoint = self._endpoints[self._at]
+                line = self._lines.get(endpoint)
                 if line is None:
-                    line = Line(self.address.endpoints[self._at], self._credentials)
-                    self._lines[self._at] = line
+                    line = Line(endpoint, self._credentials, server_name=self._server_name)
+                    self._lines[endpoint] = line
             if line.enter():
                 return line
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The members that it goes to, in turn."""
+        with self._lock:
+            return self._endpoints
+
+    def look(self, line: Line) -> None:
+        """Ask the member that just answered who the members are, now and then."""
+        if self._known is None or not self._known.due():
+            return
+        try:
+            found = line.cluster.MemberList(
+                rpc.MemberListRequest(), timeout=_LOOK_S, metadata=_WITH_LEADER
+            )
+        except grpc.RpcError:
+            return  # the next request finds out
+        voters = [member for member in found.members if not member.isLearner]
+        self.follow(sorted(url.rpartition("/")[2] for each in voters for url in each.clientURLs))
+
+    def follow(self, endpoints: Sequence[str]) -> None:
+        """Go to these members from now on, as all links of this process; none are ignored."""
+        if self._known is not None and endpoints:
+            self._known.endpoints = tuple(endpoints)
+        self._go_to(endpoints)
+
+    def _go_to(self, endpoints: Sequence[str]) -> None:
+        """Use these members; streams to others end."""
+        with self._lock:
+            if not endpoints or self._closed or set(endpoints) == set(self._endpoints):
+                return
+            used = self._endpoints[self._at]
+            self._endpoints = tuple(endpoints)
+            self._at = self._endpoints.index(used) if used in self._endpoints else 0
+            gone = [self._lines.pop(each) for each in [*self._lines] if each not in endpoints]
+        for line in gone:
+            line.retire()
 
     def note(self, line: Line, failure: RequestFailure, metadata: Metadata) -> None:
         """Update token and connections after a failed request, for the next requests."""
@@ -165,11 +267,12 @@ class EtcdLink:
         if not failure.member_fails:
             return
         with self._lock:
-            if self._lines[self._at] is not line:
+            used = self._endpoints[self._at]
+            if self._lines.get(used) is not line:
                 return  # another thread has done so
             if failure.connection_fails:
-                self._lines[self._at] = None
-            self._at = (self._at + 1) % len(self._lines)
+                del self._lines[used]
+            self._at = (self._at + 1) % len(self._endpoints)
         if failure.connection_fails:
             line.retire()
 
@@ -216,13 +319,20 @@ class EtcdLink:
         """Close every connection; pending requests fail."""
         with self._lock:
             self._closed = True
-            lines = [line for line in self._lines if line]
-            self._lines = [None] * len(self._lines)
+            lines = [*self._lines.values()]
+            self._lines = {}
         for line in lines:
             line.retire()
 
 
-def _credentials(address: EtcdAddress) -> Any:
+def credentials(address: EtcdAddress, identity: ClientIdentity | None) -> Any:
+    """Return gRPC's credentials for a client. Raises ``ConfigError`` for bad files."""
+    if identity is not None:
+        return grpc.ssl_channel_credentials(
+            root_certificates=identity.ca,
+            private_key=identity.key,
+            certificate_chain=identity.certificate,
+        )
     files = (address.ca, address.key, address.cert)
     ca, key, cert = (_read(file) if file else None for file in files)
     return grpc.ssl_channel_credentials(

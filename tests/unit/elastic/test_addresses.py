@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.addresses import checked_host, is_this_machine
+from holdfast.elastic.addresses import checked_host, is_this_machine, own_addresses
 from holdfast.elastic.channel.launched import bindable
 from holdfast.elastic.coordinator import connecting
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
@@ -77,3 +78,26 @@ def test_it_is_told_once_with_the_way_to_tls(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("without TLS") == 1
     assert "etcds://" in caplog.text
     assert is_this_machine("127.0.0.5")
+
+
+def test_the_machines_own_addresses_come_from_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "127.0.0.1" in own_addresses()
+    trie = """Local:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 10.1.2.0
+        /24 link UNICAST
+     |-- 10.1.2.3
+        /32 host LOCAL
+     |-- 10.1.2.255
+        /32 link BROADCAST
+"""
+    monkeypatch.setattr(Path, "read_text", lambda self: trie)
+    assert own_addresses() == ("10.1.2.3", "127.0.0.1")
+
+
+def test_without_the_kernels_table_the_loopback_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert own_addresses() == ("127.0.0.1",)

@@ -104,3 +104,23 @@ def test_wrong_domains_are_refused_by_their_source() -> None:
         named(HOLDFAST_DOMAIN="rack 1")
     with pytest.raises(ConfigError, match=r"--domain ''"):
         named("--domain", "a,")
+
+
+def test_a_managed_etcd_is_for_three_machines_and_more() -> None:
+    config = found("--nnodes", "3", "--coordinator", "managed://head")
+    assert (config.place.url, config.place.may_host) == ("managed://head", None)
+    second = found("--nnodes", "3", "--coordinator", "managed://head", "--node-rank", "1")
+    assert second.place.may_host is False
+    assert found("--join", "managed://head").joins
+    with pytest.raises(ConfigError, match="fewer than three machines survives the loss of none"):
+        joint("--nnodes", "2", "--coordinator", "managed://head")
+    for place in ("managed", "managed://head"):
+        with pytest.raises(ConfigError, match="add --nnodes, three or more"):
+            joint("--coordinator", place)
+
+
+def test_a_managed_etcd_begins_at_a_named_machine_or_at_slurms_first() -> None:
+    with pytest.raises(ConfigError, match="no machine is named"):
+        joint("--nnodes", "3", "--coordinator", "managed")
+    config = found("--nnodes", "3", "--coordinator", "managed", slurm=True)
+    assert (config.place.url, config.place.may_host) == ("managed://n5:20017", False)

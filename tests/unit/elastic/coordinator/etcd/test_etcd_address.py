@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.elastic.coordinator.connecting import is_etcd
+from holdfast.elastic.coordinator.connecting import is_etcd, is_managed
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.errors import ConfigError
 
@@ -68,3 +68,14 @@ def test_no_members_are_no_address() -> None:
 def test_what_is_an_address_of_etcd() -> None:
     assert is_etcd("etcd://a") and is_etcd("etcds://a")
     assert not is_etcd("tcp://127.0.0.1:1") and not is_etcd("etcd")
+
+
+def test_a_managed_etcd_is_named_by_machines_and_a_cluster_by_its_token() -> None:
+    address = EtcdAddress.parse("managed://a,b:1/token")
+    assert (address.endpoints, address.token) == (("a:29400", "b:1"), "token")
+    assert address.secure and address.managed and not address.exposed
+    assert EtcdAddress.parse("managed://a").token == ""
+    assert is_etcd("managed://a") and is_managed("managed://a") and not is_managed("etcd://a")
+    for wrong in ("managed://", "managed://u@a", "managed://a?ca=f", "managed://a/b/c"):
+        with pytest.raises(ConfigError, match="write managed://HOST"):
+            EtcdAddress.parse(wrong)
