@@ -1,4 +1,4 @@
-"""Names of the dimensions of arrays, as xarray needs them to open a Zarr group. Pure.
+"""Names of the dimensions of arrays, as xarray needs them to open a Zarr group.
 
 In a group, a name stands for one length. So every dimension has a name of its own, unless the user
 gives names.
