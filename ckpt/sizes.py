@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_BYTES: Final = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
+_BYTES: Final = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:

@@ -31,6 +31,7 @@ CALLS: Final[dict[type, str]] = {Settings: "resilient"}
 
 _RESPONSES: Final = st.sampled_from(("warn", "skip", "rollback", "stop"))
 _COUNTS: Final = st.integers(1, 2**63 - 1)
+_BYTES: Final = st.integers(1, 10**18 - 1)
 _SIZES: Final = _COUNTS | st.lists(_COUNTS, min_size=1, unique=True).map(tuple)
 _TEXTS: Final = st.text(min_size=1)
 
@@ -50,7 +51,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "parity": st.just("replicate") | st.integers(0, 7),
         "group": st.integers(2, 100),
         "keep": _COUNTS,
-        "memory": st.none() | st.sampled_from(("12GiB", "1.5 MB", "4096")) | st.integers(1, 10**15),
+        "memory": st.none() | st.sampled_from(("12GiB", "1.5 MB", "4096")) | _BYTES,
         "disk": st.none() | _TEXTS,
         "disk_every": _COUNTS,
     },
@@ -59,7 +60,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "every": _COUNTS,
         "compression": st.dictionaries(st.text(), st.sampled_from(("zstd", "none", "blosc-lz4:5"))),
         "incremental": st.booleans(),
-        "bandwidth": st.none() | st.sampled_from(("500MB/s", "1GiB/s")) | st.integers(1, 10**15),
+        "bandwidth": st.none() | st.sampled_from(("500MB/s", "1GiB/s")) | _BYTES,
         "on_error": st.sampled_from(("retry", "skip", "stop")),
         "retries": st.integers(0, 9),
         "failures_allowed": st.integers(0, 9),
