@@ -99,7 +99,8 @@ class Line:
 
     def __init__(self, endpoint: str, credentials: Any, *, server_name: str = "") -> None:
         self.endpoint = endpoint
-        target, options = f"dns:///{endpoint}", _OPTIONS
+        target = f"dns:///{endpoint}"
+        options: tuple[tuple[str, Any], ...] = _OPTIONS
         if server_name:
             options = (*options, ("grpc.ssl_target_name_override", server_name))
         if credentials is None:
