@@ -82,7 +82,10 @@ class EtcdAddress:
             prefix=f"{prefix.strip('/')}/" if prefix.strip("/") else DEFAULT_PREFIX,
             secure=scheme == SECURE,
             user=unquote(user),
-            **options,
+            password=options.get("password", ""),
+            ca=options.get("ca", ""),
+            cert=options.get("cert", ""),
+            key=options.get("key", ""),
         )
 
     @classmethod
