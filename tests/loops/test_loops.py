@@ -61,7 +61,7 @@ def test_the_losses_are_those_of_the_plain_twin(loop: Loop, alone) -> None:  # t
     loop.has_losses(outcome.losses)
 
 
-@pytest.mark.parametrize("loop", cases())
+@pytest.mark.parametrize("loop", cases(third=2))
 def test_three_ranks_end_with_the_bits_of_one_or_of_three_if_these_have_own_state(
     loop: Loop,
     ranks: Cluster,

@@ -38,9 +38,14 @@ def drive(root: Path, scene: str) -> list[dict[str, Any]]:
     ("scene", "old", "new"),
     [
         ("first", {}, {"1": NEW}),
-        ("again", {"1": OLD}, {"1": NEW}),
+        pytest.param("again", {"1": OLD}, {"1": NEW}, marks=pytest.mark.exhaustive),
         ("newer generation", {"1": OLD}, {"1": NEW}),
-        ("with a base", {"1": OLD, "2": OLD}, {"1": OLD, "2": OLD, "3": NEW}),
+        pytest.param(
+            "with a base",
+            {"1": OLD, "2": OLD},
+            {"1": OLD, "2": OLD, "3": NEW},
+            marks=pytest.mark.exhaustive,
+        ),
         ("over a base", {"1": OLD, "2": OLD}, {"1": NEW, "2": OLD}),
         ("prune", {"1": OLD, "2": OLD}, {"2": OLD}),
     ],

@@ -180,6 +180,7 @@ def test_a_job_started_again_goes_on_from_the_nodes_disks(stopped: Stopped) -> N
     assert len(events["restored"]) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_job_goes_on_from_the_disks_that_are_left(stopped: Stopped) -> None:
     shutil.rmtree(stopped.disk / "node1")
     events = stopped.go_on()

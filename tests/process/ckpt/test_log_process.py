@@ -78,7 +78,9 @@ def test_a_sidecar_killed_while_it_appends_loses_nothing_it_acknowledged(
     assert four.clients["d"].log_read("tokens", node="a") == found
 
 
-@pytest.mark.parametrize("lost", ["ab", "bc", "ac"])
+@pytest.mark.parametrize(
+    "lost", ["ab", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("bc", "ac"))]
+)
 def test_writer_and_holders_may_go_as_long_as_the_parity_covers_them(
     four: SidecarGroup, lost: str
 ) -> None:
@@ -119,6 +121,7 @@ def test_a_log_outlives_losses_one_after_another_until_it_is_dropped(four: Sidec
         first.log_read("tokens", node="a")
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_holder_delays_neither_appends_nor_the_other_holder(four: SidecarGroup) -> None:
     four.adopt(parity=2)
     client = four.clients["a"]

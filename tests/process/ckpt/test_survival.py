@@ -84,6 +84,7 @@ def test_a_lost_machine_takes_its_memory_along_and_is_rebuilt_from_parity(tmp_pa
         assert running.launcher.lose_machine("n1") == []
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_comes_back_joins_the_group_with_nothing_in_its_memory(
     tmp_path: Path,
 ) -> None:

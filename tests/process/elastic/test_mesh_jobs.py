@@ -74,6 +74,7 @@ def test_a_group_that_lost_a_worker_leaves_and_comes_back_without_a_trace(tmp_pa
     assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
 
 
+@pytest.mark.exhaustive
 def test_a_replica_of_shards_leaves_and_comes_back_without_a_trace(tmp_path: Path) -> None:
     flags = ("--shard", "2", "--kind", "hsdp", "--exact", "--then", "6")
     with training(tmp_path, *flags) as running:

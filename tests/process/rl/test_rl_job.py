@@ -243,6 +243,7 @@ def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(
     assert result["ledger"]["ok"], result["ledger"]
 
 
+@pytest.mark.exhaustive
 def test_a_rollout_worker_whose_node_is_to_leave_hands_its_samples_over(
     tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
 ) -> None:
