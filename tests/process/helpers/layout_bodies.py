@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.state.flatten import flatten
-from holdfast.ckpt.state.local_boxes import TensorShard, held
+from holdfast.ckpt.state.local_boxes import TensorShard, local_boxes_of
 from holdfast.ckpt.state.restore import restore
 
 State = dict[str, Any]
@@ -162,7 +162,7 @@ def pattern(fqn: str, shape: tuple[int, ...], salt: int) -> torch.Tensor:
 def each_box(state: State, salt: int) -> Any:
     for fqn, leaf in flatten(state).tensors.items():
         full = pattern(fqn, tuple(leaf.shape), salt)
-        for part in held(fqn, leaf):
+        for part in local_boxes_of(fqn, leaf):
             spans = zip(part.box.offset, part.box.shape, strict=True)
             yield fqn, part.local, full[..., *(slice(o, o + n) for o, n in spans)]
 
