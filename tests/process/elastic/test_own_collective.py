@@ -44,7 +44,7 @@ def place_of(text: str) -> str:
             "gather",
             "DTensor.full_tensor",
             "full_tensor()",
-            f"a module under fully_shard at {place_of('run.backward(model')}",
+            f"run.microbatches at {place_of('in run.microbatches(')}",
         ),
     ],
 )

@@ -20,7 +20,7 @@ def train(run: holdfast.Run) -> None:
     """Train some steps.
 
     ``alone`` lets the leader call a barrier, ``all`` every rank. ``gather`` lets the leader gather
-    a parameter that lies in shards, while the others enter the module.
+    a parameter that lies in shards, while the others begin the pass.
     """
     torch.set_num_threads(1)
     model = nn.Linear(4, 4)
