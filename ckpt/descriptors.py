@@ -1,19 +1,23 @@
-"""File descriptors: waiting for any number of them, and for a free one.
+"""File descriptors: waiting for any number of them, for a free one, and sending settings by one.
 
 ``select.select`` refuses descriptors above 1023, which a coordinator of some hundred nodes reaches.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import math
 import os
 import resource
 import select
+import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
+
+import msgspec
 
 _ENOUGH: Final = 1 << 16
 _AGAIN_S: Final = 0.05
@@ -65,3 +69,35 @@ def are_free(count: int) -> bool:
         except OSError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def descriptor_of(config: bytes) -> Iterator[int]:
+    """Yield a descriptor from which a child that inherits it reads ``config``.
+
+    Others on the machine can see command lines; so a configuration does not go that way.
+    """
+    with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
+        file.write(config)
+        file.seek(0)
+        yield file.fileno()
+
+
+def read_configuration(kind: type[_T], *, prog: str, description: str | None) -> _T:
+    """Return the configuration of this process, which its command line names.
+
+    From now on a terminal's Ctrl-C is for the process that started this one. Raises
+    ``msgspec.DecodeError``.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--name", help="a name, for a reader of the process list")
+    parser.add_argument(
+        "--config-fd",
+        type=int,
+        required=True,
+        help=f"a descriptor of the configuration as JSON ({kind.__name__})",
+    )
+    with os.fdopen(parser.parse_args().config_fd, "rb") as file:
+        config = msgspec.json.decode(file.read(), type=kind)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return config

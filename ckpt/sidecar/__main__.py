@@ -1,4 +1,4 @@
-"""``python -m holdfast.ckpt.sidecar --config JSON``: run a node's sidecar until its lifeline ends.
+"""``python -m holdfast.ckpt.sidecar --config-fd FD``: run a node's sidecar until its lifeline ends.
 
 It prints one line of JSON, ``{"address": "tcp://…"}``, when it serves. SIGTERM, a ``stop`` request,
 end-of-file on the lifeline and the parent's death all end it with status 0. ``stop`` removes the
@@ -7,7 +7,6 @@ shared memory; the others remove it unless another process (parent, launcher) ho
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.ckpt.descriptors import allow_many
+from holdfast.ckpt.descriptors import allow_many, read_configuration
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
 from holdfast.ckpt.transport import RunKey
@@ -28,14 +27,13 @@ ORPHAN_WAIT_S = 2.0
 """The time in which processes that die together with the parent release the memory."""
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Serve, then clean up; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.ckpt.sidecar")
-    parser.add_argument("--config", required=True, help="JSON of a SidecarConfig")
-    arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        config = msgspec.json.decode(arguments.config, type=SidecarConfig)
+        config = read_configuration(
+            SidecarConfig, prog="python -m holdfast.ckpt.sidecar", description=main.__doc__
+        )
         sidecar = Sidecar(config, RunKey.load(Path(config.key_file)))
     except (CkptError, msgspec.DecodeError, OSError) as error:
         sys.stderr.write(f"sidecar: {error}\n")
@@ -45,7 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     gc.freeze()  # objects that exist now stay: the collector need not visit them again
     orphaned = threading.Event()
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for our parent
         signal.signal(signal.SIGTERM, lambda *_: sidecar.stopped.set())
         threading.Thread(
             target=_watch_lifeline, args=(config.lifeline, sidecar.stopped, orphaned), daemon=True

@@ -11,7 +11,7 @@ from time import monotonic
 
 import msgspec
 
-from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.descriptors import descriptor_of, readable
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.memory.arena import arena_path, hold, sweep
 from holdfast.ckpt.private import make_private
@@ -115,23 +115,18 @@ def start_sidecar(  # noqa: PLR0913 - the fields of `SidecarConfig`
 
 
 def _spawn(config: SidecarConfig, log: Path | None) -> subprocess.Popen[bytes]:
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "holdfast.ckpt.sidecar",
-        "--config",
-        msgspec.json.encode(config).decode(),
-    ]
+    name = f"{config.run}/{config.node}"
+    argv = [sys.executable, "-P", "-m", "holdfast.ckpt.sidecar", "--name", name]
     with contextlib.ExitStack() as stack:
+        fd = stack.enter_context(descriptor_of(msgspec.json.encode(config)))
         errors = stack.enter_context(log.open("ab")) if log else subprocess.DEVNULL
         return subprocess.Popen(
-            argv,
+            [*argv, "--config-fd", str(fd)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             bufsize=0,
-            pass_fds=[config.lease_fd] if config.lease_fd >= 0 else [],
+            pass_fds=[fd, *([config.lease_fd] if config.lease_fd >= 0 else [])],
         )
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-import msgspec
 
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.run_folder import KEY
 from holdfast.elastic.processes.children import Child
+from holdfast.elastic.processes.configured import start_configured
 
 
 def agent_config(
@@ -44,20 +41,11 @@ def agent_config(
 def start_agent(
     config: AgentConfig, *, env: Mapping[str, str], stdin: int, output: Path | None = None
 ) -> Child:
-    """Start a node's agent, tied to this thread; ``-P`` keeps the user's directory off its path.
+    """Start a node's agent, tied to this thread.
 
     ``stdin`` is its lifeline; ``output`` is as in `Child.start`.
     """
-    with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
-        file.write(msgspec.json.encode(config))
-        file.seek(0)
-        argv = (sys.executable, "-P", "-m", "holdfast.elastic.agent")
-        options = ("--name", f"{config.run}/{config.node}", "--config-fd", str(file.fileno()))
-        return Child.start(
-            (*argv, *options),
-            env=env,
-            tied=True,
-            stdin=stdin,
-            output=output,
-            pass_fds=(file.fileno(),),
-        )
+    name = f"{config.run}/{config.node}"
+    return start_configured(
+        "holdfast.elastic.agent", config, name=name, tied=True, env=env, stdin=stdin, output=output
+    )

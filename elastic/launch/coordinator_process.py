@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from pathlib import Path
 
 import msgspec
@@ -23,8 +22,8 @@ from holdfast.elastic.coordinator.service import (
     launcher_key,
 )
 from holdfast.elastic.errors import CoordinatorError
-from holdfast.elastic.processes.apart import start_apart
-from holdfast.elastic.processes.children import Child, describe_exit, end_processes
+from holdfast.elastic.processes.children import Child, end_processes
+from holdfast.elastic.processes.configured import await_ready, start_configured
 
 _MODULE = "holdfast.elastic.coordinator"
 _START_S = 120.0
@@ -54,20 +53,18 @@ class CoordinatorProcess:
         run_dir = Path(config.run_dir)
         log = run_dir / "logs" / "coordinator.log"
         try:
-            child = start_apart(
-                _MODULE, name=config.run, config=msgspec.json.encode(config), log=log
-            )
+            child = start_configured(_MODULE, config, name=config.run, tied=False, output=log)
         except OSError as error:
             raise CoordinatorError(f"the coordinator cannot be started: {error}") from error
-        deadline_s = time.monotonic() + _START_S
-        while (record := read_record(run_dir)) is None or record.pid != child.pid:
-            if child.poll() is not None or time.monotonic() > deadline_s:
-                child.kill()
-                said = log.read_text(errors="replace")[-1000:].strip()
-                how = describe_exit(child.code) if child.code is not None else "no answer"
-                raise CoordinatorError(f"the coordinator does not start ({how}): {said}")
-            time.sleep(_LOOK_S)
-        started = cls(record, run_dir=run_dir)
+        records: list[ServiceRecord] = []
+
+        def serves() -> bool:
+            record = read_record(run_dir)
+            records[:] = [record] if record is not None and record.pid == child.pid else []
+            return bool(records)
+
+        await_ready(child, serves, what="the coordinator", log=log, within_s=_START_S)
+        started = cls(records[0], run_dir=run_dir)
         started._child = child
         return started
 

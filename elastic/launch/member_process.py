@@ -6,11 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from holdfast.ckpt.descriptors import readable
 from holdfast.elastic.errors import CoordinatorError
@@ -19,12 +16,11 @@ from holdfast.elastic.launch.member_service import (
     own_member,
     read_member_pid,
 )
-from holdfast.elastic.processes.apart import start_apart
-from holdfast.elastic.processes.children import Child, describe_exit, end_processes
+from holdfast.elastic.processes.children import Child, end_processes
+from holdfast.elastic.processes.configured import await_ready, start_configured
 
 _MODULE: Final = "holdfast.elastic.launch.member_service"
 _START_S = 60.0
-_LOOK_S = 0.02
 _END_S = 8.0
 
 
@@ -44,16 +40,16 @@ class MemberProcess:
         folder, log = Path(config.folder), Path(config.log)
         own_member(folder, os.getpid())
         try:
-            child = start_apart(_MODULE, name=token, config=msgspec.json.encode(config), log=log)
+            child = start_configured(_MODULE, config, name=token, tied=False, output=log)
         except OSError as error:
             raise CoordinatorError(f"an etcd member cannot be started: {error}") from error
-        deadline_s = time.monotonic() + _START_S
-        while read_member_pid(folder) != child.pid:
-            if child.poll() is not None or time.monotonic() > deadline_s:
-                child.kill()
-                how = describe_exit(child.code) if child.code is not None else "no answer"
-                raise CoordinatorError(f"an etcd member does not start ({how}): {last_words(log)}")
-            time.sleep(_LOOK_S)
+        await_ready(
+            child,
+            lambda: read_member_pid(folder) == child.pid,
+            what="an etcd member",
+            log=log,
+            within_s=_START_S,
+        )
         started = cls(folder, child.pid, token=token)
         started._child = child
         return started
@@ -98,10 +94,3 @@ class MemberProcess:
         if self._child is not None:
             self._child.wait(_END_S)
         os.close(self._pidfd)
-
-
-def last_words(log: Path) -> str:
-    """Return the end of a member's log."""
-    with contextlib.suppress(OSError):
-        return log.read_text(errors="replace")[-1000:].strip()
-    return ""

@@ -8,7 +8,6 @@ process is killed, the data stays, and the launcher starts the member with it ag
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -22,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.ckpt.descriptors import read_configuration
 from holdfast.ckpt.owner import OwnerWatch
 from holdfast.ckpt.types import learn
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit
@@ -142,17 +142,12 @@ def _number(path: Path) -> int:
 
 def main() -> int:
     """Run an etcd member: ``--config-fd FD``."""
-    parser = argparse.ArgumentParser(
-        prog="holdfast.elastic.launch.member_service", description=main.__doc__
+    config = read_configuration(
+        MemberServiceConfig,
+        prog="holdfast.elastic.launch.member_service",
+        description=main.__doc__,
     )
-    parser.add_argument("--name", help="the cluster, for a reader of the process list")
-    parser.add_argument(
-        "--config-fd", type=int, required=True, help="a descriptor of a MemberServiceConfig as JSON"
-    )
-    with os.fdopen(parser.parse_args().config_fd, "rb") as file:
-        config = msgspec.json.decode(file.read(), type=MemberServiceConfig)
     logging.basicConfig(format="%(asctime)s holdfast etcd member: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         service = MemberService(config)
     except OSError as error:

@@ -41,7 +41,7 @@ from holdfast.elastic.decisions.etcd_members import (
 from holdfast.elastic.decisions.own_member import OwnMember, OwnStep, own_step
 from holdfast.elastic.decisions.restarting import pause_s
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
-from holdfast.elastic.launch.member_process import MemberProcess, last_words
+from holdfast.elastic.launch.member_process import MemberProcess
 from holdfast.elastic.launch.member_service import (
     MemberRecord,
     MemberServiceConfig,
@@ -49,6 +49,7 @@ from holdfast.elastic.launch.member_service import (
     write_member,
 )
 from holdfast.elastic.membership.view import decode
+from holdfast.elastic.processes.log_files import last_words
 
 _EVERY_S = 1.0
 _CALL_S = 2.0

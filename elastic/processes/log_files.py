@@ -1,4 +1,4 @@
-"""A bound for log files that other processes write."""
+"""Log files that other processes write: their bound and their end."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def _copy(source: Path, target: Path) -> None:
         while part := file.read(1 << 20):
             while part:
                 part = part[out.write(part) :]
+
+
+def last_words(log: Path, *, most: int = 1000) -> str:
+    """Return the end of a log, at most ``most`` characters; "" where there is none."""
+    try:
+        return log.read_text(errors="replace")[-most:].strip()
+    except OSError:
+        return ""

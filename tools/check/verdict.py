@@ -72,7 +72,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether all runs came to their end, and nothing was found."""
+        """True when all runs came to their end and found nothing."""
         return not self.findings and not self.unfinished
 
 

@@ -121,6 +121,7 @@ def outcomes(directory: Path, source: str, *words: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_jobs_are_hurt_beside_each_other_and_their_runs_can_be_reported(tmp_path: Path) -> None:
     found = outcomes(tmp_path / "good", GOOD, "-n", "2")
     assert found == {"test_workers": "", "test_machines": ""}

@@ -23,6 +23,7 @@ from sidecar_group import (
     write_step,
 )
 
+from holdfast.ckpt.descriptors import descriptor_of
 from holdfast.ckpt.errors import FencedError, NotFoundError, PeerError, UnsafePathError
 from holdfast.ckpt.memory.arena import SlotFile, arena_path
 from holdfast.ckpt.parity.stripes import restore_points
@@ -167,13 +168,17 @@ def test_a_sidecar_whose_parent_dies_while_it_starts_ends_without_a_word(tmp_pat
         key_file=str(group.key_file),
         arena_dir=str(arena_path(group.run, "a")),
     )
-    given = msgspec.json.encode(config).decode()
-    argv = [sys.executable, "-P", "-m", "holdfast.ckpt.sidecar", "--config", given]
     parent, starting = os.pipe()
     os.close(parent)
-    ended = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, stdout=starting, stderr=subprocess.PIPE, check=False
-    )
+    with descriptor_of(msgspec.json.encode(config)) as fd:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "holdfast.ckpt.sidecar", "--config-fd", str(fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=starting,
+            stderr=subprocess.PIPE,
+            pass_fds=(fd,),
+            check=False,
+        )
     os.close(starting)
     assert ended.returncode == 0
     assert b"Traceback" not in ended.stderr, ended.stderr.decode()

@@ -127,6 +127,7 @@ def test_memory_that_a_stranger_holds_too_is_left_to_it(tmp_path: Path) -> None:
         directory.rmdir()
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None:
     with job(tmp_path, script=REMEMBERING, node_restarts=1) as running:
         for start in (1, 2):

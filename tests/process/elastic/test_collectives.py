@@ -37,7 +37,9 @@ def test_every_collective_gives_what_gloo_gives(tmp_path: Path) -> None:
             assert found["gather"] == [{"rank": r, "text": "x" * r} for r in range(3)]
 
 
-@pytest.mark.parametrize("hurt", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "hurt", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)]
+)
 def test_a_fence_frees_every_rank_in_a_blocked_collective(
     tmp_path: Path, hurt: signal.Signals
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_lost_worker_takes_its_partner_along_and_both_come_back_without_a_trac
     assert found["losses"] == wanted["losses"][-len(found["losses"]) :]
 
 
+@pytest.mark.exhaustive
 def test_the_last_machine_takes_over_the_experts_that_only_the_other_had(tmp_path: Path) -> None:
     results, kind = tmp_path / "results", "experts"
     flags = flags_of(results, "--ep", "2,1", "--kind", kind, "--ranks", "2")

@@ -181,6 +181,7 @@ def test_ctrl_c_ends_a_launcher_that_waits_for_others(machines: Machines) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 def test_a_launcher_that_is_stopped_leaves_and_the_others_go_on(machines: Machines) -> None:
     place = machines.place
     first = machines.start("--nnodes", "1:2", "--coordinator", place)

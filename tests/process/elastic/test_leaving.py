@@ -33,7 +33,12 @@ def _alone(out: Path, mode: str, *flags: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "mode", ["lead-stop", pytest.param("all-stop", marks=pytest.mark.exhaustive), "all-break"]
+    "mode",
+    [
+        "lead-stop",
+        pytest.param("all-stop", marks=pytest.mark.exhaustive),
+        pytest.param("all-break", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_all_ranks_leave_after_the_same_step(tmp_path: Path, mode: str) -> None:
     alone = _alone(tmp_path, mode, "--checkpoint", tmp_path / "alone")
@@ -107,6 +112,7 @@ def test_an_error_on_one_rank_is_named(tmp_path: Path) -> None:
     assert "ValueError: no such column" in outcome.message
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_catches_an_error_of_its_own_and_goes_on_is_named(tmp_path: Path) -> None:
     with job(tmp_path, "lead-catch", "--out", str(tmp_path), script=SCRIPT) as running:
         outcome = running.finish()

@@ -58,6 +58,7 @@ def went_back(directory: Path, *flags: str) -> str:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_fault_that_passes_in_a_gradient_is_undone_bit_for_bit(tmp_path: Path, calm: str) -> None:
     """Even if the script catches the error by which a rank goes back."""
     assert went_back(tmp_path, "--exact", "--catch") == calm

@@ -110,8 +110,12 @@ class Two:
     "fault",
     [
         pytest.param(lambda wire: wire.cut(), id="cut"),
-        pytest.param(lambda wire: wire.cut(forth=False), id="heard but deaf"),
-        pytest.param(lambda wire: wire.cut(back=False), id="mute but hearing"),
+        pytest.param(
+            lambda wire: wire.cut(forth=False), id="heard but deaf", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            lambda wire: wire.cut(back=False), id="mute but hearing", marks=pytest.mark.exhaustive
+        ),
         pytest.param(lambda wire: wire.half_open(), id="half open"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from jobs import DEADLINE_S, PATIENT, Job, hurt, launched
 from own_state_training import expected
 from tree import HELPERS
@@ -73,6 +74,7 @@ def test_no_turn_is_lost_or_played_twice_when_a_rank_dies_and_comes_back(tmp_pat
     )
 
 
+@pytest.mark.exhaustive
 def test_games_come_back_from_a_checkpoint_into_worlds_of_other_sizes(tmp_path: Path) -> None:
     root = str(tmp_path / "ckpt")
     for count, (nodes, steps, seats) in enumerate(

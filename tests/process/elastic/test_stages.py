@@ -135,6 +135,7 @@ def test_the_second_stage_outlives_a_node_and_the_whole_job(tmp_path: Path) -> N
     assert steps <= {(2, 1), (2, 2), (2, 3)}, "neither stage began anew"
 
 
+@pytest.mark.exhaustive
 def test_a_stage_that_everyone_left_is_run_again_from_its_checkpoint(tmp_path: Path) -> None:
     with job(
         tmp_path, "--out", str(tmp_path), "--gate", "2:2", "--root", str(tmp_path / "root"),
@@ -161,7 +162,9 @@ def test_a_job_that_is_begun_again_skips_what_is_finished(tmp_path: Path) -> Non
     [
         (["--result", "module"], "the result is a Sequential"),
         (["--result", "lead"], "pretrain returned something else on rank 1 than on rank 0"),
-        (["--same", "--root", "root"], "give each its own"),
+        pytest.param(
+            ["--same", "--root", "root"], "give each its own", marks=pytest.mark.exhaustive
+        ),
         (["--only-lead"], "call the same decorated functions on all ranks"),
     ],
 )
@@ -176,6 +179,7 @@ def test_stages_that_cannot_follow_are_refused_by_name(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stages_beside_a_sidecar_end_the_same_when_torchrun_restarts_everything(
     tmp_path: Path,
 ) -> None:

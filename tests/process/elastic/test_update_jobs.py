@@ -39,7 +39,15 @@ def killed(folder: Path, *flags: str) -> list[Any]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("job.*"))]
 
 
-@pytest.mark.parametrize("flags", [("scaler",), ("scaler", "--fsdp"), ("lbfgs",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("scaler",), marks=pytest.mark.exhaustive),
+        ("scaler", "--fsdp"),
+        ("lbfgs",),
+    ],
+    ids=" ".join,
+)
 def test_a_killed_job_ends_as_one_process_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
     one = alone(tmp_path, "--way", *flags)
     found = killed(tmp_path, "--way", *flags)

@@ -33,7 +33,7 @@ def test_shards_do_not_show_in_the_weights_and_the_state(alone: dict[str, Any]) 
         assert alone[f"plain, {kind}"] == alone[f"fsdp2, {kind}"] == alone[f"hsdp, {kind}"]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_the_weights_are_those_of_one_rank(
     tmp_path: Path, alone: dict[str, Any], world_size: int
 ) -> None:
@@ -41,6 +41,7 @@ def test_the_weights_are_those_of_one_rank(
         assert found == alone[way], way
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_loses_a_worker_ends_as_one_process_does(tmp_path: Path) -> None:
     alone, found = alone_and_disturbed(SCRIPT, tmp_path, ranks=3)
     assert found == alone

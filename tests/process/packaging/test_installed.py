@@ -227,7 +227,7 @@ def test_its_data_is_there(way: str, probe: Callable[[str], dict[str, Any]]) -> 
 
 
 def test_its_modules_and_commands_start(installed: Environment) -> None:
-    assert "--config" in installed.run("-m", "holdfast.ckpt.sidecar", "--help")
+    assert "--config-fd" in installed.run("-m", "holdfast.ckpt.sidecar", "--help")
     assert re.fullmatch(r"holdfast \d+\.\d+\.\d+\S*\n", installed.holdfast("--version"))
 
 

@@ -127,6 +127,7 @@ def test_a_model_of_transformers_is_trained(tmp_path: Path, config: RLConfig) ->
     assert (result["steps"], result["staleness_max"]) == (4, 2)
 
 
+@pytest.mark.exhaustive
 def test_what_needs_a_pass_over_the_batch_is_the_same_for_any_ranks_and_after_a_kill(
     tmp_path: Path, config: RLConfig
 ) -> None:

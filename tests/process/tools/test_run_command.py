@@ -210,7 +210,9 @@ train()
 """
 
 
-@pytest.mark.parametrize(("place", "line"), [("within", 6), ("above", 8)])
+@pytest.mark.parametrize(
+    ("place", "line"), [("within", 6), pytest.param("above", 8, marks=pytest.mark.exhaustive)]
+)
 def test_a_fault_of_all_ranks_is_told_once_and_ends_the_job(
     place: str, line: int, tmp_path: Path
 ) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from doubles.checkpoints import shard, split_dim
 from doubles.memory_store import MemoryStore
 from fault_stores import using
+from run_saves import publish, written
 
 import holdfast.ckpt.api
 from holdfast import ckpt
@@ -34,7 +33,6 @@ from holdfast.ckpt.checkpoints.catalog import (
     step_folder,
     written_by,
 )
-from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit, write_pack
 from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.base import Store
@@ -188,34 +186,6 @@ def test_a_save_has_ended_when_its_run_has_come_to_a_later_one(
     assert not NONE_ENDED.include(path, step=step)
 
 
-def write(store: Store, run: str, generation: int, step: int) -> WriterReceipt:
-    """Write the pack of a checkpoint of a run, and do not publish it."""
-    index, payload = shard(
-        {"w": (np.full((8,), float(step), np.float32), "float32")},
-        {"w": split_dim((8,), parts=1)},
-        writer=0,
-        world_size=1,
-        run=run,
-        generation=generation,
-        step=step,
-    )
-    return write_pack(store.root, step=step, index=index, payload=memoryview(payload))
-
-
-def publish(store: Store, run: str, generation: int, step: int) -> None:
-    right = fence.RightToPublish(run=run, generation=generation)
-    receipts = [write(store, run, generation, step)]
-    commit(
-        store.root,
-        run=run,
-        step=step,
-        generation=generation,
-        receipts=receipts,
-        mesh={},
-        right=right,
-    )
-
-
 def with_files(store: Store) -> list[int]:
     return [info.step for info in folders(store) if store.names(f"{step_folder(info.step)}/data")]
 
@@ -228,9 +198,9 @@ class TestSavesOfRuns:
             yield store
 
     def test_a_failed_one_is_removed_by_its_run_when_it_writes_another(self, store: Store) -> None:
-        publish(store, "a", 2, 10)
+        publish(store.root, "a", 2, 10)
         for step in (20, 40):
-            write(store, "a", 2, step)
+            written(store.root, "a", 2, step)
         now = EndedSaves(reached={run_tag("a"): (2, 30)})
         remove_remains(store, steps=[10, 20, 40], ended=now)
         assert with_files(store) == [10, 40]
@@ -238,16 +208,16 @@ class TestSavesOfRuns:
 
     def test_prune_leaves_those_of_the_run_that_has_the_fence(self, store: Store) -> None:
         """It may have begun again from an earlier step, under its old name."""
-        publish(store, "a", 2, 30)
-        write(store, "a", 1, 20)
+        publish(store.root, "a", 2, 30)
+        written(store.root, "a", 1, 20)
         prune(store.root, keep_last=9)
         assert with_files(store) == [20, 30]
 
     def test_a_failed_one_is_removed_once_another_run_has_the_fence(self, store: Store) -> None:
-        publish(store, "a", 2, 10)
-        write(store, "a", 2, 20)
+        publish(store.root, "a", 2, 10)
+        written(store.root, "a", 2, 20)
         fence.take(store, run="b", generation=1)
-        write(store, "b", 1, 20)
+        written(store.root, "b", 1, 20)
         prune(store.root, keep_last=9)
         assert [written_by(name) for name in store.names(f"{step_folder(20)}/data")] == [
             (1, run_tag("b"))
@@ -255,7 +225,7 @@ class TestSavesOfRuns:
 
     def test_the_files_of_published_ones_stay(self, store: Store) -> None:
         for step in (10, 20, 30):
-            publish(store, "a", 2, step)
+            publish(store.root, "a", 2, step)
         fence.take(store, run="b", generation=1)
         remove_all_remains(store)
         for step in (10, 20, 30):

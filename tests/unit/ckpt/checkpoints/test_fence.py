@@ -5,46 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from doubles.checkpoints import shard, split_dim
 from doubles.memory_store import MemoryStore
 from hypothesis import given
 from hypothesis import strategies as st
+from run_saves import publish, written
 
 from holdfast.ckpt import api
 from holdfast.ckpt.checkpoints import fence
 from holdfast.ckpt.checkpoints.catalog import committed, load_manifest, step_folder
-from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit, write_pack
+from holdfast.ckpt.checkpoints.commit import commit
 from holdfast.ckpt.checkpoints.fence import FILE, RightToPublish, RootFence
 from holdfast.ckpt.errors import CorruptError, FencedError
 from holdfast.ckpt.store.places import open_store
-
-
-def written(root: Path, run: str, generation: int, step: int) -> WriterReceipt:
-    array = np.full((8,), float(generation), np.float32)
-    index, payload = shard(
-        {"w": (array, "float32")},
-        {"w": split_dim((8,), parts=1)},
-        writer=0,
-        world_size=1,
-        run=run,
-        generation=generation,
-        step=step,
-    )
-    return write_pack(root, step=step, index=index, payload=memoryview(payload))
-
-
-def publish(root: Path, run: str, generation: int, step: int, *, acting: int | None = None) -> None:
-    commit(
-        root,
-        run=run,
-        step=step,
-        generation=generation,
-        receipts=[written(root, run, generation, step)],
-        mesh={},
-        right=RightToPublish(run=run, generation=generation if acting is None else acting),
-    )
 
 
 def there(root: Path) -> dict[int, tuple[str, int]]:

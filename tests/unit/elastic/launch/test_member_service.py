@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.elastic.launch.member_process import MemberProcess, last_words
+from holdfast.elastic.launch.member_process import MemberProcess
 from holdfast.elastic.launch.member_service import (
     MemberRecord,
     MemberService,
@@ -21,6 +21,7 @@ from holdfast.elastic.launch.member_service import (
     read_member_pid,
     write_member,
 )
+from holdfast.elastic.processes.log_files import last_words
 
 DEADLINE_S = 30.0
 STAYS = (sys.executable, "-c", "import time; time.sleep(600)")

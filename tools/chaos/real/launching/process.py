@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.descriptors import descriptor_of, readable
 from holdfast.ckpt.private import PRIVATE
 from holdfast.elastic.agent.reporting import NodeProcesses, read_processes
 from holdfast.elastic.errors import CoordinatorError
@@ -19,6 +19,7 @@ from holdfast.elastic.launch.config import LaunchConfig
 from holdfast.elastic.launch.coordinator_process import read_record
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.processes.children import Child, describe_exit
+from holdfast.elastic.processes.log_files import last_words
 from holdfast.tools.chaos.real.jobs import alive
 from holdfast.tools.chaos.real.launching.messages import (
     KILL,
@@ -79,24 +80,21 @@ class LauncherProcess:
         orders, self._orders = os.pipe()
         self._answers, replies = os.pipe()
         try:
-            with os.fdopen(os.memfd_create("holdfast-config"), "w+b") as file:
-                file.write(encoded(self.config))
-                file.seek(0)
+            with descriptor_of(encoded(self.config)) as fd:
                 self._child = Child.start(
-                    (sys.executable, "-P", "-m", _MODULE, str(file.fileno()), str(replies)),
+                    (sys.executable, "-P", "-m", _MODULE, str(fd), str(replies)),
                     env={**os.environ, **self.config.agent_env},
                     tied=True,
                     stdin=orders,
                     output=self._log,
-                    pass_fds=(file.fileno(), replies),
+                    pass_fds=(fd, replies),
                 )
         finally:
             os.close(orders)
             os.close(replies)
         message = self._reply(RunBegun, _START_S)
         if not isinstance(message, RunBegun):
-            said = self._log.read_text(errors="replace")[-1000:].strip()
-            raise CoordinatorError(f"the launcher does not start: {said}")
+            raise CoordinatorError(f"the launcher does not start: {last_words(self._log)}")
         self.begun += message.run != self.run
         self.run, self.coordinator_address = message.run, message.coordinator
 
