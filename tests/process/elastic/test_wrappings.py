@@ -27,7 +27,6 @@ WRAPPINGS = (
     "shard(compile(block))",
     "compile(shard(block))+again+bfloat16",
     "compile(shard)",
-    "shard+functional",
     "shard+scaler",
     "shard+ema",
     "shard(compile(block))+scaler+ema",

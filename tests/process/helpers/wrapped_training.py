@@ -115,17 +115,17 @@ def loss_of(net: nn.Module, model: Gpt, batch: torch.Tensor) -> torch.Tensor:
 def train(run: holdfast.Run) -> None:
     """Train four steps."""
     torch.set_num_threads(1)
-    model = Gpt()
+    model, average = Gpt(), None
+    if "ema" in PARTS:  # before it is sharded: FSDP2 forbids copies
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     net = wrapped(model, run)
+    if average is not None and "shard" in WRAPPING:
+        for module in (*average.module.blocks, average.module):
+            fully_shard(module, mesh=run.mesh["dp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if "scaler" in PARTS else None
-    more = {}
-    average = None
-    if "ema" in PARTS:
-        more["average"] = average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    if scaler is not None:
-        more["scaler"] = scaler
-    run.track(model=net, optimizer=optimizer, **more)
+    more = {"average": average, "scaler": scaler}
+    run.track(model=net, optimizer=optimizer, **{k: v for k, v in more.items() if v is not None})
     for step in run.steps(4):
         for batch in run.microbatches(DATA):
             if KILL and (step, run.rank, run.generation) == (2, 1, 1):
