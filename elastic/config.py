@@ -216,7 +216,8 @@ class Batch:
 class Snapshots:
     """Copies of the state in host memory, from which a run continues after a failure.
 
-    The state is copied every ``every`` steps; the ``keep`` newest copies stay. Any ``parity`` nodes
+    The state is copied every ``every`` steps; the ``keep`` newest protected copies stay, and as
+    many as a `LossGuard` may go back. Any ``parity`` nodes
     of each group of about ``group`` nodes may be lost (0: none; ``"replicate"``: one, by a whole
     copy on another node). ``memory`` (as in ``"12GiB"``) is the host memory that a node may use for
     snapshots. Every ``disk_every`` steps the snapshot is also spilled to ``disk``, a directory on
@@ -227,7 +228,7 @@ class Snapshots:
     every: int = 1
     parity: int | Literal["replicate"] = 1
     group: int = GROUP_SIZE
-    keep: int = 2
+    keep: int = 1
     memory: str | int | None = None
     disk: str | None = None
     disk_every: int = 10
@@ -341,7 +342,6 @@ class Settings:
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in _SETTINGS}
         checks.check("resilient", values, _SETTINGS, error=ConfigError)
-        self._check_loss_guard()
         self._check_cut()
 
     def _check_cut(self) -> None:
@@ -363,17 +363,13 @@ class Settings:
                 "of so many microbatches at once; give one size, or set exact=None"
             )
 
-    def _check_loss_guard(self) -> None:
+    @property
+    def _kept(self) -> int:
+        """The protected steps that stay in memory: those asked for, and as far as a guard goes."""
         guard, snapshots = self.loss_guard, self.snapshots
         if guard is None or not guard.rolls_back:
-            return
-        least = 1 + -(-guard.steps_back // snapshots.every)
-        if snapshots.keep < least:
-            raise ConfigError(
-                f"LossGuard(steps_back={guard.steps_back}) needs snapshots of that age, and "
-                f"Snapshots(keep={snapshots.keep}, every={snapshots.every}) keeps none: give "
-                f"keep={least} or more, or go back fewer steps"
-            )
+            return snapshots.keep
+        return max(snapshots.keep, 1 + -(-guard.steps_back // snapshots.every))
 
     def overridden(self, overrides: Mapping[str, Json], *, stage: str = "") -> Settings:
         """Return these settings with the launcher's overrides applied.
@@ -451,7 +447,7 @@ class Settings:
             parity=1 if snapshots.parity == "replicate" else snapshots.parity,
             columns=1 if snapshots.parity == "replicate" else 0,
             parity_group=snapshots.group,
-            keep=snapshots.keep,
+            keep=self._kept,
             memory_bytes=_memory_bytes(snapshots),
             microbatches=self.batch.microbatches if self.shares_by_speed else 0,
             device=self.mesh.device,

@@ -9,10 +9,13 @@ from holdfast.ckpt.memory.block import align
 from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.parity.stripes import Geometry
 
-FULL_IN_FLIGHT = 2
-"""Slots of a rank besides the kept ones: one being written, one waiting for its parity."""
 SMALL_IN_FLIGHT = 1
-"""The same in the smaller mode, where a snapshot waits until the one before is protected."""
+"""Slots of a rank besides the kept ones: the one being written.
+
+It may have to wait until the step before it is protected.
+"""
+FULL_IN_FLIGHT = 2
+"""The same with the slot that is lent to a rank whose training would wait."""
 
 LOG_BYTES = 1 << 30
 """The most that all logs of a node may hold, copies for others included."""
@@ -25,14 +28,18 @@ _GRAIN_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes of shared memory by purpose, file headers included."""
+    """Bytes of shared memory by purpose, file headers included.
+
+    ``lent`` is needed beside the others while snapshots come faster than they are protected.
+    """
 
     slots: int
     parity: int
+    lent: int = 0
 
     @property
     def total(self) -> int:
-        """Return the sum of all purposes."""
+        """Return the sum of slots and parity."""
         return self.slots + self.parity
 
 

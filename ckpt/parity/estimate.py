@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Literal
 
 from holdfast.ckpt import checks
 from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.parity import budget
-from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, MemoryNeed
+from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, MemoryNeed
 from holdfast.ckpt.parity.groups import GROUP_SIZE, form_groups
 
 _RULES: Final[Mapping[str, checks.Rule]] = {
@@ -32,15 +33,16 @@ def memory_need(
     ranks_per_node: int = 1,
     parity: int | Literal["replicate"] = 1,
     group: int = GROUP_SIZE,
-    keep: int = 2,
+    keep: int = 1,
 ) -> MemoryNeed:
-    """Return the most shared memory that the snapshots of a job need on any of its nodes.
+    """Return the shared memory that the snapshots of a job need on the node that needs most.
 
     ``rank_bytes`` is the tracked state of the largest rank, in bytes. The other arguments are those
     of `holdfast run` and of the decorator: the nodes, the ranks on each, the nodes of a group that
     may be lost at once (``"replicate"``: one, by a whole copy), the preferred size of a parity
     group, and the protected steps that stay in memory. The result has the bytes of ``slots``, of
-    ``parity`` and of both (``total``).
+    ``parity`` and of both (``total``). ``lent`` is what a node may take beside them, if there is
+    room, while snapshots come faster than they are protected.
 
     Raises ``ArgumentError`` for numbers that no job can have.
     """
@@ -65,9 +67,14 @@ def memory_need(
         groups=groups,
         keep=keep,
     )
-    slots = keep + FULL_IN_FLIGHT
-    needs = [
-        budget.memory_need(world, {0: rank_bytes}, node=name, slots_per_rank=slots)
-        for name in names
-    ]
-    return max(needs, key=lambda need: need.total)
+
+    def need(in_flight: int) -> MemoryNeed:
+        slots = keep + in_flight
+        every = [
+            budget.memory_need(world, {0: rank_bytes}, node=name, slots_per_rank=slots)
+            for name in names
+        ]
+        return max(every, key=lambda each: each.total)
+
+    regular = need(SMALL_IN_FLIGHT)
+    return replace(regular, lent=need(FULL_IN_FLIGHT).total - regular.total)

@@ -28,16 +28,22 @@ StepKey: TypeAlias = tuple[int, int]
 REQUEST_BYTES: Final = 4 << 20
 
 
-class Donor(Protocol):
-    """The part of a sidecar's client that this module uses."""
+class Comparer(Protocol):
+    """The part of a sidecar's client that `compare` uses."""
+
+    def changed(
+        self, world: SnapshotWorld, step: int, rank: int, *, base: StepKey
+    ) -> tuple[Range, ...] | None: ...
+
+
+class Donor(Comparer, Protocol):
+    """The part of a sidecar's client that `fetch` uses."""
 
     def read(
         self, world: SnapshotWorld, step: int, rank: int, ranges: Sequence[Range]
     ) -> list[memoryview]: ...
 
-    def changed(
-        self, world: SnapshotWorld, step: int, rank: int, *, base: StepKey
-    ) -> tuple[Range, ...] | None: ...
+    def follow(self, world: SnapshotWorld, step: int, rank: int) -> None: ...
 
 
 class _PrefetchedRange:
@@ -150,7 +156,7 @@ def wanted_of(refs: Sequence[ChunkRef], ranks: frozenset[int]) -> dict[int, list
     return {rank: sorted(ranges.items()) for rank, ranges in found.items()}
 
 
-def compare(ahead: Ahead, point: RestorePoint, source: BlockSource, donor: Donor) -> None:
+def compare(ahead: Ahead, point: RestorePoint, source: BlockSource, donor: Comparer) -> None:
     """Ask the holder of a block which of its parts have not changed up to ``point``.
 
     Raises the errors of the holder.
@@ -170,11 +176,13 @@ def fetch(ahead: Ahead, point: RestorePoint, donor_of: Callable[[str], Donor]) -
     meanwhile.
     """
     key = (point.world.generation, point.step)
-    for source in point.sources:
-        if source.rebuilt or source.rank not in ahead.ranks:
-            continue
+    sources = [each for each in point.sources if not each.rebuilt and each.rank in ahead.ranks]
+    for source in sources:  # first: while bytes travel, the step may be released
         donor = donor_of(source.node)
         compare(ahead, point, source, donor)
+        donor.follow(point.world, point.step, source.rank)
+    for source in sources:
+        donor = donor_of(source.node)
         for batch in _batches(ahead.stale(key, source.rank)):
             parts = donor.read(point.world, point.step, source.rank, batch)
             for (at, _), data in zip(batch, parts, strict=True):

@@ -32,6 +32,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     Await,
     Distrust,
     FenceSnapshots,
+    Follow,
     Locate,
     LogAppend,
     LogAwait,
@@ -151,9 +152,19 @@ class SidecarClient:
     # -- writing ---------------------------------------------------------------------------------
 
     def acquire(
-        self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
+        self,
+        *,
+        generation: int,
+        step: int,
+        rank: int,
+        size_bytes: int,
+        timeout_s: float,
+        patience_s: float = 0.0,
     ) -> SlotGrant:
         """Get a slot for ``size_bytes`` (payload, padding, index), waiting while all are in use.
+
+        After ``patience_s`` the sidecar lends a slot more than the regular ones, where the memory
+        allows it.
 
         Raises ``FencedError`` for an older generation, ``GivenUpError`` for a step that another
         rank gave up, ``CapacityError`` when none became free in time or shared memory is full.
@@ -164,6 +175,7 @@ class SidecarClient:
             rank=rank,
             size_bytes=size_bytes,
             timeout_s=timeout_s,
+            patience_s=patience_s,
         )
         return self._ask("acquire", body, SlotGrant, timeout_s=timeout_s + self._timeout_s)
 
@@ -307,6 +319,10 @@ class SidecarClient:
             return None
         kind = tuple[tuple[int, int], ...]
         return _convert(answer, kind, origin=f"{self.address}: changed")
+
+    def follow(self, world: SnapshotWorld, step: int, rank: int) -> None:
+        """Have the holder keep a block, as `changed` needs it, until a later one is followed."""
+        self.call("follow", Follow(generation=world.generation, step=step, rank=rank))
 
     # -- logs ------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class Sidecar:
             "status": (Nothing, self._status),
             "stop": (Nothing, self._stop),
         }
-        differences = Differences(core)
+        self._differences = differences = Differences(core, room)
         parts = (writing, reading, differences, exchange, self.persistence, self.disk, self.logs)
         for part in parts:
             self._ops |= part.ops()
@@ -127,6 +127,7 @@ class Sidecar:
         if begins:  # else the next generation carries the predecessor's checkpoints on
             self.persistence.adopted(world, restore)
         self.logs.adopted(world)
+        self._differences.adopted()
         self._writing.adopted()
 
     def _serve(self, key: RunKey) -> Server:
@@ -134,7 +135,7 @@ class Sidecar:
 
         def at(port: str) -> Server:
             bind = f"tcp://{config.host}:{port}"
-            return Server(self._handle, key=key, bind=bind, tick=self.core.tick)
+            return Server(self._handle, key=key, bind=bind, tick=self._tick)
 
         if config.port:
             try:
@@ -142,6 +143,10 @@ class Sidecar:
             except PeerError as error:
                 _log.warning("%s: %s; using another port", config.node, error)
         return at("*")
+
+    def _tick(self) -> None:
+        self._differences.tick()
+        self.core.tick()
 
     def close(self, *, remove: bool) -> None:
         """Stop serving; ``remove`` the shared memory or leave it for a successor."""

@@ -17,6 +17,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.1, 0.8
 _GROWTH = 0.02
 _CUT = 0.6
 _TOLERATED = 0.01
+_PATIENCE = 0.25
 _WEIGHT = 0.3
 
 
@@ -39,9 +40,17 @@ class Pacer:
         if not 0 < self.share <= 1:
             raise ValueError(f"a share of {self.share} of the window; use 0 < share <= 1")
 
-    def speed(self, nbytes: int) -> float:
-        """Return the copy's speed in bytes per second; `FULL_SPEED` means no limit."""
-        spread_s = self.share * self.window_s
+    @property
+    def patience_s(self) -> float:
+        """How long a copy may wait for memory before training is likely to wait for the copy."""
+        return _PATIENCE * self.window_s if self.enabled else 0.0
+
+    def speed(self, nbytes: int, *, late_s: float = 0.0) -> float:
+        """Return the copy's speed in bytes per second; `FULL_SPEED` means no limit.
+
+        ``late_s`` is the time by which the copy begins later than the window.
+        """
+        spread_s = self.share * self.window_s - late_s
         return nbytes / spread_s if self.enabled and spread_s > 0 else FULL_SPEED
 
     def after(self, *, window_s: float, waited_s: float) -> Pacer:

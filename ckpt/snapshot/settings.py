@@ -36,7 +36,14 @@ class SlotOwner(Protocol):
     """The part of a ``SidecarClient`` that a Snapshotter uses."""
 
     def acquire(
-        self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
+        self,
+        *,
+        generation: int,
+        step: int,
+        rank: int,
+        size_bytes: int,
+        timeout_s: float,
+        patience_s: float = 0.0,
     ) -> WritableSlot: ...
 
     def seal(

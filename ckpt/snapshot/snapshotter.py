@@ -336,7 +336,8 @@ class Snapshotter:
         grant = self._acquire(task)
         began_s = time.perf_counter()
         try:
-            filled = self._fill(task, self._maps.open(grant.path))
+            slot = self._maps.open(grant.path)
+            filled = self._fill(task, slot, late_s=began_s - task.began_s)
         except BaseException:
             self._abandon(grant)
             raise
@@ -364,6 +365,7 @@ class Snapshotter:
                 rank=self._rank,
                 size_bytes=self._block_bytes(task),
                 timeout_s=timeout_s,
+                patience_s=self._pacer.patience_s,
             )
             self._starved = False
             self._maps.map_ahead(grant.ahead)
@@ -373,13 +375,18 @@ class Snapshotter:
             self.stats.wait_s += wait_s
             self.meters.add("wait", wait_s)
 
-    def _fill(self, task: _Task, slot: SlotFile) -> tuple[BlockEntry, Sums] | None:
-        """Copy into ``slot``; return the entry and sums to seal, or None if the state changed."""
+    def _fill(
+        self, task: _Task, slot: SlotFile, *, late_s: float
+    ) -> tuple[BlockEntry, Sums] | None:
+        """Copy into ``slot``; return the entry and sums to seal, or None if the state changed.
+
+        ``late_s`` is the time since the snapshot was taken.
+        """
         program, job = task.program, task.job
         for lane in {unit.lane for unit in program.carried}:
             lane.pin(slot)
         job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes)))
-        self.stats.pace = self._pacer.speed(program.nbytes)
+        self.stats.pace = self._pacer.speed(program.nbytes, late_s=late_s)
         sums = job.run(speed=self.stats.pace)
         return None if job.torn else self._describe(task, slot, sums)
 

@@ -47,7 +47,14 @@ class FakeSidecar:
         self.gate.set()
 
     def acquire(
-        self, *, generation: int, step: int, rank: int, size_bytes: int, timeout_s: float
+        self,
+        *,
+        generation: int,
+        step: int,
+        rank: int,
+        size_bytes: int,
+        timeout_s: float,
+        patience_s: float = 0.0,
     ) -> FakeGrant:
         """Make a slot."""
         self.gate.wait(timeout_s)

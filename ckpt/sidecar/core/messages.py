@@ -30,13 +30,17 @@ class Adopt(Message, frozen=True, kw_only=True):
 
 
 class Acquire(Message, frozen=True, kw_only=True):
-    """Ask for a slot of ``size_bytes`` (payload, padding and index)."""
+    """Ask for a slot of ``size_bytes`` (payload, padding and index).
+
+    The request waits ``patience_s`` for a regular slot before one more is made.
+    """
 
     generation: int
     step: int
     rank: int
     size_bytes: int
     timeout_s: float
+    patience_s: float = 0.0
 
 
 class SlotGrant(Message, frozen=True, kw_only=True):
@@ -151,6 +155,14 @@ class AskChanged(Message, frozen=True, kw_only=True):
     rank: int
     base_generation: int
     base_step: int
+
+
+class Follow(Message, frozen=True, kw_only=True):
+    """Ask to keep a block until the reader of its rank's blocks follows a later one."""
+
+    generation: int
+    step: int
+    rank: int
 
 
 class ReadRow(Message, frozen=True, kw_only=True):

@@ -242,7 +242,7 @@ class Parities:
             file.discard()
 
     def _most_free(self) -> int:
-        return len(self._sizes) * (self._keep + 1)
+        return len(self._sizes)
 
     def nbytes(self) -> int:
         """Return the shared memory in use, including files of rows in progress and free ones."""

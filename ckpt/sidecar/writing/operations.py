@@ -124,12 +124,16 @@ class WriteOperations:
         if core.slots.holding(key):
             raise MismatchError(f"step {body.step} is already sealed; snapshot a later one")
 
+        began_s = monotonic()
+        patience_s = min(body.patience_s, OVERTAKEN_S)
+
         def attempt() -> bool:
             self._check_begin(body.generation, body.rank)
             if core.book.is_gone(key[:2]):
                 raise _given_up(body.step)
+            lends = monotonic() >= began_s + patience_s
             try:
-                return self._grant(request, body, key)
+                return self._grant(request, body, key, lends=lends)
             except BudgetError:
                 raise
             except CapacityError as error:
@@ -148,21 +152,21 @@ class WriteOperations:
             self._leave_out(key, error)
             raise error
 
-        began_s = monotonic()
+        def wait(seconds: float, then: Callable[[], None]) -> None:
+            deadline_s = began_s + min(seconds, body.timeout_s)
+            core.wait(Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=then))
 
         def look_again() -> None:
             core.apply(core.book.give_up_overtaken())
-            deadline_s = began_s + body.timeout_s
-            core.wait(
-                Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=expire)
-            )
+            wait(body.timeout_s, expire)
 
-        deadline_s = began_s + min(body.timeout_s, OVERTAKEN_S)
-        core.wait(
-            Waiter(request=request, deadline_s=deadline_s, attempt=attempt, expire=look_again)
-        )
+        def lend() -> None:
+            wait(OVERTAKEN_S, look_again)
 
-    def _grant(self, request: Request, body: Acquire, key: BlockKey) -> bool:
+        wait(patience_s, lend) if patience_s > 0 else lend()
+
+    def _grant(self, request: Request, body: Acquire, key: BlockKey, *, lends: bool) -> bool:
+        """Reply with a slot if there is one; ``lends`` allows to make one beyond the regular."""
         core = self._core
         if slot := core.slots.writing(key):
             self._reply_grant(request, slot)
@@ -179,8 +183,11 @@ class WriteOperations:
         if slot := core.slots.take_free(body.size_bytes):
             self._begin(request, slot, key)
             return True
-        if self._spares.is_coming(body.size_bytes):
+        is_regular = used < self._room.regular_slots
+        if self._spares.is_coming(body.size_bytes) or not (is_regular or lends):
             return False
+        if not is_regular:
+            self._room.lend()
         if not self._room.make_room(body.size_bytes):
             return False
         self._creating.add(key)

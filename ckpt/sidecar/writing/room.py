@@ -1,9 +1,10 @@
 """The number of slots in a node's shared memory, from the declared budget and the free memory.
 
-*Full mode*: a rank writes a snapshot while the one before is being protected. *Small mode*, where
-the memory does not suffice for that: one slot less, so a snapshot waits until the one before is
-protected. Logs have a share of the budget; their bytes are not available for slots, and they grow
-into the free rest.
+A rank's *regular* slots hold the kept steps and the one that is being written, which may have to
+wait until the step before is protected. In the *full mode* a rank whose training would wait is lent
+one more; it goes when it was not needed for a while. In the *small mode*, where the memory does not
+suffice for that, the snapshot waits. Logs have a share of the budget; their bytes are not available
+for slots, and they grow into the free rest.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from holdfast.ckpt.sidecar.core.slots import Slot, fits
 from holdfast.ckpt.types import Json
 
 _log = logging.getLogger(__name__)
+
+_LENT_FOR = 64
+"""The snapshots of a rank in a row that need no lent slot before lent slots are removed."""
 
 _FIRST_GRANTS = 3
 """A rank's state that grows after this many snapshots has outgrown memory that sufficed before."""
@@ -82,6 +86,7 @@ class SlotRoom:
         self._core, self._parity_bytes, self._log_bytes = core, parity_bytes, log_bytes
         self._lengths: dict[int, int] = {}
         self._grants: Counter[int] = Counter()
+        self._calm_grants = 0
         self._coming_bytes = 0
         self._fit: Fit | None = None
         self._mode = InFlightMode.FULL
@@ -92,6 +97,17 @@ class SlotRoom:
         """The most slots of a rank in one generation."""
         world = self._core.book.world
         return (world.keep if world else 0) + IN_FLIGHT[self._mode]
+
+    @property
+    def regular_slots(self) -> int:
+        """The slots of a rank in one generation that need no reason."""
+        world = self._core.book.world
+        return (world.keep if world else 0) + SMALL_IN_FLIGHT
+
+    @property
+    def lends(self) -> bool:
+        """Whether there is memory for one more slot of each rank than the regular ones."""
+        return self._mode is InFlightMode.FULL
 
     def lengths(self) -> Mapping[int, int]:
         """Return the block lengths that ranks of this node have requested."""
@@ -209,13 +225,26 @@ class SlotRoom:
         self._coming_bytes -= slot_capacity(size_bytes) + HEADER_BYTES
 
     def trim(self) -> None:
-        """Remove free slots that fit no rank's state, once all ranks have requested one."""
+        """Remove free slots that fit no rank's state, once all ranks have requested one.
+
+        Remove also the lent ones that nobody needed for a while.
+        """
         world = self._core.book.world
-        if world is None or len(self._lengths) < world.rank_nodes.count(self._core.node):
+        ranks = world.rank_nodes.count(self._core.node) if world else 0
+        if len(self._lengths) < ranks or not ranks:
             return
         for slot in self._free_slots():
             if not any(fits(slot.file.capacity, each) for each in self._lengths.values()):
                 self._core.slots.discard(slot)
+        if self._calm_grants >= _LENT_FOR * ranks:
+            beyond = len(self._core.slots.all()) - ranks * self.regular_slots
+            for slot in self._free_slots()[: max(0, beyond)]:
+                self._core.slots.discard(slot)
+
+    def lend(self) -> None:
+        """Record that a rank could not wait for a regular slot."""
+        self._calm_grants = 0
+        self._core.counters["slots_lent"] += 1
 
     def make_room(self, size_bytes: int) -> bool:
         """Remove free slots, and snapshots beyond the budget; return whether one more slot fits.
@@ -322,6 +351,7 @@ class SlotRoom:
     def granted(self, rank: int) -> None:
         """Record that a snapshot of ``rank`` found room."""
         self._grants[rank] += 1
+        self._calm_grants += 1
         if self._refusal:
             _log.warning("%s: there is room for snapshots again", self._core.node)
         self._refusal = ""

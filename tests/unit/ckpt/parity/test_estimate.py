@@ -18,11 +18,17 @@ def shares(**job: int | str) -> tuple[float, float]:
 
 
 def test_parity_costs_m_of_the_rest_of_the_group() -> None:
-    assert shares(nodes=2) == (4, 4)
-    assert shares(nodes=4) == (4, 1.33)
-    assert shares(nodes=8) == (4, 0.57)
-    assert shares(nodes=8, parity=2) == (4, 1.33)
-    assert shares(nodes=8, parity="replicate") == (4, 4)
+    assert shares(nodes=2) == (2, 2)
+    assert shares(nodes=4) == (2, 0.67)
+    assert shares(nodes=8) == (2, 0.29)
+    assert shares(nodes=8, parity=2) == (2, 0.67)
+    assert shares(nodes=8, parity="replicate") == (2, 2)
+
+
+def test_a_step_more_may_be_lent_slots_and_parity() -> None:
+    found = holdfast.memory_need(GIB, nodes=8)
+    assert round(found.total / GIB, 2) == 2.29
+    assert round(found.lent / GIB, 2) == 1.14
 
 
 def test_many_nodes_form_groups_of_the_preferred_size() -> None:
@@ -31,9 +37,9 @@ def test_many_nodes_form_groups_of_the_preferred_size() -> None:
 
 
 def test_ranks_and_kept_steps_multiply_the_need() -> None:
-    assert shares(nodes=4, ranks_per_node=2) == (8, 2.67)
-    assert shares(nodes=4, keep=1) == (3, 1)
-    assert shares(nodes=1, parity=0) == (4, 0)
+    assert shares(nodes=4, ranks_per_node=2) == (4, 1.33)
+    assert shares(nodes=4, keep=2) == (3, 1)
+    assert shares(nodes=1, parity=0) == (2, 0)
 
 
 @pytest.mark.parametrize(

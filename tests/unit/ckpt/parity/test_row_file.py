@@ -113,7 +113,7 @@ def test_surplus_files_and_those_of_another_size_are_removed(arena: Arena) -> No
         seal(parities, step)
     for step in range(5):
         parities.drop((1, step))
-    assert len(list(arena.directory.glob("*.row"))) == 2
+    assert len(list(arena.directory.glob("*.row"))) == 1
     parities.expect([1 << 20], keep=1)
     seal(parities, 6, nbytes=1 << 20)
     assert len(list(arena.directory.glob("*.row"))) == 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from doubles.blocks import make_world, random_payload, write_payload
-from sidecar_group import sidecar_group
+from sidecar_group import sidecar_group, wait_until
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.geometry.layout import Box
@@ -16,6 +17,7 @@ from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorl
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import SUM_BYTES
 from holdfast.ckpt.recovery.prefetched import Ahead, Range, StepKey, compare, fetch, wanted_of
+from holdfast.ckpt.sidecar.parity import differences
 
 WORLD = make_world({"a": "tcp://127.0.0.1:1"}, run="r", rank_nodes=("a",), parity=0)
 
@@ -34,6 +36,9 @@ class Holder:
             raise NotFoundError(f"step {step} was released")
         self.sent += sum(nbytes for _, nbytes in ranges)
         return [memoryview(self.blocks[step][at : at + nbytes]) for at, nbytes in ranges]
+
+    def follow(self, world: SnapshotWorld, step: int, rank: int) -> None:
+        assert rank == 0
 
     def changed(
         self, world: SnapshotWorld, step: int, rank: int, *, base: StepKey
@@ -137,6 +142,42 @@ def test_a_sidecar_says_which_runs_of_a_block_changed(tmp_path: Path) -> None:
             client.changed(world, 9, 0, base=(world.generation, 3))
         with pytest.raises(NotFoundError):
             client.changed(world, 3, 1, base=(world.generation, 2))
+
+
+def test_a_sidecar_keeps_the_block_that_was_followed_last(tmp_path: Path) -> None:
+    with sidecar_group(tmp_path, "a", threads=True) as group:
+        world, client = group.adopt(rank_nodes=("a",), parity=0, keep=1), group.clients["a"]
+        payload = bytearray(random_payload(3 * SUM_BYTES, seed=(1,)))
+
+        def write(step: int) -> None:
+            payload[step] ^= 1
+            write_payload(client, world, step=step, rank=0, payload=bytes(payload))
+            group.await_protected(world, step)
+
+        for step in (1, 2):
+            write(step)
+            client.follow(world, step, 0)
+        for step in (3, 4):
+            write(step)
+        found = client.changed(world, 4, 0, base=(world.generation, 2))
+        assert found is not None, "followed"
+        assert found[0] == (0, SUM_BYTES)
+        assert client.changed(world, 4, 0, base=(world.generation, 1)) is None, "followed no more"
+        client.adopt(msgspec.structs.replace(world, generation=world.generation + 1), restore=None)
+        assert not any(slot.pins for slot in group.sidecars["a"].core.slots.all())
+
+
+def test_a_reader_that_is_silent_follows_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(differences, "FOLLOWED_S", 0.0)
+    with sidecar_group(tmp_path, "a", threads=True) as group:
+        world, client = group.adopt(rank_nodes=("a",), parity=0, keep=1), group.clients["a"]
+        write_payload(client, world, step=1, rank=0, payload=b"x" * 100)
+        group.await_protected(world, 1)
+        client.follow(world, 1, 0)
+        slots = group.sidecars["a"].core.slots
+        wait_until(lambda: not any(slot.pins for slot in slots.all()), "it is let go")
 
 
 def test_a_sidecar_names_the_run_that_changed(tmp_path: Path) -> None:

@@ -20,6 +20,14 @@ def test_the_copy_takes_its_share_of_the_window() -> None:
     assert Pacer(window_s=2, share=0.5).speed(10**9) == pytest.approx(10**9)
 
 
+def test_a_copy_that_begins_late_is_faster_and_may_not_be_late_for_long() -> None:
+    pacer = Pacer(window_s=2, share=0.5)
+    assert pacer.speed(10**9, late_s=0.5) == pytest.approx(2 * 10**9)
+    assert pacer.speed(10**9, late_s=1.5) == FULL_SPEED
+    assert pacer.patience_s == 0.5
+    assert Pacer().patience_s == Pacer(enabled=False, window_s=2).patience_s == 0
+
+
 def test_a_wait_makes_the_next_copy_faster_and_calm_ones_slower_again() -> None:
     pacer = Pacer(window_s=1.0, share=0.5)
     hurried = pacer.after(window_s=1.0, waited_s=0.2)

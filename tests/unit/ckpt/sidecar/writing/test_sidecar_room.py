@@ -23,6 +23,7 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.book import Book, Release
 from holdfast.ckpt.sidecar.core.slots import fits
+from holdfast.ckpt.sidecar.writing import room
 from holdfast.ckpt.sidecar.writing.room import Fit, InFlightMode, fit
 from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES, make_index
 
@@ -294,6 +295,68 @@ def test_no_slot_is_made_ahead_for_a_generation_that_is_over(
     held.let_go()
     wait_until(lambda: files_bytes(two) == before, "it is given up")
     assert held.pieces == 1
+
+
+def acquire(two: SidecarGroup, step: int, *, patience_s: float) -> tuple[int, float]:
+    """Acquire a slot of rank 0; return its number and how long that took."""
+    began_s = time.monotonic()
+    grant = two.clients["a"].acquire(
+        generation=1,
+        step=step,
+        rank=0,
+        size_bytes=LENGTH + INDEX_ROOM_BYTES,
+        timeout_s=30,
+        patience_s=patience_s,
+    )
+    return grant.slot_id, time.monotonic() - began_s
+
+
+def slots_of(two: SidecarGroup) -> int:
+    return len(list(arena_path(two.run, "a").glob("*.slot")))
+
+
+def test_a_slot_is_lent_to_a_rank_that_can_wait_no_longer(two: SidecarGroup) -> None:
+    world = adopt(two)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    write_block(two.clients["a"], world, step=2, rank=0, nbytes=LENGTH)  # rank 1 is late
+    slot_id, took_s = acquire(two, 3, patience_s=0.3)
+    assert took_s >= 0.3
+    assert slots_of(two) == 3
+    assert two.clients["a"].status()["counters"]["slots_lent"] == 1
+    two.clients["a"].abandon(slot_id)
+
+
+def test_a_rank_that_can_wait_gets_the_slot_of_the_step_that_is_superfluous(
+    two: SidecarGroup,
+) -> None:
+    world = adopt(two)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    write_block(two.clients["a"], world, step=2, rank=0, nbytes=LENGTH)
+    late = threading.Timer(
+        0.1, write_block, (two.clients["b"], world), {"step": 2, "rank": 1, "nbytes": LENGTH}
+    )
+    late.start()
+    acquire(two, 3, patience_s=30)
+    late.join()
+    assert slots_of(two) == 2
+    assert "slots_lent" not in two.clients["a"].status()["counters"]
+
+
+def test_a_lent_slot_goes_when_nobody_needed_it_for_a_while(
+    two: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_LENT_FOR", 3)
+    world = adopt(two)
+    write_step(two, world, 1, sizes=(LENGTH, LENGTH))
+    write_block(two.clients["a"], world, step=2, rank=0, nbytes=LENGTH)
+    two.clients["a"].abandon(acquire(two, 3, patience_s=0)[0])
+    write_block(two.clients["b"], world, step=2, rank=1, nbytes=LENGTH)
+    two.await_protected(world, 2)
+    for step in range(4, 9):
+        write_step(two, world, step, sizes=(LENGTH, LENGTH))
+        if step == 4:
+            assert slots_of(two) == 3
+    wait_until(lambda: slots_of(two) == 2, "the lent slot is removed")
 
 
 def test_memory_is_given_back_when_the_state_shrinks(two: SidecarGroup) -> None:
