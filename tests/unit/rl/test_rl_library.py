@@ -143,6 +143,10 @@ def test_a_batch_that_is_not_finished_says_what_to_do() -> None:
     [
         pytest.param(lambda s: s.extend([1, 2], [-1.0]), "2 tokens with 1 log", id="lengths"),
         pytest.param(lambda s: s.extend([1], [float("nan")]), "is NaN", id="NaN"),
+        pytest.param(lambda s: s.extend([1.5], [-1.0]), "give the tokens as", id="a float"),
+        pytest.param(lambda s: s.extend([2**64], [-1.0]), "give the tokens as", id="65 bits"),
+        pytest.param(lambda s: s.extend([1], ["x"]), "as float32", id="a text"),
+        pytest.param(lambda s: s.extend([1], [-1e300]), "as float32", id="beyond float32"),
         pytest.param(lambda s: (finish(s), s.extend([1], [-1.0])), "is finished", id="finished"),
     ],
 )
