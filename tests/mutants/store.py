@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from doubles.pruning import prune
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps, step_folder, verified
 from holdfast.ckpt.checkpoints.commit import PackOptions, WriterReceipt, commit, write_pack
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, FencedError, NotFoundError
 from holdfast.ckpt.state.restore import restore

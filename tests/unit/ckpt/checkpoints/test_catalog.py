@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 import torch
+from doubles.pruning import prune
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints import catalog
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.errors import ArgumentError, CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.format.manifest import MANIFEST
 from holdfast.ckpt.store.local import LocalStore

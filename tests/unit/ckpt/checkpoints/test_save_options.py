@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.pruning import prune
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.errors import ArgumentError
