@@ -106,10 +106,10 @@ def test_a_version_that_is_not_protected_is_waited_for_once_and_said(
     job.logs.protected = -1
     rollouts = job.enter("p")
     job.step(rollouts)
-    asked: list[int] = []
-    job.logs.protected_step = lambda **_: asked.append(1) or -1  # type: ignore[func-returns-value]
+    requests: list[int] = []
+    job.logs.protected_step = lambda **_: requests.append(1) or -1  # type: ignore[func-returns-value]
     job.step(rollouts)
-    assert len(asked) == 1, "it is not waited for again"
+    assert len(requests) == 1, "it is not waited for again"
     assert len(of_kind(job.events, SampledUnprotected)) == 2
 
 

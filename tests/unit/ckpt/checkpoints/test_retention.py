@@ -74,6 +74,6 @@ def test_the_command_explains_an_empty_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["prune", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert str(tmp_path) in told
+    output = capsys.readouterr().err
+    assert output.startswith("error: ")
+    assert str(tmp_path) in output
