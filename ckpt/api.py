@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from typing_extensions import Buffer
 
-from holdfast.ckpt import torch_versions
+from holdfast.ckpt import checks, torch_versions
 from holdfast.ckpt.agreement import check_values
 from holdfast.ckpt.checkpoints.attempts import SaveAttempt
 from holdfast.ckpt.checkpoints.catalog import (
+    MAX_STEP,
     choose,
     is_removed,
     newest_first,
@@ -38,6 +39,7 @@ from holdfast.ckpt.checkpoints.commit import (
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.collective import RankWorld
 from holdfast.ckpt.errors import (
+    ArgumentError,
     CkptError,
     CorruptError,
     NotFoundError,
@@ -50,6 +52,7 @@ from holdfast.ckpt.inspect.view import Checkpoint
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
 from holdfast.ckpt.state.copying import copy_out
+from holdfast.ckpt.state.flatten import check_state
 from holdfast.ckpt.state.local_boxes import regions
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
 from holdfast.ckpt.state.strictness import Select, Strict, Strictness, check_patterns
@@ -70,11 +73,11 @@ def save(
     """Save ``state`` as ``step`` below ``root`` and return the step's directory.
 
     ``root`` is a directory or ``s3://bucket/prefix``. ``state`` maps names to modules, optimizers,
-    objects with ``state_dict``/``load_state_dict``, tensors, NumPy arrays, `Part`, `FlatPart`,
-    `PerRank` and plain values. With torch.distributed, every rank calls this with the same
-    arguments and writes its own part; an error on one rank is raised on all. The checkpoint becomes
-    visible once it is complete and durable, not before; a step that is saved again is entirely the
-    old one or entirely the new one.
+    objects with ``state_dict``/``load_state_dict``, tensors, NumPy arrays, `TensorShard`,
+    `FlatShard`, `PerRank` and plain values. With torch.distributed, every rank calls this with the
+    same arguments and writes its own part; an error on one rank is raised on all. The checkpoint
+    becomes visible once it is complete and durable, not before; a step that is saved again is
+    entirely the old one or entirely the new one.
 
     ``compression`` maps glob patterns of names to codecs (``zstd``, ``zstd:9``, ``blosc-lz4``,
     ``blosc-zstd:5``, ``none``; the first match counts; nothing is compressed by default). ``base``
@@ -82,14 +85,15 @@ def save(
     instead of writing them again. ``mesh`` is recorded for people: the axes of the device mesh and
     their sizes.
 
-    Raises ``StateError`` for a state that cannot be saved, ``StoreError`` when the store refuses
-    (full, read-only, forbidden) and ``VersionError`` for a torch that was never tested.
+    Raises ``ArgumentError`` for an argument of a wrong type or value, ``StateError`` for a state
+    that cannot be saved, ``StoreError`` when the store refuses (full, read-only, forbidden) and
+    ``VersionError`` for a torch that was never tested.
     """
     world = RankWorld()
     with world.agreed():
         _check_torch()
-        step, axes = _step_number(step), _axes(mesh, world)
-        _check_state(state)
+        step, axes = _new_step(step), _axes(mesh, world)
+        check_state(state)
         _check_root(root)
         store, folder = open_store(root), step_folder(step)
         options = PackOptions(compression=compression or {}, base=_base(root, base, world, step))
@@ -97,7 +101,7 @@ def save(
         for fqn, tensor in flat.tensors.items():
             regions(fqn, tensor)
     if len(set(steps := world.gather(step))) > 1:
-        raise StateError(
+        raise ArgumentError(
             f"{root}: the ranks save different steps {steps}; save the same step on every rank"
         )
     options = replace(options, base=world.gather(options.base)[0])
@@ -130,34 +134,43 @@ def _step_number(step: object, *, name: str = "step") -> int:
             raise TypeError
         return operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
-        raise StateError(f"{name} is {step!r}; give a whole number, such as 100") from error
+        found = checks.shown(step)
+        raise ArgumentError(f"{name} is {found}; give a whole number, such as 100") from error
+
+
+def _new_step(step: object) -> int:
+    """Return ``step`` as a plain integer that a step of a checkpoint may have."""
+    number = _step_number(step)
+    if not 0 <= number <= MAX_STEP:
+        raise ArgumentError(f"step is {checks.shown(number)}; give a number from 0 to {MAX_STEP}")
+    return number
 
 
 def _axes(mesh: Mapping[str, int] | None, world: RankWorld) -> dict[str, int]:
     if mesh is None:
         return {"dp": world.size}
     if not isinstance(mesh, Mapping):
-        raise StateError(f"mesh is {mesh!r}; give axes and their sizes, such as {{'dp': 2}}")
+        found = checks.shown(mesh)
+        raise ArgumentError(f"mesh is {found}; give axes and their sizes, such as {{'dp': 2}}")
     axes: dict[str, int] = {}
     for axis, size in mesh.items():
-        name = plain.check_text(str(axis), "mesh")
+        try:
+            name = plain.check_text(str(axis), "mesh")
+        except StateError as error:
+            raise ArgumentError(str(error)) from error
         axes[name] = _step_number(size, name=f"mesh[{axis!r}]")
         if not -(2**63) <= axes[name] < 2**63:
-            raise StateError(f"mesh[{axis!r}] is beyond any number of ranks; give the axis's size")
+            raise ArgumentError(
+                f"mesh[{axis!r}] is beyond any number of ranks; give the axis's size"
+            )
     return axes
-
-
-def _check_state(state: object) -> None:
-    if not isinstance(state, Mapping):
-        kind = type(state).__name__
-        raise StateError(f"the state is a {kind}; give a dict with names: {{'model': model}}")
 
 
 def _check_root(root: str | Path) -> None:
     """Refuse the directory of one step, which `save` returns, as a root of steps."""
     _, named = locate(root)
     if named is not None:
-        raise StateError(f"{root}: the directory of step {named}; give the root it is in")
+        raise ArgumentError(f"{root}: the directory of step {named}; give the root it is in")
 
 
 def _base(
@@ -168,7 +181,7 @@ def _base(
         return None
     if base != "latest":
         if isinstance(base, str):
-            raise StateError(f"base is {base!r}; give an earlier step, or 'latest'")
+            raise ArgumentError(f"base is {base!r}; give an earlier step, or 'latest'")
         return _step_number(base, name="base")
     with contextlib.suppress(CorruptError):  # no step there can be trusted: save in full
         return next((each for each in verified(root) if each != step), None)
@@ -222,10 +235,10 @@ def load(
     lists ignored keys; another dtype or shape is never accepted. ``select`` is a glob pattern, or
     several, of the keys to load (``model.*``); everything else stays as it is.
 
-    Raises ``ArgumentError`` for an unknown level, ``NotFoundError`` listing the existing steps,
-    ``MismatchError`` listing the keys that differ, and ``VersionError`` for a torch that was never
-    tested, before anything is changed, and ``CorruptError`` naming the damaged file; the state may
-    then be overwritten in part.
+    Raises ``ArgumentError`` for an argument of a wrong type or value, ``NotFoundError`` listing the
+    existing steps, ``MismatchError`` listing the keys that differ, and ``VersionError`` for a torch
+    that was never tested, before anything is changed, and ``CorruptError`` naming the damaged file;
+    the state may then be overwritten in part.
     """
     world = RankWorld()
     candidates: Iterator[int] = iter(())
@@ -234,7 +247,7 @@ def load(
         _check_torch()
         Strictness.of(strict)
         check_patterns(select)
-        _check_state(state)
+        check_state(state)
         place, named = locate(root)
         if named is not None and step is None:
             root, step = place, named
@@ -287,8 +300,9 @@ def _exchanged(keys: list[str], world: RankWorld) -> list[list[str]]:
 def open(root: str | Path, *, step: int | None = None) -> Checkpoint:
     """Open ``step`` (None: the newest that can be trusted) for reading, without a model.
 
-    ``root`` may also be the directory of one step. Raises ``NotFoundError`` listing the existing
-    steps, ``CorruptError`` naming the damaged file.
+    ``root`` may also be the directory of one step. Raises ``ArgumentError`` for an argument of a
+    wrong type, ``NotFoundError`` listing the existing steps, ``CorruptError`` naming the damaged
+    file.
     """
     place, named = locate(root)
     wanted = named if step is None else _step_number(step)

@@ -164,6 +164,7 @@ class BusyError(PeerError):
 _ACROSS: Final = {
     kind.code: kind
     for kind in (
+        ArgumentError,
         StateError,
         MismatchError,
         CorruptError,

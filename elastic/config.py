@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.ckpt import checks, sizes
 from holdfast.ckpt.checks import Rule
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.parity.groups import GROUP_SIZE
@@ -273,7 +273,7 @@ class Checkpoints:
         _check_group(self, _CHECKPOINTS)
         try:
             codecs.check(self.compression)
-        except StateError as error:
+        except ArgumentError as error:
             raise ConfigError(f"Checkpoints(compression=...): {error}") from error
         _bytes_per_s(self)
 

@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 _THREADS: Final = 8
 _LISTINGS: Final = 100
 
+MAX_STEP: Final = 10**12 - 1
+"""The largest step: a folder's name has twelve digits."""
+
 _FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
 _STEP: Final = re.compile(r"step-([0-9]{12})")
 
@@ -51,8 +54,8 @@ def written_by(name: str) -> tuple[int, str] | None:
 
 def step_folder(step: int) -> str:
     """Return the name of a step's directory."""
-    if not 0 <= step < 10**12:
-        raise NotFoundError(f"step {step} is not a step number; use 0 … 999999999999")
+    if not 0 <= step <= MAX_STEP:
+        raise NotFoundError(f"step {step} is not a step number; use 0 … {MAX_STEP}")
     return f"step-{step:012d}"
 
 

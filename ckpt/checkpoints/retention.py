@@ -1,52 +1,16 @@
-"""Removal of old checkpoints; the newest verified one is never removed."""
+"""Removal of steps, and of the files that no remaining step needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.attempts import remove_all_remains
 from holdfast.ckpt.checkpoints.bases import needed_packs
-from holdfast.ckpt.checkpoints.catalog import committed, folders, load_manifest, noted, step_folder
+from holdfast.ckpt.checkpoints.catalog import folders, load_manifest, noted, step_folder
 from holdfast.ckpt.checkpoints.refmap import heal
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.format.manifest import MANIFEST, REFS, RETAINED, seal_note
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.store.places import open_store
-
-
-def expendable(committed: Sequence[int], *, keep_last: int, newest_verified: int) -> list[int]:
-    """Return the steps that may be removed, oldest first.
-
-    Always kept are the newest ``keep_last`` of ``committed`` and the newest one, however old, whose
-    bytes are verified.
-    """
-    if keep_last < 1:
-        raise ValueError(f"keep_last is {keep_last}, at least one checkpoint must stay")
-    kept = {*sorted(committed)[-keep_last:], newest_verified}
-    return [step for step in sorted(committed) if step not in kept]
-
-
-def prune(root: str | Path, *, keep_last: int, dry_run: bool = False) -> list[int]:
-    """Remove old checkpoints below ``root`` and return their steps.
-
-    A step's manifest is removed first, so that a checkpoint is either whole or absent at any
-    moment. Packs to which a remaining step refers stay too, until nothing refers to them. Raises
-    ``NotFoundError`` if there is no checkpoint, ``CorruptError`` when none can be trusted: then
-    nothing is removed.
-    """
-    newest_verified = catalog.choose(root, None)
-    store = open_store(root)
-    going = expendable(committed(store), keep_last=keep_last, newest_verified=newest_verified)
-    if not dry_run:
-        remove_steps(store, going)
-    return going
-
-
-def remove(root: str | Path, step: int) -> None:
-    """Remove one step. Raises ``StoreError`` when the store refuses; the rest can go later."""
-    remove_steps(open_store(root), [step])
 
 
 def remove_steps(store: Store, going: Sequence[int]) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.checks import shown
+from holdfast.ckpt.errors import ArgumentError, CorruptError, StateError
 from holdfast.ckpt.types import Json, learn
 
 Rules: TypeAlias = Mapping[str, str]
@@ -77,7 +78,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def parse(spelling: str, *, itemsize: int) -> Codec | None:
     """Return the codec for ``zstd``, ``zstd:9``, ``blosc-lz4``, …; None for ``none``.
 
-    Raises ``StateError`` listing the known codecs.
+    Raises ``ArgumentError`` listing the known codecs.
     """
     match = _SPELLING.fullmatch(spelling)
     if spelling == "none":
@@ -93,8 +94,8 @@ def parse(spelling: str, *, itemsize: int) -> Codec | None:
                 typesize=itemsize,
             )
     except ValueError as error:
-        raise StateError(f"compression {spelling!r}: {error}; {_HELP}") from error
-    raise StateError(f"compression {spelling!r} is not known; {_HELP}")
+        raise ArgumentError(f"compression {spelling!r}: {error}; {_HELP}") from error
+    raise ArgumentError(f"compression {spelling!r} is not known; {_HELP}")
 
 
 def choose(rules: Rules, fqn: str, *, itemsize: int) -> Codec | None:
@@ -108,12 +109,13 @@ def choose(rules: Rules, fqn: str, *, itemsize: int) -> Codec | None:
 
 
 def check(rules: Rules) -> None:
-    """Raise ``StateError`` if a rule is no pattern, or names an unknown codec."""
+    """Raise ``ArgumentError`` if a rule is no pattern, or names an unknown codec."""
     if not isinstance(rules, Mapping):
-        raise StateError(f"compression is {rules!r}; give patterns, such as {{'*': 'zstd'}}")
+        found = shown(rules)
+        raise ArgumentError(f"compression is {found}; give patterns, such as {{'*': 'zstd'}}")
     for pattern, spelling in rules.items():
         if not isinstance(pattern, str) or not isinstance(spelling, str):
-            raise StateError(
+            raise ArgumentError(
                 f"compression has {pattern!r}: {spelling!r}; give texts, such as {{'*': 'zstd'}}"
             )
         parse(spelling, itemsize=1)

@@ -102,7 +102,8 @@ class Checkpoint(Closing):
     def __getitem__(self, fqn: str) -> TensorView:
         stored = self.aliases.get(fqn, fqn)
         if stored not in self._assembler.tensors:
-            near = [key for key in self.keys() if key.endswith(fqn.rpartition(".")[2])][:5]
+            last = str(fqn).rpartition(".")[2]
+            near = [key for key in self.keys() if key.endswith(last)][:5]
             raise NotFoundError(
                 f"{self.path}: no tensor {fqn!r}; "
                 + (f"similar: {', '.join(near)}" if near else "see .keys() for those it holds")

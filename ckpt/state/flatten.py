@@ -32,7 +32,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from holdfast.ckpt import torch_private
-from holdfast.ckpt.errors import MismatchError, StateError
+from holdfast.ckpt.errors import ArgumentError, MismatchError, StateError
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.fsdp1 import flat_module, reshard
 from holdfast.ckpt.state.local_boxes import (
@@ -148,6 +148,13 @@ class FlatState:
     carried: CarriedRanks | None = None
     trees: dict[str, Tree] = field(default_factory=dict)
     optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
+
+
+def check_state(state: object) -> None:
+    """Raise ``ArgumentError`` unless ``state`` is a mapping."""
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise ArgumentError(f"the state is a {kind}; give a dict with names: {{'model': model}}")
 
 
 def flatten(state: Mapping[str, Any], *, rank: int = 0, trace: Trace | None = None) -> FlatState:

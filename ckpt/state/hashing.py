@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.ckpt.errors import MismatchError, StateError
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.flatten import check_state, flatten
 
 
 def state_hash(state: Mapping[str, Any], *, group: dist.ProcessGroup | None = None) -> str:
@@ -22,8 +22,9 @@ def state_hash(state: Mapping[str, Any], *, group: dist.ProcessGroup | None = No
 
     Per-rank values do not count. Collective over the meshes of the state's DTensors, one tensor at
     a time. With ``group``, also compare the hashes of its ranks: ``MismatchError`` if they
-    differ.
+    differ. Raises ``ArgumentError`` for a state that is no mapping.
     """
+    check_state(state)
     flat = flatten(state)
     digest = hashlib.sha256()
     for fqn in sorted(flat.tensors.keys() - flat.own):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import prod
-from typing import Final, TypeAlias, cast
+from typing import Final, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.ckpt import torch_private
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.checks import shown
+from holdfast.ckpt.errors import ArgumentError, StateError
 from holdfast.ckpt.geometry.layout import (
     Box,
     Region,
@@ -37,7 +39,7 @@ class TensorShard:
     same one (replicas) or an empty one. An optimizer's state for ``tensor`` is split in the same
     way.
 
-    Raises ``StateError`` if the box does not lie within ``shape``.
+    Raises ``ArgumentError`` if the box does not lie within ``shape``.
     """
 
     __slots__ = ("offset", "shape", "tensor")
@@ -46,18 +48,23 @@ class TensorShard:
         self, tensor: torch.Tensor, *, shape: Sequence[int], offset: Sequence[int]
     ) -> None:
         _check_local("TensorShard", tensor)
-        self.tensor, self.shape, self.offset = tensor, tuple(shape), tuple(offset)
+        self.tensor = tensor
+        self.shape = _numbers("TensorShard", "shape", shape)
+        self.offset = _numbers("TensorShard", "offset", offset)
         if not len(self.shape) == len(self.offset) == tensor.ndim or any(
             o < 0 or o + n > s
             for o, n, s in zip(self.offset, tensor.shape, self.shape, strict=False)
         ):
-            raise StateError(
-                f"a Part of shape {list(tensor.shape)} at offset {list(self.offset)} does not lie "
-                f"within a tensor of shape {list(self.shape)}; give one offset per dim, in elements"
+            raise ArgumentError(
+                f"a TensorShard of shape {list(tensor.shape)} at offset {list(self.offset)} does "
+                f"not lie within a tensor of shape {list(self.shape)}; give one offset per dim, in "
+                "elements"
             )
 
     def __repr__(self) -> str:
-        return f"Part({list(self.tensor.shape)} at {list(self.offset)} of {list(self.shape)})"
+        return (
+            f"TensorShard({list(self.tensor.shape)} at {list(self.offset)} of {list(self.shape)})"
+        )
 
 
 class FlatShard:
@@ -67,24 +74,25 @@ class FlatShard:
     ``start`` on, in C order, of a global tensor of ``shape``; it may be empty. An optimizer's state
     for ``tensor`` is split in the same way.
 
-    Raises ``StateError`` if the range does not lie within ``shape``.
+    Raises ``ArgumentError`` if the range does not lie within ``shape``.
     """
 
     __slots__ = ("shape", "start", "tensor")
 
     def __init__(self, tensor: torch.Tensor, *, shape: Sequence[int], start: int) -> None:
         _check_local("FlatShard", tensor)
-        self.tensor, self.shape, self.start = tensor, tuple(shape), start
-        if tensor.ndim != 1 or not 0 <= start <= prod(self.shape) - tensor.numel():
-            raise StateError(
-                f"a FlatPart of shape {list(tensor.shape)} from element {start} on does not lie "
+        self.tensor, self.shape = tensor, _numbers("FlatShard", "shape", shape)
+        (self.start,) = _numbers("FlatShard", "start", [start])
+        if tensor.ndim != 1 or not 0 <= self.start <= prod(self.shape) - tensor.numel():
+            raise ArgumentError(
+                f"a FlatShard of shape {list(tensor.shape)} from element {start} on does not lie "
                 f"within a flattened tensor of shape {list(self.shape)}; give a 1-D tensor and the "
                 "number of elements before it"
             )
 
     def __repr__(self) -> str:
         end = self.start + self.tensor.numel()
-        return f"FlatPart({self.start} to {end} of {list(self.shape)})"
+        return f"FlatShard({self.start} to {end} of {list(self.shape)})"
 
 
 Leaf: TypeAlias = torch.Tensor | TensorShard | FlatShard
@@ -103,9 +111,18 @@ class LocalBox:
     local: torch.Tensor
 
 
-def _check_local(kind: str, tensor: torch.Tensor) -> None:
+def _check_local(kind: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"a {kind} of a {type(tensor).__name__}: give a tensor of this rank")
     if isinstance(tensor, DTensor):
-        raise StateError(f"a {kind} of a DTensor: a DTensor knows its place; put it in as it is")
+        raise ArgumentError(f"a {kind} of a DTensor: a DTensor knows its place; put it in as it is")
+
+
+def _numbers(kind: str, name: str, given: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, given))
+    except TypeError as error:
+        raise ArgumentError(f"{kind}({name}={shown(given)}): give numbers of elements") from error
 
 
 def spec_of(fqn: str, leaf: Leaf) -> TensorSpec:

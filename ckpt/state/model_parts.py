@@ -7,7 +7,7 @@ from typing import overload
 
 from torch import nn
 
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import ArgumentError
 
 
 class ModelParts(Sequence[nn.Module]):
@@ -18,18 +18,23 @@ class ModelParts(Sequence[nn.Module]):
     same name. Ranks may hold different parts, as with the stages of
     ``torch.distributed.pipelining``.
 
-    Raises ``StateError`` for an item that is not a module, and for a module that is listed twice.
+    Raises ``ArgumentError`` for an item that is not a module, and for one that is listed twice.
     """
 
     __slots__ = ("_modules",)
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
+        if not isinstance(modules, Iterable):
+            kind = type(modules).__name__
+            raise ArgumentError(f"ModelParts of a {kind}: give a list of modules")
         self._modules = tuple(modules)
         for i, module in enumerate(self._modules):
             if not isinstance(module, nn.Module):
-                raise StateError(f"ModelParts: part {i} is {type(module).__name__}, not a module")
+                raise ArgumentError(
+                    f"ModelParts: part {i} is {type(module).__name__}, not a module"
+                )
             if any(module is other for other in self._modules[:i]):
-                raise StateError(f"ModelParts: part {i} was there before; name every part once")
+                raise ArgumentError(f"ModelParts: part {i} was there before; name every part once")
 
     @overload
     def __getitem__(self, index: int) -> nn.Module: ...

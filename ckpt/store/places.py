@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError, StoreError
 from holdfast.ckpt.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def scheme_of(root: str | Path) -> str:
 def locate(path: str | Path) -> tuple[str, int | None]:
     """Split a path or URL into the root and, where it names one step, the step.
 
-    Raises ``StoreError`` for a text that can be no path.
+    Raises ``ArgumentError`` for what is no path, and ``StoreError`` for a text that can be none.
     """
     _check(path)
     place = str(path).rstrip("/") if scheme_of(path) else str(Path(path).absolute())
@@ -59,7 +60,10 @@ def locate(path: str | Path) -> tuple[str, int | None]:
     return place, None
 
 
-def _check(path: str | Path) -> None:
+def _check(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        found = checks.shown(path)
+        raise ArgumentError(f"the root is {found}; give a directory or s3://bucket/prefix")
     text = str(path)
     if not text:
         raise StoreError("an empty path; give a directory or s3://bucket/prefix")

@@ -120,7 +120,9 @@ class SeatProcess:
             memory_of=config.memory_of,
             rehearses=self.unready < _REHEARSALS,
             agent=os.getpid(),
-            told_in="" if config.capture_output else f"{config.run_dir}/told-{config.run}",
+            traceback_claims=""
+            if config.capture_output
+            else f"{config.run_dir}/tracebacks-{config.run}",
         )
         env = {
             **_ENVIRONMENT,

@@ -56,9 +56,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a worker at its start; with ``stack_fd`` -1 no stacks are written.
 
     ``memory_of`` is as in `SidecarConfig`; ``rehearses`` allows a rehearsal
-    (`holdfast.elastic.loop.rehearsal`). Of the workers with the same ``told_in``, a folder, one
-    prints the traceback of an error that all of them meet; '': each prints its own. ``agent`` is
-    the process id of the agent.
+    (`holdfast.elastic.loop.rehearsal`). In the folder ``traceback_claims`` one of several workers
+    that meet the same error claims its traceback, and prints it; '': each prints its own.
+    ``agent`` is the process id of the agent.
     """
 
     channel_fd: int
@@ -74,7 +74,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Json] = {}
     memory_of: str = ""
     rehearses: bool = True
-    told_in: str = ""
+    traceback_claims: str = ""
     agent: int = 0
 
 

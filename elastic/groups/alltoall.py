@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from holdfast.ckpt.errors import ArgumentError
+
 
 def all_to_all(
     rows: torch.Tensor, *, send: Sequence[int], receive: Sequence[int], axis: DeviceMesh
@@ -18,10 +20,10 @@ def all_to_all(
     The first ``send[0]`` rows (along dim 0) go to the axis's rank 0, the next ``send[1]`` to rank
     1, and so on; ``receive`` gives the number of rows from each rank; the result has the rows in
     that order. Collective along the axis, and again in the backward, which sends the gradients of
-    the rows back to their origins. Raises ``ValueError`` if the counts do not fit.
+    the rows back to their origins. Raises ``ArgumentError`` if the counts do not fit.
     """
     if not len(send) == len(receive) == axis.size() or sum(send) != len(rows):
-        raise ValueError(
+        raise ArgumentError(
             f"all_to_all of {len(rows)} rows along an axis of {axis.size()} ranks: send={send}, "
             f"receive={receive}; give one count per rank, and of all rows where they go"
         )

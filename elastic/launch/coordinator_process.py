@@ -28,7 +28,6 @@ from holdfast.elastic.processes.configured import await_ready, start_configured
 _MODULE = "holdfast.elastic.coordinator"
 _START_S = 120.0
 _ANSWER_S = 5.0
-_LOOK_S = 0.01
 _END_S = 5.0
 _log = logging.getLogger(__name__)
 

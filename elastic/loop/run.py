@@ -50,9 +50,25 @@ _Value = TypeVar("_Value", torch.Tensor, float, int)
 class Run:
     """One generation's view of the run; every change of the world makes a new one.
 
-    ``mesh`` is the mesh of ranks (with the axes that `Mesh` names: ``"dp"`` at least),
-    ``completed`` the number of completed steps, ``metrics`` the values last logged. Libraries get
-    the rest of the job from `session_of`.
+    Its members by purpose; the first row and ``log`` are enough for most loops:
+
+    | purpose | members |
+    |---|---|
+    | a training loop | ``track``, ``steps``, ``microbatches``, ``backward``, ``step`` |
+    | data | ``loader``, ``epochs``, ``microbatch``, ``share`` |
+    | the gradient, other updates | ``clip_grad_norm_``, ``minimize`` |
+    | random numbers | ``generator`` |
+    | values of all microbatches | ``gather``, ``reduce`` |
+    | stages of a pipeline | ``stage``, ``stages``, ``pipeline`` |
+    | metrics and events | ``log``, ``metrics``, ``on_protected``, ``emit`` |
+    | the position in the run | ``completed``, ``repeats``, ``stop`` |
+    | long work of your own | ``pause``, ``check`` |
+    | snapshots | ``protection``, ``fence`` |
+    | the ranks | ``rank``, ``world_size``, ``is_leader``, ``generation`` |
+    | the device and the mesh | ``device``, ``mesh``, ``data_mesh`` |
+
+    ``mesh`` has the axes that `Mesh` names: ``"dp"`` at least. Libraries get the rest of the job
+    from `session_of`.
     """
 
     def __init__(

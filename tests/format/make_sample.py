@@ -13,8 +13,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # `doubles`, when this file run
 
 import numpy as np
 from doubles.checkpoints import Array, sample_arrays, split_dim, write_checkpoint
+from doubles.pruning import remove
 
-from holdfast.ckpt.checkpoints.retention import remove
 from holdfast.ckpt.geometry.layout import Box
 
 WRITTEN_AT = Path("/tmp/holdfast-sample")

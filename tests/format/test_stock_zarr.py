@@ -96,6 +96,30 @@ def test_stock_zarr_reads_what_is_exported_and_converted(tmp_path: Path) -> None
         assert json.loads(done.stdout)["arrays"] == expected()
 
 
+CODECS = (
+    "zstd",
+    "zstd:22",
+    "blosc-lz4",
+    "blosc-lz4hc:9",
+    "blosc-blosclz",
+    "blosc-zstd",
+    "blosc-zlib",
+)
+
+
+def test_stock_zarr_reads_compressed_chunks(tmp_path: Path) -> None:
+    arrays = {f"{codec}.{fqn}": each for codec in CODECS for fqn, each in sample_arrays().items()}
+    rules = {f"{codec}.*": codec for codec in CODECS}
+    write_checkpoint(tmp_path / "a", arrays, world_size=2, compression=rules)
+    assert main(["convert", str(tmp_path / "a"), str(tmp_path / "converted.zarr")]) == 0
+    for done in (
+        read(tmp_path / "a/step-000000000001"),
+        read(tmp_path / "converted.zarr", "--plain"),
+    ):
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["arrays"] == expected(arrays)
+
+
 def test_a_moved_checkpoint_is_read_with_its_new_root(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", sample_arrays(), world_size=2)
     shutil.move(tmp_path / "a", tmp_path / "b")

@@ -73,8 +73,8 @@ def _try_sound(seeds: int) -> int:
     for trial in TRIALS:
         wrong = [(seed, how) for seed in range(seeds) if (how := try_once(trial, seed))]
         failed += len(wrong)
-        told = f"seed {wrong[0][0]}: {wrong[0][1]}" if wrong else "all hold"
-        print(f"{trial:8} {seeds} seeds, {len(wrong)} fail; {told}", flush=True)
+        outcome = f"seed {wrong[0][0]}: {wrong[0][1]}" if wrong else "all hold"
+        print(f"{trial:8} {seeds} seeds, {len(wrong)} fail; {outcome}", flush=True)
     return 1 if failed else 0
 
 

@@ -47,7 +47,7 @@ def trial(seed: int) -> str:
 def scenario_trial(seed: int) -> str:
     """Lose a machine for good, and a worker, in a job that needs all of its workers."""
     draw_from = random.Random(f"planted scenario {seed}")
-    told = {
+    planted = {
         "name": "lost-for-good",
         "about": "the others have room for what a lost machine ran",
         "workload": {
@@ -63,7 +63,7 @@ def scenario_trial(seed: int) -> str:
             {"kind": "kill", "when": {"step": draw_from.randint(14, 24)}},
         ],
     }
-    scenario = parse(told, source="planted")
+    scenario = parse(planted, source="planted")
     hurt = simulate(scenario, draw(scenario, seed=seed), seed=seed)
     calm = simulate(scenario, (), seed=seed)
     verdict = judge(scenario, hurt, calm=calm)

@@ -16,7 +16,7 @@ from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory, TurnLimits
 from holdfast.tools.chaos.judging.checker import check
 from mutants.bug import Bug
-from mutants.training import Told
+from mutants.training import SmallJobHistory
 
 _PLAN: Final = BatchPlan(
     groups=2, group=3, eta=2, steps=6, limits=TurnLimits(end=10, context=10, max_new_tokens=4)
@@ -29,10 +29,10 @@ def trial(seed: int) -> str:
     """Run the loop of a seed; return the first thing that is wrong with its history, or ""."""
     loop = _Loop(seed)
     loop.run()
-    reference = Told()
+    reference = SmallJobHistory()
     for step in range(_PLAN.steps):
         _tell(reference, step, attempt=1, keys=_keys_of(step))
-    verdict = check(loop.told.history, reference=reference.history)
+    verdict = check(loop.reported.history, reference=reference.history)
     found = [f"{each.check}: {each.message}" for each in verdict.violations]
     return "; ".join((loop.ledger.check() + found)[:1])
 
@@ -42,9 +42,9 @@ def _keys_of(step: int) -> list[SampleId]:
     return [(o, s) for o in range(first, first + _PLAN.groups) for s in range(_PLAN.group)]
 
 
-def _tell(told: Told, step: int, *, attempt: int, keys: list[SampleId]) -> None:
-    told.samples(step, 0, attempt, epoch=0, ids=[o * _PLAN.group + s for o, s in keys])
-    told.step(step, 0, attempt)
+def _tell(reported: SmallJobHistory, step: int, *, attempt: int, keys: list[SampleId]) -> None:
+    reported.samples(step, 0, attempt, epoch=0, ids=[o * _PLAN.group + s for o, s in keys])
+    reported.step(step, 0, attempt)
 
 
 def _answer(ordinal: int, sample: int) -> tuple[int, ...]:
@@ -53,11 +53,11 @@ def _answer(ordinal: int, sample: int) -> tuple[int, ...]:
 
 
 class _Loop:
-    """The loop of a seed; ``told`` is its history."""
+    """The loop of a seed; ``reported`` is its history."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(f"planted ledger {seed}")
-        self.told, self.ledger = Told(), Ledger(_PLAN)
+        self.reported, self.ledger = SmallJobHistory(), Ledger(_PLAN)
         self.ledger.resume(1, restored=0)
         self._generation, self._done = 1, 0
         self._snapshots: list[dict[str, Any]] = []
@@ -136,7 +136,7 @@ class _Loop:
             return
         keys = [trajectory.key for trajectory in batch]
         self.ledger.train(self._done)
-        _tell(self.told, self._done, attempt=self._generation, keys=keys)
+        _tell(self.reported, self._done, attempt=self._generation, keys=keys)
         self._done += 1
         self._snapshot()
 

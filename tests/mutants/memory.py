@@ -36,7 +36,16 @@ from holdfast.ckpt.state.restore import restore
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.tracked.cursor import Cursor
 from mutants.bug import Bug
-from mutants.training import Told, digest_of, judged, new_state, shards, steps_of, tell_step, train
+from mutants.training import (
+    SmallJobHistory,
+    digest_of,
+    judged,
+    new_state,
+    shards,
+    steps_of,
+    tell_step,
+    train,
+)
 
 _STEPS: Final = 6
 _INDEX_ROOM_BYTES: Final = 4096
@@ -54,7 +63,7 @@ def trial(seed: int) -> str:
     try:
         job.run()
         return judged(
-            job.told, steps=_STEPS, width=job.width, ranks_most=_READER + 1, undone_most=0
+            job.reported, steps=_STEPS, width=job.width, ranks_most=_READER + 1, undone_most=0
         )
     finally:
         job.close()
@@ -82,11 +91,11 @@ class _OldWriter:
 
 
 class _MemoryJob:
-    """The job of a seed; ``told`` is its history."""
+    """The job of a seed; ``reported`` is its history."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(f"planted memory {seed}")
-        self.told = Told()
+        self.reported = SmallJobHistory()
         self.width = self._draw.choice((60, 700, 2500))
         self._parity = self._draw.choice((1, 1, 2))
         self._names = "abcd"[: self._draw.choice((3, 3, 4)) + self._parity - 1][:4]
@@ -108,17 +117,21 @@ class _MemoryJob:
             self._nodes[name] = self._start(name)
         self._begin(None)
         while steps_of(self._state) < _STEPS:
-            train(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
+            train(self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported)
             self._snapshot()
-            tell_step(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
+            tell_step(
+                self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported
+            )
             self._pull()
             self._go_on_with_old_writers()
             if kind := self._strikes.pop(steps_of(self._state), ""):
                 self._hurt(kind)
         self._reform(late=None)  # the snapshot at the end must be restorable as well
         if steps_of(self._state) != _STEPS:
-            train(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
-            tell_step(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
+            train(self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported)
+            tell_step(
+                self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported
+            )
 
     def close(self) -> None:
         """Remove all nodes and arenas."""
@@ -186,7 +199,7 @@ class _MemoryJob:
         with self._source(client.locate(generation=self._generation, step=step)) as source:
             refresh(self._replica, source, ["w", "frozen"])
         weights = digest_of(self._replica.tensors)
-        self.told.state(step, _READER, self._generation, weights)
+        self.reported.state(step, _READER, self._generation, weights)
 
     def _acquire(self, rank: int, step: int, nbytes: int) -> tuple[int, SlotFile]:
         grant = self._client(rank).acquire(
@@ -319,7 +332,7 @@ class _MemoryJob:
                 size_bytes=writer.nbytes + _INDEX_ROOM_BYTES,
                 timeout_s=0.0,
             )
-            self.told.step(writer.step, writer.rank, writer.generation)
+            self.reported.step(writer.step, writer.rank, writer.generation)
 
     def _expire(self, name: str) -> None:
         """Stop a node's agent: its lease ends, and the others go on without the node."""
@@ -329,9 +342,9 @@ class _MemoryJob:
         node.page.extend(time.monotonic_ns() - 1)
         step = steps_of(self._state)
         self._reform(late=None)
-        train(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
+        train(self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported)
         self._snapshot()
-        tell_step(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
+        tell_step(self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported)
         if writer is not None:
             with suppress(CkptError):
                 node.client.acquire(
@@ -341,7 +354,7 @@ class _MemoryJob:
                     size_bytes=_INDEX_ROOM_BYTES,
                     timeout_s=0.0,
                 )
-                self.told.step(step + 1, writer, old.generation)
+                self.reported.step(step + 1, writer, old.generation)
         node.client.close()
         node.sidecar.close(remove=True)
 

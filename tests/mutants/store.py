@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from doubles.pruning import prune
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps, step_folder, verified
 from holdfast.ckpt.checkpoints.commit import PackOptions, WriterReceipt, commit, write_pack
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, FencedError, NotFoundError
 from holdfast.ckpt.state.restore import restore
 from mutants.bug import Bug
-from mutants.training import Told, judged, new_state, shards, steps_of, tell_step, train
+from mutants.training import SmallJobHistory, judged, new_state, shards, steps_of, tell_step, train
 
 _STEPS: Final = 10
 _EVERY: Final = 2
@@ -38,15 +38,17 @@ def trial(seed: int) -> str:
         job = _StoreJob(seed, Path(folder))
         job.run()
     undone_most = 2 * _EVERY - 1  # the newest checkpoint may be damaged, not the one before
-    return judged(job.told, steps=_STEPS, width=job.width, ranks_most=4, undone_most=undone_most)
+    return judged(
+        job.reported, steps=_STEPS, width=job.width, ranks_most=4, undone_most=undone_most
+    )
 
 
 class _StoreJob:
-    """The job of a seed; ``told`` is its history."""
+    """The job of a seed; ``reported`` is its history."""
 
     def __init__(self, seed: int, root: Path) -> None:
         self._draw, self._root = random.Random(f"planted store {seed}"), root
-        self.told = Told()
+        self.reported = SmallJobHistory()
         self.width = self._draw.choice((40, 700))
         self._state = new_state(self.width)
         self._incremental = self._draw.random() < 0.5
@@ -57,8 +59,10 @@ class _StoreJob:
     def run(self) -> None:
         """Train to the end, under all faults."""
         while steps_of(self._state) < _STEPS:
-            train(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
-            tell_step(self._state, ranks=self._ranks, attempt=self._generation, told=self.told)
+            train(self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported)
+            tell_step(
+                self._state, ranks=self._ranks, attempt=self._generation, reported=self.reported
+            )
             step = steps_of(self._state)
             if step % _EVERY == 0:
                 self._save()
@@ -130,7 +134,7 @@ class _StoreJob:
 
     def _save_half(self) -> None:
         """Write the packs of the next checkpoint without the commit, as a stop in between does."""
-        train(self._state, ranks=self._ranks, attempt=self._generation, told=Told())
+        train(self._state, ranks=self._ranks, attempt=self._generation, reported=SmallJobHistory())
         self._write(ranks=self._ranks, generation=self._generation)
 
     def _save_late(self) -> None:

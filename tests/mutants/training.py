@@ -50,7 +50,7 @@ def shards(state: State, *, ranks: int, generation: int) -> list[Shard]:
     return capture_world([state] * ranks, step=steps_of(state), generation=generation)
 
 
-class Told:
+class SmallJobHistory:
     """The history of a small job, reported in the order in which it happens."""
 
     def __init__(self) -> None:
@@ -71,8 +71,10 @@ class Told:
     def samples(self, step: int, rank: int, attempt: int, *, epoch: int, ids: list[int]) -> None:
         """Report that a rank trains on samples."""
         at = next(self._times)
-        told = Consumed(t=at, step=step, rank=rank, attempt=attempt, epoch=epoch, ids=tuple(ids))
-        self._consumed.append(told)
+        reported = Consumed(
+            t=at, step=step, rank=rank, attempt=attempt, epoch=epoch, ids=tuple(ids)
+        )
+        self._consumed.append(reported)
 
     def step(self, step: int, rank: int, attempt: int) -> None:
         """Report that a rank has completed a step."""
@@ -80,11 +82,11 @@ class Told:
 
     def state(self, step: int, rank: int, attempt: int, digest: str) -> None:
         """Report the digest of a rank's state after a step."""
-        told = Stated(t=next(self._times), step=step, rank=rank, attempt=attempt, digest=digest)
-        self._states.append(told)
+        reported = Stated(t=next(self._times), step=step, rank=rank, attempt=attempt, digest=digest)
+        self._states.append(reported)
 
 
-def train(state: State, *, ranks: int, attempt: int, told: Told) -> None:
+def train(state: State, *, ranks: int, attempt: int, reported: SmallJobHistory) -> None:
     """Do one step on ``ranks`` ranks, one after the other, and report their samples."""
     step, whole = steps_of(state), torch.zeros_like(state["w"])
     for rank in range(ranks):
@@ -99,24 +101,28 @@ def train(state: State, *, ranks: int, attempt: int, told: Told) -> None:
                 mine.setdefault(position // SAMPLES, []).append(name)
             total = FLOAT32.added(total, _gradient(ids, len(whole)), _GRID)
         for epoch, names in mine.items():
-            told.samples(step + 1, rank, attempt, epoch=epoch, ids=names)
+            reported.samples(step + 1, rank, attempt, epoch=epoch, ids=names)
         whole += 0 if total is None else total
     state["w"] -= FLOAT32.mean(whole, _GRID, terms=MICROBATCHES)
     state[KEY].step = step + 1
 
 
-def tell_step(state: State, *, ranks: int, attempt: int, told: Told) -> None:
+def tell_step(state: State, *, ranks: int, attempt: int, reported: SmallJobHistory) -> None:
     """Report that all ranks have completed the newest step, and their state."""
     step = steps_of(state)
     for rank in range(ranks):
-        told.step(step, rank, attempt)
-        told.state(step, rank, attempt, digest_of(state))
+        reported.step(step, rank, attempt)
+        reported.state(step, rank, attempt, digest_of(state))
 
 
-def judged(told: Told, *, steps: int, width: int, ranks_most: int, undone_most: int) -> str:
+def judged(
+    reported: SmallJobHistory, *, steps: int, width: int, ranks_most: int, undone_most: int
+) -> str:
     """Return the first promise that a history breaks compared with the undisturbed job, or ""."""
     reference = _undisturbed(steps, width=width, ranks=ranks_most)
-    verdict = check(told.history, reference=reference, promises=Promises(undone_most=undone_most))
+    verdict = check(
+        reported.history, reference=reference, promises=Promises(undone_most=undone_most)
+    )
     return "; ".join(f"{each.check}: {each.message}" for each in verdict.violations[:1])
 
 
@@ -151,18 +157,18 @@ def _undisturbed(steps: int, *, width: int, ranks: int) -> History:
 
     It has the state for as many ``ranks`` as there may be: it is the same on all of them.
     """
-    told, total = Told(), np.zeros((width, 3), dtype=np.int64)
+    reported, total = SmallJobHistory(), np.zeros((width, 3), dtype=np.int64)
     for step in range(1, steps + 1):
         names = list(_names((step - 1) * _WORK))
         for epoch in sorted({epoch for epoch, _ in names}):
-            told.samples(step, 0, 1, epoch=epoch, ids=[n for e, n in names if e == epoch])
+            reported.samples(step, 0, 1, epoch=epoch, ids=[n for e, n in names if e == epoch])
         total += _terms((name for _, name in names), width)
         weights = (-total / MICROBATCHES).astype(np.float32) + np.float32(0)
         digest = _digest(weights, np.arange(500, dtype=np.float32))
         for rank in range(ranks):
-            told.state(step, rank, 1, digest)
-        told.step(step, 0, 1)
-    return told.history
+            reported.state(step, rank, 1, digest)
+        reported.step(step, 0, 1)
+    return reported.history
 
 
 def _names(start: int) -> Iterator[tuple[int, int]]:

@@ -63,7 +63,7 @@ ENOUGH: Final = "it has lived long enough"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class JobContents:
     """The contents of a job at one moment: keys and bytes at the coordinator, bytes in an agent."""
 
     generation: int
@@ -76,7 +76,7 @@ class Held:
     shared: int
 
     @classmethod
-    def by(cls, job: Simulation) -> Held:
+    def by(cls, job: Simulation) -> JobContents:
         """Return what a simulated job holds now; of the agents the oldest."""
         each = job.agents[OLDEST]
         entries, _ = job.table.range("")
@@ -112,7 +112,9 @@ def faults(seed: int, *, count: int) -> Iterator[SimulatedFault]:
         )
 
 
-def lived(seed: int, *, count: int, first_step: int, samples: int) -> tuple[Simulation, list[Held]]:
+def lived(
+    seed: int, *, count: int, first_step: int, samples: int
+) -> tuple[Simulation, list[JobContents]]:
     """Return a job after ``count`` faults, and what it held at ``samples`` moments."""
     end_s = count * EVERY_S
     config = SimulationConfig(
@@ -126,21 +128,21 @@ def lived(seed: int, *, count: int, first_step: int, samples: int) -> tuple[Simu
     )
     job = Simulation(config, seed=seed, faults=[*faults(seed, count=count)])
     job.training.start_at(first_step)
-    held: list[Held] = []
+    held: list[JobContents] = []
 
     def end() -> None:
         job.outcome = JobOutcome(ok=False, message=ENOUGH)
 
     for number in range(1, samples + 1):
         moment = number * count // samples  # the end of a pause between two faults
-        job.schedule.after(moment * EVERY_S, lambda: held.append(Held.by(job)))
+        job.schedule.after(moment * EVERY_S, lambda: held.append(JobContents.by(job)))
     job.schedule.after(end_s + 1.0, end)
     report = job.run()
     assert report.outcome.message == ENOUGH
     return job, held
 
 
-def check_flat(held: list[Held]) -> None:
+def check_flat(held: list[JobContents]) -> None:
     """Compare the means of the last and the second quarter: a job that has just begun is small."""
     quarter = len(held) // 4
     early, late = held[quarter : 2 * quarter], held[3 * quarter :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import holdfast
 
@@ -90,3 +91,9 @@ def test_the_decorator_has_at_most_ten_arguments_all_by_keyword_and_with_a_defau
 def test_a_run_shows_these_members_and_each_is_documented() -> None:
     assert sorted(name for name in vars(holdfast.Run) if not name.startswith("_")) == RUN
     assert [name for name in RUN if not inspect.getdoc(getattr(holdfast.Run, name))] == []
+
+
+def test_the_description_of_a_run_names_each_member_once_by_its_purpose() -> None:
+    rows = [line for line in str(inspect.getdoc(holdfast.Run)).splitlines() if line[:1] == "|"]
+    named = [name for row in rows for name in re.findall(r"``(\w+)``", row)]
+    assert sorted(named) == RUN

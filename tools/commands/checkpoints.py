@@ -10,7 +10,7 @@ from math import prod
 from typing import Final
 
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.errors import NotFoundError, StateError
+from holdfast.ckpt.errors import ArgumentError, NotFoundError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.geometry.element_types import dtype_of
@@ -111,7 +111,7 @@ def _codec(text: str) -> tuple[str, str]:
     glob, _, spelling = text.rpartition("=")
     try:
         codecs.parse(spelling, itemsize=1)
-    except StateError as error:
+    except ArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if not glob:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form GLOB=CODEC")

@@ -8,13 +8,15 @@ about an episode is in its state, so another worker can continue where one was l
 
 from __future__ import annotations
 
-import math
+import sys
+from collections.abc import Mapping
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
 from holdfast.adapters.rl.samples.trajectory import SampleId
-from holdfast.ckpt.errors import HoldfastError
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError, HoldfastError
 from holdfast.ckpt.types import Json, learn
 
 HELD_OUT: Final = 1 << 40
@@ -44,11 +46,21 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         return self.ordinal, self.sample
 
 
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "text": checks.instance(str, remedy="give a text"),
+    "reward": checks.optional(
+        checks.number(
+            -sys.float_info.max, sys.float_info.max, remedy="give a finite float, or None"
+        )
+    ),
+}
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """An environment's reply: ``text`` that the policy reads next, and the new ``state``.
 
     The state consists of JSON values, and is at most `STATE_BYTES` long. A ``reward`` ends the
-    episode; ``text`` has no effect then.
+    episode; ``text`` has no effect then. Raises ``ArgumentError`` for any other values.
     """
 
     text: str = ""
@@ -56,10 +68,18 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None = None
 
     def __post_init__(self) -> None:
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise ValueError(f"reward is {self.reward}, needed: a finite number")
-        if len(text := self.state_text) > STATE_BYTES:
-            raise ValueError(f"the state has {len(text)} bytes as JSON, at most: {STATE_BYTES}")
+        checks.check_fields(self, _RULES, error=ArgumentError)
+        try:
+            text = self.state_text
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            found = checks.shown(self.state)
+            raise ArgumentError(
+                f"Observation(state={found}): give JSON values ({error})"
+            ) from error
+        if len(text) > STATE_BYTES:
+            raise ArgumentError(
+                f"Observation(state=…): {len(text)} bytes as JSON; keep at most {STATE_BYTES}"
+            )
 
     @property
     def state_text(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -10,6 +12,8 @@ from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.samples.trajectory import Trajectory, TurnLimits
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError
 
 
 class Mode(StrEnum):
@@ -26,11 +30,24 @@ class Mode(StrEnum):
     BOUNDED = "bounded"
 
 
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "groups": checks.count(1, remedy="give 1 or more prompts"),
+    "group": checks.count(1, remedy="give 1 or more samples"),
+    "eta": checks.count(0, remedy="give 0 or more steps"),
+    "steps": checks.count(0, remedy="give 0 or more steps"),
+    "limits": checks.instance(TurnLimits, remedy="give TurnLimits"),
+    "mode": checks.instance(Mode, remedy="give Mode.SYNC, Mode.FIXED_LAG or Mode.BOUNDED"),
+    "scheduling": checks.instance(Scheduling, remedy="give a Scheduling"),
+    "replay": checks.instance(ReplayConfig, remedy="give a ReplayConfig"),
+}
+
+
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of the job: ``steps`` steps of ``groups`` prompts with ``group`` samples each.
 
     ``eta`` is the largest staleness, 0 in mode ``SYNC``; that of reused groups is bounded by
-    ``replay``.
+    ``replay``. Raises ``ArgumentError`` for numbers that no job can have, and for what the mode
+    excludes.
     """
 
     groups: int
@@ -41,6 +58,12 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.FIXED_LAG
     scheduling: Scheduling = Scheduling()
     replay: ReplayConfig = ReplayConfig()
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, _RULES, error=ArgumentError)
+        if self.mode is Mode.SYNC and self.eta:
+            raise ArgumentError(f"BatchPlan(eta={self.eta}): give 0 in mode {self.mode.value!r}")
+        self.scheduling.check(mode=self.mode.value, eta=self.eta)
 
     @property
     def fresh(self) -> int:

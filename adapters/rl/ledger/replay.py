@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.types import Json
 
 Policy = Literal["none", "recent", "prioritized"]
@@ -21,6 +23,14 @@ largest spread of rewards, measured as standard deviation divided by how often t
 so those with the largest advantages. A group whose rewards are all equal teaches nothing, and is
 left out (in the spirit of Schaul et al., "Prioritized Experience Replay", without its randomness).
 """
+
+_SHARE: Final = checks.number(0, 1, above=True, remedy="give a share above 0 and below 1")
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "policy": checks.one_of(*get_args(Policy)),
+    "share": lambda value: _SHARE(value) or ("give a share below 1" if value == 1 else ""),
+    "max_age": checks.count(1, remedy="give 1 or more steps"),
+    "capacity": checks.count(1, remedy="give 1 or more groups"),
+}
 
 
 class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,11 +45,7 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     capacity: int = 64
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ValueError(f"share is {self.share}, needed: between 0 and 1")
-        for name in ("max_age", "capacity"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
+        checks.check_fields(self, _RULES, error=ArgumentError)
 
     def reused(self, groups: int) -> int:
         """Return how many of a step's ``groups`` groups are reused ones, once enough are kept."""

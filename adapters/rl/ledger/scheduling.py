@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from typing import Final, get_args
+
 import msgspec
 
 from holdfast.adapters.rl.ledger.claim_order import Claims
 from holdfast.adapters.rl.ledger.order import GroupOrder
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError
+
+_LIMIT: Final = checks.optional(checks.count(1, remedy="give 1 or more tokens, or None"))
+_RULES: Final[Mapping[str, checks.Rule]] = {
+    "order": checks.one_of(*map(str, GroupOrder)),
+    "claims": checks.one_of(*get_args(Claims)),
+    "over_provision": checks.optional(
+        checks.number(0, sys.float_info.max, remedy="give 0 or more, or None for eta")
+    ),
+    "token_budget": _LIMIT,
+    "ledger_tokens": _LIMIT,
+    "worker_tokens": _LIMIT,
+}
 
 
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,27 +45,22 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     worker_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.over_provision is not None and self.over_provision < 0:
-            raise ValueError(f"over_provision is {self.over_provision}, needed: 0 or more")
-        for name in ("token_budget", "ledger_tokens", "worker_tokens"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} is {limit}, needed: at least 1, or none")
+        checks.check_fields(self, _RULES, error=ArgumentError)
 
     def check(self, *, mode: str, eta: int) -> None:
-        """Raise ``ValueError`` for settings that ``mode`` excludes with staleness up to ``eta``."""
+        """Raise ``ArgumentError`` for what ``mode`` excludes with staleness up to ``eta``."""
         if self.over_provision is not None and self.over_provision > eta:
-            raise ValueError(
+            raise ArgumentError(
                 f"over_provision is {self.over_provision} steps, but samples may be {eta} steps "
                 f"old at most in mode {mode!r}: needed at most that"
             )
         if mode != "bounded" and self.order != GroupOrder.PROMPT:
-            raise ValueError(
+            raise ArgumentError(
                 f"order {str(self.order)!r} in mode {mode!r}: in this mode the steps train the "
                 "prompts in the order of their numbers; choose mode 'bounded'"
             )
         if mode != "bounded" and self.token_budget is not None:
-            raise ValueError(
+            raise ArgumentError(
                 f"token_budget in mode {mode!r}: a sample that is set aside continues under a "
                 "newer policy version; choose mode 'bounded'"
             )

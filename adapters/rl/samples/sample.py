@@ -112,7 +112,10 @@ class Sample:
         return int(choose(row, np.array([self.noise()]))[0])
 
     def extend(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Add sampled tokens with their log-probabilities, which are kept as float32."""
+        """Add sampled tokens with their log-probabilities, which are kept as float32.
+
+        Raises ``ConfigError`` for what is no such number, and once the sample is finished.
+        """
         count = len(tokens)
         if count != len(logprobs):
             raise ConfigError(f"{count} tokens with {len(logprobs)} log-probabilities")
@@ -120,14 +123,14 @@ class Sample:
             return
         if self.finished:
             raise ConfigError(f"sample {self._start.key} is finished; nothing can be added to it")
-        kept = struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *logprobs))
+        numbers, kept = self._checked(tokens, logprobs)
         if any(map(math.isnan, kept)):
             raise ConfigError(f"sample {self._start.key}: a log-probability is NaN")
         delta = Delta(
             ordinal=self.ordinal,
             sample=self.sample,
             start=len(self._tokens),
-            tokens=tuple(map(int, tokens)),
+            tokens=numbers,
             logprobs=kept,
             stamps=(Stamp(generation=self._keeper.generation, version=self.version, count=count),),
         )
@@ -135,6 +138,20 @@ class Sample:
         self._logprobs += kept
         self._stamps = extend_stamps(self._stamps, delta.stamps)
         self._keeper.added(self, delta)
+
+    def _checked(
+        self, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> tuple[Tokens, tuple[float, ...]]:
+        """Return the tokens as integers of 64 bits, and the log-probabilities as float32."""
+        count = len(tokens)
+        try:
+            numbers = struct.unpack(f"<{count}q", struct.pack(f"<{count}q", *tokens))
+            return numbers, struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *logprobs))
+        except (struct.error, OverflowError, TypeError) as error:
+            raise ConfigError(
+                f"sample {self._start.key}: {error}; give the tokens as integers of 64 bits, and "
+                "the log-probabilities as float32"
+            ) from error
 
     def trajectory(self) -> Trajectory:
         """Return the answer so far."""

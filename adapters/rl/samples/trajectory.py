@@ -7,11 +7,14 @@ alone, and `Turn` says which tokens are observed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.ckpt import checks
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.types import learn
 
 SampleId = tuple[int, int]
@@ -178,17 +181,28 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+_LIMITS: Final[Mapping[str, checks.Rule]] = {
+    "end": checks.count(-checks.BEYOND, remedy="give the number of the token that ends a turn"),
+    "context": checks.count(1, remedy="give 1 or more tokens"),
+    "max_new_tokens": checks.count(1, remedy="give 1 or more tokens"),
+    "turns": checks.flag(),
+}
+
+
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a turn: its token ``end``, and its number of tokens.
 
     Without an environment the first turn is the whole answer; with ``turns`` an environment says
-    when the episode is over.
+    when the episode is over. Raises ``ArgumentError`` for numbers that no turn can have.
     """
 
     end: int
     context: int
     max_new_tokens: int
     turns: bool = False
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, _LIMITS, error=ArgumentError)
 
     def finished(self, trajectory: Trajectory) -> bool:
         """Say whether nothing more is to be sampled."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.types import Json
 
 Merge: TypeAlias = Callable[[list[Any], int, int], Any]
@@ -42,14 +42,14 @@ class PerRank:
       returns the value of this rank. An object comes and goes as its ``state_dict``.
 
     A rank without a saved value keeps the one it was built with, and an event says so. Raises
-    ``StateError`` for another ``on_resize``.
+    ``ArgumentError`` for another ``on_resize``.
     """
 
     __slots__ = ("on_resize", "value")
 
     def __init__(self, value: Any, *, on_resize: OnResize = "keep") -> None:
         if on_resize not in ("keep", "drop") and not callable(on_resize):
-            raise StateError(
+            raise ArgumentError(
                 f"PerRank(on_resize={on_resize!r}): it must be 'keep', 'drop', or a function "
                 "merge(values, rank, world_size)"
             )

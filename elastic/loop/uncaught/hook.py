@@ -50,10 +50,10 @@ def _report(error: Exception) -> bool:
     )
     with socket.socket(fileno=os.dup(config.channel_fd)) as channel:
         channel.sendall(messages.encode(message))  # the process may not have connected yet
-    return bool(config.told_in) and told_before(error, Path(config.told_in))
+    return bool(config.traceback_claims) and claimed_before(error, Path(config.traceback_claims))
 
 
-def told_before(error: BaseException, folder: Path) -> bool:
+def claimed_before(error: BaseException, folder: Path) -> bool:
     """Return whether another process claimed to show errors of this kind at these lines.
 
     Claim it otherwise. The launcher shows the message of each.

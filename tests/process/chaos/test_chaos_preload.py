@@ -45,7 +45,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "lines"),
+    ("kind", "message", "lines"),
     [
         (
             "disk-full",
@@ -81,15 +81,15 @@ def two(tmp_path: Path) -> Iterator[Two]:
         ),
     ],
 )
-def test_calls_fail_as_on_such_a_disk(two: Two, kind: str, told: str, lines: list[str]) -> None:
+def test_calls_fail_as_on_such_a_disk(two: Two, kind: str, message: str, lines: list[str]) -> None:
     two.hurt.does(f"!os.chdir({str(two.folder)!r}); fd = os.open('file', os.O_RDWR | os.O_CREAT)")
     two.hurt.does("!os.write(fd, b'some')")
     undo = two.disk.strike(struck(kind, lasts_s=60), two.victim, two.site)
     assert undo is not None
-    assert [two.hurt.does(line) for line in lines] == [told] * len(lines)
+    assert [two.hurt.does(line) for line in lines] == [message] * len(lines)
     assert (two.folder / "file").read_bytes() == b"some"
     undo()
-    assert told not in [two.hurt.does(line) for line in lines]
+    assert message not in [two.hurt.does(line) for line in lines]
 
 
 def test_a_disk_that_fails_to_write_can_be_read(two: Two) -> None:

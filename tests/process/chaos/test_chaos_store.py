@@ -73,12 +73,12 @@ class Store:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    asked: list[str] = []
-    handler = type("Handler", (Upstream,), {"asked": asked})
+    requests: list[str] = []
+    handler = type("Handler", (Upstream,), {"asked": requests})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{server.server_port}")
-        found = Store(tmp_path, asked)
+        found = Store(tmp_path, requests)
         yield found
         found.injector.close()
         server.shutdown()

@@ -83,7 +83,7 @@ def all_of(loader: Loader) -> list[int]:
 
 
 def test_a_killed_worker_process_costs_no_sample_and_no_error(tmp_path: Path) -> None:
-    told = Told()
+    told = LoaderEvents()
     site = alone({}, 2, emit=told)
     dataset = Deadly(40, tmp_path / "died")
     loader = make_loader(dataset, site, batch=8, num_workers=1)
@@ -200,11 +200,11 @@ def test_workers_die_with_their_rank(tmp_path: Path, temporary: Path, context: s
     how = f"multiprocessing_context={context!r}"
     with rank(tmp_path, how, temporary=temporary) as process:
         assert process.stdout is not None
-        told = [process.stdout.readline()]
-        while told[-1] and not told[-1].startswith("read"):  # one that died is replaced
-            told.append(process.stdout.readline())
-        said, *pids = told[-1].split() or told
-        assert (said, len(pids)) == ("read", 2), told  # of which one may still be starting
+        output = [process.stdout.readline()]
+        while output[-1] and not output[-1].startswith("read"):  # one that died is replaced
+            output.append(process.stdout.readline())
+        said, *pids = output[-1].split() or output
+        assert (said, len(pids)) == ("read", 2), output  # of which one may still be starting
         children = descendants(process.pid)
         assert set(map(int, pids)) <= set(children)
         if context is None:
@@ -274,7 +274,7 @@ def test_an_own_init_function_runs_in_every_worker(tmp_path: Path, context: str 
     assert (tmp_path / "0").exists()
 
 
-class Told:
+class LoaderEvents:
     """The events of a loader."""
 
     def __init__(self) -> None:
@@ -289,7 +289,7 @@ class Told:
 
 
 def test_a_lock_that_a_thread_of_the_rank_holds_does_not_stop_the_workers() -> None:
-    told = Told()
+    told = LoaderEvents()
     with LOCK:  # for ever, as a process sees it that is forked now
         loader = make_loader(Locking(8), alone({}, 1, emit=told), batch=8, num_workers=2)
         assert sorted(all_of(loader)) == list(range(8))
@@ -298,7 +298,7 @@ def test_a_lock_that_a_thread_of_the_rank_holds_does_not_stop_the_workers() -> N
 
 
 def test_a_forked_worker_that_stands_still_is_replaced() -> None:
-    told, beats = Told(), []
+    told, beats = LoaderEvents(), []
     LOCK.acquire()
     how = {"multiprocessing_context": "fork", "first_batch_s": 0.5}
 
@@ -320,7 +320,7 @@ def test_a_forked_worker_that_stands_still_is_replaced() -> None:
 def test_a_worker_that_hangs_in_its_start_is_replaced_by_a_forked_one(
     tmp_path: Path, stuck: int, factory: Callable[..., Any]
 ) -> None:
-    told = Told()
+    told = LoaderEvents()
     how = {"worker_init_fn": Hanging(tmp_path, times=stuck), "first_batch_s": 2.0}
     loader = make_loader(
         Numbers(8), alone({}, 2, emit=told), batch=4, num_workers=2, factory=factory, **how
@@ -338,7 +338,7 @@ def test_a_worker_that_hangs_in_its_start_is_replaced_by_a_forked_one(
 def test_workers_that_always_hang_in_their_start_end_the_job_with_the_remedy(
     tmp_path: Path,
 ) -> None:
-    told = Told()
+    told = LoaderEvents()
     how = {"worker_init_fn": Hanging(tmp_path, times=99), "first_batch_s": 0.4}
     loader = make_loader(Numbers(8), alone({}, 1, emit=told), batch=8, num_workers=1, **how)
     with pytest.raises(JobFailedError, match=r"stuck 3 times .*first_batch_s"):
@@ -361,7 +361,7 @@ def test_what_cannot_be_pickled_is_read_by_forked_workers_and_the_log_says_why()
     class Local(Numbers):
         pass
 
-    told = Told()
+    told = LoaderEvents()
     loader = make_loader(Local(8), alone({}, 1, emit=told), batch=8, num_workers=1)
     assert sorted(all_of(loader)) == list(range(8))
     loader.close()
@@ -370,7 +370,7 @@ def test_what_cannot_be_pickled_is_read_by_forked_workers_and_the_log_says_why()
 
 
 def test_a_starter_that_is_killed_is_started_anew() -> None:
-    told = Told()
+    told = LoaderEvents()
     loader = make_loader(Numbers(64), alone({}, 1, emit=told), batch=4, num_workers=1)
     found = all_of(loader)
     loader.advance()

@@ -27,11 +27,11 @@ from doubles.checkpoints import (
     split_dim,
     write_checkpoint,
 )
+from doubles.pruning import prune
 
 from holdfast.ckpt.checkpoints import commit
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.catalog import committed_steps, load_manifest, step_folder
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.format.manifest import MANIFEST, REFS, RETAINED

@@ -15,9 +15,9 @@ from pathlib import Path
 from crash_driver import die_at
 from doubles.checkpoints import sample_arrays, write_checkpoint
 from doubles.interchange import read_all
+from doubles.pruning import prune
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.convert.checkpoint import CheckpointSource

@@ -31,7 +31,7 @@ def config_in(directory: Path) -> RLConfig:
     return msgspec.structs.replace(
         tiny,
         environment=EnvironmentConfig(
-            factory="told_environment:Told",
+            factory="recording_environment:RecordingTurns",
             settings=files,
             threads=16,
             waiting=8,

@@ -211,13 +211,13 @@ def test_only_the_sections_asked_for_run_and_parity_needs_no_torch(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("full", "section", "told"),
+    ("full", "section", "message"),
     [("disk", "persist", "--dir"), ("/dev/shm", "snapshot", "shared memory")],
 )
 def test_a_place_without_room_is_refused_before_anything_is_written(
     full: str,
     section: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -232,7 +232,7 @@ def test_a_place_without_room_is_refused_before_anything_is_written(
     words = ["bench", section, "--megabytes", "1", "--dir", str(tmp_path)]
     assert main(words) == EXIT_FAILED
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert "0 MiB" in error
     assert list(tmp_path.iterdir()) == []
 

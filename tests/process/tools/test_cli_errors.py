@@ -28,10 +28,10 @@ def holdfast(*words: str | Path | int, limit: str = "") -> subprocess.CompletedP
 
 def one_paragraph(done: subprocess.CompletedProcess[str]) -> str:
     """Assert that stderr is an error of one paragraph, and return it."""
-    told = done.stderr.strip()
-    assert told.startswith(("error: ", "holdfast: ")), done.stderr
-    assert "\n\n" not in told
-    return told
+    output = done.stderr.strip()
+    assert output.startswith(("error: ", "holdfast: ")), done.stderr
+    assert "\n\n" not in output
+    return output
 
 
 @pytest.fixture

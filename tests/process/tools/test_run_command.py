@@ -169,9 +169,9 @@ def test_what_a_killed_machine_left_is_swept_by_the_next_job(tmp_path: Path) -> 
 def test_a_run_directory_nobody_asked_for_is_named_and_never_stays(tmp_path: Path) -> None:
     job = holdfast(*toy(tmp_path, "--steps", "1000000"), TMPDIR=str(tmp_path))
     assert job.stderr is not None
-    told = job.stderr.readline()
-    named = re.fullmatch(r"holdfast: run directory (\S+), removed at the end .*\n", told)
-    assert named is not None, told
+    output = job.stderr.readline()
+    named = re.fullmatch(r"holdfast: run directory (\S+), removed at the end .*\n", output)
+    assert named is not None, output
     left = Path(named[1])
     assert left.parent == tmp_path
     run = started(left)

@@ -147,6 +147,6 @@ def test_a_key_is_made_and_help_says_how_to_use_it(tmp_path: Path) -> None:
     key = shared_key(path)
     assert command("key", "--key-file", str(path)).returncode == 0
     assert shared_key(path) == key
-    told = command("--help").stdout
-    assert "holdfast sidecar start --run" in told
+    output = command("--help").stdout
+    assert "holdfast sidecar start --run" in output
     assert command("serve", "--run", "a/b").returncode == 2

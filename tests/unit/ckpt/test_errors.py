@@ -9,6 +9,7 @@ from newer_peer import NewerError, newer_handler
 
 from holdfast.ckpt import collective
 from holdfast.ckpt.errors import (
+    ArgumentError,
     BudgetError,
     BusyError,
     CapacityError,
@@ -107,6 +108,7 @@ class TwoRanks(collective.RankWorld):
     ("error", "kind", "code", "message"),
     [
         (StateError("x: a lambda"), StateError, "", "rank 1: x: a lambda"),
+        (ArgumentError("step is x"), ArgumentError, "", "rank 1: step is x"),
         (NewerError("why"), PeerError, "HF999", "rank 1: why"),
         (ValueError("no"), PeerError, "HF002", "rank 1: ValueError: no"),
     ],

@@ -79,10 +79,12 @@ def test_what_they_share_counts_once() -> None:
 def test_what_cannot_be_parts_of_one_model_is_refused() -> None:
     with pytest.raises(ckpt.StateError, match=r"model\.calls_0: two entries"):
         flatten({"model": ckpt.ModelParts([Layers(0), Layers(0)])})
-    with pytest.raises(ckpt.StateError, match="part 1 is Tensor, not a module"):
+    with pytest.raises(ckpt.ArgumentError, match="part 1 is Tensor, not a module"):
         ckpt.ModelParts([nn.Linear(1, 1), torch.zeros(1)])  # type: ignore[list-item]
     module = nn.Linear(1, 1)
-    with pytest.raises(ckpt.StateError, match="part 1 was there before"):
+    with pytest.raises(ckpt.ArgumentError, match="ModelParts of a int: give a list"):
+        ckpt.ModelParts(3)  # type: ignore[arg-type]
+    with pytest.raises(ckpt.ArgumentError, match="part 1 was there before"):
         ckpt.ModelParts([module, module])
 
 

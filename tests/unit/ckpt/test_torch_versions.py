@@ -72,6 +72,25 @@ def test_the_seams_that_the_matrix_runs_are_there() -> None:
     assert [path for path in matrix.SEAMS if not (ROOT / path).exists()] == []
 
 
+def test_the_unit_tests_of_every_package_that_uses_torchs_private_names_are_seams() -> None:
+    """A package's own folder counts, or that of its parent."""
+    users = {
+        path.relative_to(ROOT).parent
+        for package in ("ckpt", "elastic", "adapters")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^\s*from holdfast\.ckpt(\.torch_private)? import .*", path.read_text(), re.M)
+        and "torch_private" in path.read_text()
+        and path.parent != ROOT / "ckpt"
+    }
+    assert len(users) > 8
+    tests = {
+        Path("tests/unit") / user.relative_to("adapters" if "adapters" in user.parts else ".")
+        for user in users
+    }
+    seams = {Path(seam) for seam in matrix.SEAMS}
+    assert [test for test in sorted(tests) if not {test, *test.parents} & seams] == []
+
+
 def test_the_table_of_the_matrix_has_what_pytest_said() -> None:
     text = "FAILED tests/a.py::test_x[1] - it\n== 1 failed, 12 passed, 3 skipped in 61.50s =="
     outcome = matrix.outcome_of(text, version="3.12", torch="2.14.1")

@@ -11,10 +11,10 @@ from typing_extensions import Buffer
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Readable, Store, Unpublished
 
 MODULES = (
+    "doubles.pruning",
     "holdfast.ckpt.api",
     "holdfast.ckpt.checkpoints.catalog",
     "holdfast.ckpt.checkpoints.commit",
-    "holdfast.ckpt.checkpoints.retention",
     "holdfast.ckpt.checkpoints.source",
 )
 

@@ -12,12 +12,12 @@ import zarr
 from checkpoint_states import copied
 from doubles.checkpoints import split_dim, write_checkpoint
 from doubles.memory_store import MemoryStore
+from doubles.pruning import prune
 from fault_stores import Wrapped, using
 
 from holdfast.ckpt.checkpoints import fence
 from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.catalog import latest, step_folder
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
 from holdfast.ckpt.errors import CorruptError

@@ -106,10 +106,10 @@ def test_a_version_that_is_not_protected_is_waited_for_once_and_said(
     job.logs.protected = -1
     rollouts = job.enter("p")
     job.step(rollouts)
-    asked: list[int] = []
-    job.logs.protected_step = lambda **_: asked.append(1) or -1  # type: ignore[func-returns-value]
+    requests: list[int] = []
+    job.logs.protected_step = lambda **_: requests.append(1) or -1  # type: ignore[func-returns-value]
     job.step(rollouts)
-    assert len(asked) == 1, "it is not waited for again"
+    assert len(requests) == 1, "it is not waited for again"
     assert len(of_kind(job.events, SampledUnprotected)) == 2
 
 
@@ -143,6 +143,10 @@ def test_a_batch_that_is_not_finished_says_what_to_do() -> None:
     [
         pytest.param(lambda s: s.extend([1, 2], [-1.0]), "2 tokens with 1 log", id="lengths"),
         pytest.param(lambda s: s.extend([1], [float("nan")]), "is NaN", id="NaN"),
+        pytest.param(lambda s: s.extend([1.5], [-1.0]), "give the tokens as", id="a float"),
+        pytest.param(lambda s: s.extend([2**64], [-1.0]), "give the tokens as", id="65 bits"),
+        pytest.param(lambda s: s.extend([1], ["x"]), "as float32", id="a text"),
+        pytest.param(lambda s: s.extend([1], [-1e300]), "as float32", id="beyond float32"),
         pytest.param(lambda s: (finish(s), s.extend([1], [-1.0])), "is finished", id="finished"),
     ],
 )

@@ -161,7 +161,7 @@ def save_as(state: BenchState, root: Path, *, ranks: int) -> None:
     """Save a state as ``ranks`` ranks would."""
     offers: list[Any] = []
     for rank in range(ranks):  # collect the value that each rank would send to the others
-        with suppress(_ToldError):
+        with suppress(_GatheredError):
             capture(
                 parts_of(state, rank=rank, ranks=ranks),
                 rank=rank,
@@ -194,13 +194,13 @@ def _commit(root: Path, receipts: Sequence[persistence.WriterReceipt]) -> None:
     )
 
 
-class _ToldError(InternalError):
+class _GatheredError(InternalError):
     pass
 
 
 def _tell(offers: list[Any], value: Any) -> list[Any]:
     offers.append(value)
-    raise _ToldError
+    raise _GatheredError
 
 
 def load_as(target: BenchState, root: Path, *, ranks: int) -> int:

@@ -16,6 +16,7 @@ import pytest
 from checkpoint_states import copied
 from doubles.checkpoints import Array, split_dim, write_checkpoint
 from doubles.memory_store import MemoryStore
+from doubles.pruning import remove
 from fault_stores import using
 
 from holdfast.ckpt.checkpoints.catalog import (
@@ -27,7 +28,6 @@ from holdfast.ckpt.checkpoints.catalog import (
     read_record,
     step_folder,
 )
-from holdfast.ckpt.checkpoints.retention import remove
 from holdfast.ckpt.checkpoints.verify import Damage, faults
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format.manifest import RETAINED, Manifest

@@ -52,7 +52,7 @@ class Fresh:
         self.tree = state
 
 
-class Held(Fresh):
+class OwnTensors(Fresh):
     """A Stateful that gives its own tensors."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def make_state() -> dict[str, Any]:
         "range": FlatShard(parts, shape=(1, 5), start=1),
         "optimizer": torch.optim.AdamW(owned, lr=0.1),
         "fresh": Fresh(),
-        "held": Held(),
+        "held": OwnTensors(),
         "rng": PerRank(torch.get_rng_state()[:16]),
         "game": PerRank({"board": np.zeros(3), "rng": random.Random(0), "fresh": Fresh()}),
         "array": np.arange(4.0),
@@ -344,7 +344,7 @@ def test_tensors_of_an_object_that_were_one_and_are_two_are_found() -> None:
 
 
 def test_a_tensor_that_others_share_with_an_object_is_found_when_that_gets_another() -> None:
-    held, norm = Held(), nn.BatchNorm1d(3)
+    held, norm = OwnTensors(), nn.BatchNorm1d(3)
     norm.running_mean = held.tree["mean"]
     held.tree["scale"] = norm.weight
     state = {"held": held, "loose": held.tree["mean"], "norm": norm}
@@ -358,7 +358,7 @@ def test_a_tensor_that_others_share_with_an_object_is_found_when_that_gets_anoth
 
 
 def test_a_parameter_that_only_its_optimizer_still_holds_is_refused() -> None:
-    held, watch = Held(), ChangeWatch()
+    held, watch = OwnTensors(), ChangeWatch()
     held.tree["scale"] = nn.Parameter(torch.zeros(3))
     state = {"held": held, "optimizer": torch.optim.SGD([held.tree["scale"]], lr=0.1)}
     watch.flatten(state)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from doubles.memory_store import MemoryStore
+from doubles.pruning import prune, remove
 from fault_stores import using
 from run_saves import publish, written
 
@@ -33,7 +34,6 @@ from holdfast.ckpt.checkpoints.catalog import (
     step_folder,
     written_by,
 )
-from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.local import LocalStore

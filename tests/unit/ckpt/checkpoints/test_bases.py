@@ -9,12 +9,13 @@ import pytest
 from checkpoint_states import FROZEN, files_of, held, needed_files, save
 from doubles.checkpoints import shard, split_dim
 from doubles.memory_store import MemoryStore
+from doubles.pruning import prune, remove
 from fault_stores import using
 
 from holdfast.ckpt.checkpoints import commit
 from holdfast.ckpt.checkpoints.bases import needed_packs
 from holdfast.ckpt.checkpoints.catalog import load_manifest, step_folder
-from holdfast.ckpt.checkpoints.retention import prune, remove, sweep
+from holdfast.ckpt.checkpoints.retention import sweep
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CorruptError, StoreError
 from holdfast.ckpt.store.base import Store

@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 import torch
+from doubles.pruning import prune
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints import catalog
-from holdfast.ckpt.checkpoints.retention import prune
-from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError, StoreError
+from holdfast.ckpt.errors import ArgumentError, CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.format.manifest import MANIFEST
 from holdfast.ckpt.store.local import LocalStore
 
@@ -139,7 +139,7 @@ def test_other_trouble_with_a_listing_is_told(root: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("step", ["3", 3.0, True])
 def test_a_step_that_is_no_number_is_told_so(root: Path, step: object) -> None:
-    with pytest.raises(StateError, match=f"step is {step!r}; give a whole number"):
+    with pytest.raises(ArgumentError, match=f"step is {step!r}; give a whole number"):
         ckpt.load(root, {"w": torch.zeros(4)}, step=step)  # type: ignore[arg-type]
-    with pytest.raises(StateError, match=f"step is {step!r}; give a whole number"):
+    with pytest.raises(ArgumentError, match=f"step is {step!r}; give a whole number"):
         ckpt.open(root, step=step)  # type: ignore[arg-type]

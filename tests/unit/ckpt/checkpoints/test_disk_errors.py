@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from checkpoint_states import held, state
 from doubles.checkpoints import write_checkpoint
+from doubles.pruning import prune
 
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.local import LocalStore
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from checkpoint_states import copied, files_of, held, needed_files, save
 from doubles.memory_store import MemoryStore
+from doubles.pruning import prune, remove
 from fault_stores import Died, DyingStore, using
 
-from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.format.manifest import RETAINED
 
 Action = Callable[[], object]

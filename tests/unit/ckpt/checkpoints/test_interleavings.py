@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import pytest
 from checkpoint_states import copied, held, save
 from doubles.memory_store import MemoryStore
+from doubles.pruning import prune, remove
 from fault_stores import CHANGES, Wrapped, using
 
-from holdfast.ckpt.checkpoints.retention import prune, remove
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.format.manifest import MANIFEST, RETAINED
 from holdfast.ckpt.store.base import Store

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.pruning import prune
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps
-from holdfast.ckpt.checkpoints.retention import prune
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.checkpoints.verify import faults
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.store.places import open_store
 
 
@@ -62,7 +62,7 @@ def test_what_a_pattern_names_is_compressed(tmp_path: Path, codec: str) -> None:
 def test_a_codec_that_is_not_known_is_refused_before_anything_is_written(
     tmp_path: Path, wrong: str
 ) -> None:
-    with pytest.raises(StateError, match="compression"):
+    with pytest.raises(ArgumentError, match="compression"):
         ckpt.save(tmp_path, {"model": make(1)}, step=1, compression={"*": wrong})
     assert list(tmp_path.iterdir()) == []
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from doubles.checkpoints import sample_arrays, write_checkpoint
+from doubles.pruning import prune
 
 from holdfast.ckpt.checkpoints.catalog import step_folder
-from holdfast.ckpt.checkpoints.retention import note, prune
+from holdfast.ckpt.checkpoints.retention import note
 from holdfast.ckpt.checkpoints.unreferenced import UnreferencedKind, unreferenced
 from holdfast.ckpt.store.local import LocalStore
 

@@ -87,11 +87,11 @@ def test_reshard_for_tensor_parallelism(
 ) -> None:
     words = ["reshard", str(root), str(tmp_path / "t"), "--mesh", "dp=2,tp=2", "--json"]
     assert main([*words, "--shard", "*.weight=1", "--shard", "cursor*=tp:-1"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     nbytes = sum(array.nbytes for array, _ in sample_arrays().values())
-    assert (told["mesh"], told["ranks"]) == ({"dp": 2, "tp": 2}, 4)
-    assert (told["bytes"], told["bytes_found_complete"]) == (nbytes, 0)
-    assert told["path"] == str(tmp_path / "t" / STEP)
+    assert (output["mesh"], output["ranks"]) == ({"dp": 2, "tp": 2}, 4)
+    assert (output["bytes"], output["bytes_found_complete"]) == (nbytes, 0)
+    assert output["path"] == str(tmp_path / "t" / STEP)
     check(tmp_path / "t")
     with StoreSource(tmp_path / "t", 7) as source:
         boxes = [i.tensors["model.weight"].chunks[0].box for i in source.indexes()]

@@ -11,7 +11,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ckpt.errors import CorruptError, StateError
+from holdfast.ckpt.errors import ArgumentError, CorruptError, StateError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.format.codecs import Codec
 
@@ -104,7 +104,7 @@ def test_anything_else_is_refused(spelling: str, junk: bytes) -> None:
     "spelling", ["", "gzip", "zstd:0", "zstd:23", "blosc", "blosc-gzip", "blosc-lz4:10", "zstd:x"]
 )
 def test_a_codec_that_is_not_there_is_refused_with_a_list(spelling: str) -> None:
-    with pytest.raises(StateError, match="use none, zstd"):
+    with pytest.raises(ArgumentError, match="use none, zstd"):
         codecs.check({"*": spelling})
 
 

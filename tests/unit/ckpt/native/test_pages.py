@@ -103,17 +103,17 @@ def test_other_threads_may_map_memory_while_a_file_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel locks all maps of a process for each call that fills pages."""
-    asked: list[int] = []
+    requests: list[int] = []
     advise = pages._advise
 
     def note(address: int, nbytes: int, advice: int) -> bool:
-        asked.append(nbytes)
+        requests.append(nbytes)
         return advise(address, nbytes, advice)
 
     monkeypatch.setattr(pages, "_advise", note)
     size = 5 * pages._AT_ONCE_BYTES + 4096
     mapping = pages.make_file(tmp_path / "a", size)
-    assert max(asked) == pages._AT_ONCE_BYTES
-    assert sum(asked) == size
+    assert max(requests) == pages._AT_ONCE_BYTES
+    assert sum(requests) == size
     assert resident_bytes(mapping) == size
     mapping.close()

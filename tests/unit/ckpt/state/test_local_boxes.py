@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.errors import ArgumentError, StateError
 from holdfast.ckpt.state.local_boxes import (
     FlatShard,
     LocalBox,
@@ -185,19 +185,25 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         lambda: TensorShard(torch.ones(2, 2), shape=(4, 2), offset=(-1, 0)),
         lambda: TensorShard(torch.ones(2), shape=(4, 2), offset=(0, 0)),
     ):
-        with pytest.raises(StateError, match="does not lie within a tensor of shape"):
+        with pytest.raises(ArgumentError, match="does not lie within a tensor of shape"):
             wrong()
     for wrong in (
         lambda: FlatShard(torch.ones(2, 2), shape=(4, 2), start=0),
         lambda: FlatShard(torch.ones(3), shape=(4, 2), start=6),
         lambda: FlatShard(torch.ones(3), shape=(4, 2), start=-1),
     ):
-        with pytest.raises(StateError, match="does not lie within a flattened tensor"):
+        with pytest.raises(ArgumentError, match="does not lie within a flattened tensor"):
             wrong()
     with rank_of(0, (2,)) as world:
         tensor = distribute_tensor(torch.ones(2), world, [Shard(0)], src_data_rank=None)
-        with pytest.raises(StateError, match="a DTensor knows its place"):
+        with pytest.raises(ArgumentError, match="a DTensor knows its place"):
             TensorShard(tensor, shape=(2,), offset=(0,))
+    with pytest.raises(ArgumentError, match="a TensorShard of a list: give a tensor"):
+        TensorShard([1.0], shape=(2,), offset=(0,))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"FlatShard\(start=\[0\.5\]\): give numbers"):
+        FlatShard(torch.ones(1), shape=(2,), start=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"TensorShard\(shape=2\): give numbers"):
+        TensorShard(torch.ones(1), shape=2, offset=(0,))  # type: ignore[arg-type]
 
 
 def test_state_of_a_part_lies_as_the_part() -> None:

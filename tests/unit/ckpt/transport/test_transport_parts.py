@@ -220,13 +220,13 @@ def test_nothing_of_header_or_frames_travels_in_clear() -> None:
 
 
 def test_a_seal_that_finds_no_memory_leaves_nothing_half_sealed() -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def take(nbytes: int) -> memoryview:
-        asked.append(nbytes)
+        requests.append(nbytes)
         raise BusyError("full")
 
     sealer = Sealer(bytes(16), bytes(16))
     with pytest.raises(BusyError):
         sealer.seal(MessageKind.REPLY, 1, MessageHeader(id=1), [bytes(_MIB)], take=take)
-    assert asked == [_MIB + 16]
+    assert requests == [_MIB + 16]

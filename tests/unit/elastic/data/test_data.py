@@ -228,16 +228,16 @@ def test_a_sample_has_the_same_randomness_in_every_batch_and_another_in_every_ep
 
 
 def test_a_data_set_that_reads_batches_is_asked_for_batches() -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     class Batched(Numbers):
         def __getitems__(self, indices: list[int]) -> list[int]:
-            asked.append(indices)
+            requests.append(indices)
             return indices
 
     loader = make_loader(Batched(6), alone({}, 2), batch=4, order=Sequential())
     assert steps_of(loader, 1) == [[0, 1, 2, 3]]
-    assert asked == [[0, 1], [2, 3]]
+    assert requests == [[0, 1], [2, 3]]
 
 
 def test_a_shard_returns_to_its_state_with_what_its_data_set_drew_at_random() -> None:

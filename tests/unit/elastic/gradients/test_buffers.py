@@ -16,7 +16,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.buffers import PassBuffers
 
 
-class Told:
+class ReducingRank:
     """One of two ranks; ``other`` changes a reduced tensor as the other rank would."""
 
     size = 2
@@ -51,7 +51,7 @@ class Counting(nn.Module):
 
 
 def one_pass(
-    model: nn.Module, rank: Told, body: Callable[[], Any], *, exact: Exact = None
+    model: nn.Module, rank: ReducingRank, body: Callable[[], Any], *, exact: Exact = None
 ) -> PassBuffers:
     buffers = PassBuffers({"model": model}, rank, microbatches=4, exact=exact)
     buffers.begin_pass()
@@ -63,19 +63,19 @@ def one_pass(
 
 
 def test_modules_without_buffers_need_no_collective() -> None:
-    rank, model = Told(), nn.Linear(2, 2)
+    rank, model = ReducingRank(), nn.Linear(2, 2)
     one_pass(model, rank, lambda: model(torch.ones(1, 2)))
     assert not rank.reduced
 
 
 def test_a_buffer_that_did_not_change_is_not_sent() -> None:
-    rank, model = Told(), Counting()
+    rank, model = ReducingRank(), Counting()
     one_pass(model, rank, lambda: None, exact="float32")
     assert len(rank.reduced) == 1
 
 
 def test_a_changed_buffer_becomes_that_of_the_lowest_rank_that_changed_it() -> None:
-    model, rank = Counting(), Told(index=1)
+    model, rank = Counting(), ReducingRank(index=1)
 
     def changed_too(vector: torch.Tensor) -> None:
         vector[0] = 2.0  # rank 0 of 2
@@ -96,11 +96,11 @@ def test_a_changed_buffer_becomes_that_of_the_lowest_rank_that_changed_it() -> N
 def test_with_exact_a_changed_buffer_is_named() -> None:
     model = nn.Sequential(nn.Linear(1, 1), Counting())
     with pytest.raises(ConfigError, match=r"buffer model\.1\.calls \(of a Counting\)"):
-        one_pass(model, Told(), model[1], exact="int64")
+        one_pass(model, ReducingRank(), model[1], exact="int64")
 
 
 def test_with_exact_a_buffer_that_changed_on_another_rank_is_named_here_too() -> None:
-    model, rank = Counting(), Told()
+    model, rank = Counting(), ReducingRank()
 
     def changed(vector: torch.Tensor) -> None:
         vector[0] = 1.0
@@ -111,7 +111,7 @@ def test_with_exact_a_buffer_that_changed_on_another_rank_is_named_here_too() ->
 
 
 def test_buffers_of_unequal_sizes_are_named() -> None:
-    model, rank = Counting(), Told()
+    model, rank = Counting(), ReducingRank()
 
     def larger(vector: torch.Tensor) -> None:
         vector[1] = 16.0
@@ -131,7 +131,7 @@ def test_a_pass_leaves_one_power_iteration_of_a_spectral_norm(
     plain = make(nn.Linear(4, 3))
     plain(x)
     found: list[torch.Tensor] = []
-    rank = Told()
+    rank = ReducingRank()
     one_pass(model, rank, lambda: found.append(model(x)), exact="float32")
     for name, buffer in plain.named_buffers():
         assert torch.equal(dict(model.named_buffers())[name], buffer)

@@ -20,6 +20,7 @@ from torch.distributed.tensor.debug import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.ckpt import torch_private
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.elastic.config import Exact, Mesh
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.mean import Gradients
@@ -229,7 +230,7 @@ def test_what_nobody_would_sum_rightly_is_refused_by_name(
 def test_counts_that_do_not_fit_are_refused(
     send: list[int], receive: list[int], meshes: tuple[DeviceMesh, DeviceMesh]
 ) -> None:
-    with pytest.raises(ValueError, match="all_to_all of 3 rows along an axis of 2 ranks"):
+    with pytest.raises(ArgumentError, match="all_to_all of 3 rows along an axis of 2 ranks"):
         all_to_all(torch.ones(3, 2), send=send, receive=receive, axis=meshes[0]["ep"])
 
 

@@ -81,10 +81,10 @@ def test_its_presence_names_the_member_that_it_can_run(tmp_path: Path) -> None:
 def test_all_its_connections_are_to_the_cluster_that_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def connect(url: str, key: RunKey, *, timeout_s: float) -> MemoryCoordinator:
-        asked.append(url)
+        requests.append(url)
         return MemoryCoordinator()
 
     class Ended(Exception):
@@ -100,4 +100,4 @@ def test_all_its_connections_are_to_the_cluster_that_it_found(
     found = launcher(tmp_path, "managed://127.0.0.2:1", joins=True, host="127.0.0.3")
     with pytest.raises(Ended):
         found._connect()
-    assert {*asked, found.coordinator_address} == {"managed://127.0.0.2:1/t"}
+    assert {*requests, found.coordinator_address} == {"managed://127.0.0.2:1/t"}

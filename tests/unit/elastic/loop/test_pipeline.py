@@ -118,12 +118,12 @@ def test_several_stages_of_one_rank_are_one_model_after_the_other(mesh: DeviceMe
 def test_stages_tell_which_microbatch_comes_before_its_forward_and_its_backward(
     mesh: DeviceMesh,
 ) -> None:
-    told: list[int] = []
+    entered: list[int] = []
     stages = stages_of(
         linears(1),
         OneRank(mesh),
         check=lambda: None,
-        enter=told.append,
+        enter=entered.append,
         exact=True,
         shares_are_even=True,
     )
@@ -133,7 +133,7 @@ def test_stages_tell_which_microbatch_comes_before_its_forward_and_its_backward(
     work = pieces(4, 4, width=3)
     run_schedule(schedule, work, feed=pair, draws=Draws(seed=0, step=0))
     numbers = [piece.microbatch for piece in work]
-    assert told == numbers * 2
+    assert entered == numbers * 2
 
 
 def test_ranks_with_other_numbers_of_stages_are_told_so(mesh: DeviceMesh) -> None:
@@ -178,9 +178,9 @@ def test_a_schedule_that_hides_gradients_from_exact_mode_is_refused(mesh: Device
             assert len(run_schedule(split, work, feed=pair, draws=Draws(seed=0, step=0))) == 2
 
 
-@pytest.mark.parametrize(("error", "told"), [(GenerationOverError, False), (ValueError, True)])
+@pytest.mark.parametrize(("error", "is_logged"), [(GenerationOverError, False), (ValueError, True)])
 def test_the_end_of_a_generation_is_no_error_of_its_schedule(
-    error: type[Exception], told: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+    error: type[Exception], is_logged: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     def over() -> None:
         raise error("over")
@@ -198,7 +198,7 @@ def test_the_end_of_a_generation_is_no_error_of_its_schedule(
     )
     with pytest.raises(error, match="over"):
         run_schedule(looped, pieces(4, 4, width=3), feed=pair, draws=Draws(seed=0, step=0))
-    assert ("caught exception" in caplog.text) == told
+    assert ("caught exception" in caplog.text) == is_logged
 
 
 def test_a_schedule_with_other_places_for_the_stages_is_refused(mesh: DeviceMesh) -> None:

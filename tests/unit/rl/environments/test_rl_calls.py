@@ -157,9 +157,12 @@ def fails(_: Action) -> Observation:
     [
         (fails, r"Scripted.respond for turn 1 of sample \(4, 0\): ZeroDivisionError: division"),
         (lambda _: "text", r"sample \(4, 0\) returned 'text', needed: an Observation"),
-        (lambda _: Observation(reward=float("nan")), "reward is nan, needed: a finite number"),
-        (lambda _: Observation(state="x" * 5000), "the state has 5002 bytes as JSON"),
-        (lambda _: Observation(state=object()), "TypeError"),
+        (
+            lambda _: Observation(reward=float("nan")),
+            r"Observation\(reward=nan\): give a finite float",
+        ),
+        (lambda _: Observation(state="x" * 5000), "5002 bytes as JSON; keep at most 4096"),
+        (lambda _: Observation(state=object()), "ArgumentError: .*give JSON values"),
     ],
 )
 def test_a_fault_in_the_environments_code_ends_the_worker_and_is_named(

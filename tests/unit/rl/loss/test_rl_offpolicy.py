@@ -191,16 +191,16 @@ def test_a_survey_is_the_same_however_many_ranks_share_it(ranks: int) -> None:
 
 def test_recomputed_log_probabilities_are_of_each_tokens_own_version() -> None:
     models = {version: build_model(CONFIG.model, seed=version) for version in range(3)}
-    asked: list[int] = []
+    requests: list[int] = []
 
     def weights_of(version: int) -> dict[str, torch.Tensor]:
-        asked.append(version)
+        requests.append(version)
         return models[version].state_dict()
 
     batch = make_batch(spare=2)
     parts = [batch.part(index, of=5) for index in range(5)]
     found = torch.cat(Recomputed(build_model(CONFIG.model, seed=9), weights_of).logprobs(parts))
-    assert asked == [0, 1, 2]
+    assert requests == [0, 1, 2]
     for row, tokens in enumerate(batch.tokens):
         logprobs = target_logprobs(models[row % 3](tokens[None]), tokens[None])[0]
         torch.testing.assert_close(found[row], logprobs.detach() * batch.mask[row])

@@ -156,11 +156,11 @@ def test_refused_weights_are_told_and_fetched_elsewhere(
     ],
 )
 def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said: str) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
     place = WeightsPlace(generation=1, step=6, version=4, slot=0)
 
     def call(op: str, body: Any) -> Any:
-        asked.append((op, body))
+        requests.append((op, body))
         return msgspec.to_builtins(told), []
 
     worker._link.client = SimpleNamespace(call=call)
@@ -169,7 +169,7 @@ def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said:
             worker._published(place)
     else:
         assert worker._published(place) == "abc"
-    assert asked == [("digest", {"generation": 2, "place": [1, 6, 4, 0]})]
+    assert requests == [("digest", {"generation": 2, "place": [1, 6, 4, 0]})]
 
 
 def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(

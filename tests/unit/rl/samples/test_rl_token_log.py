@@ -197,7 +197,7 @@ def test_a_thousand_trajectories_are_logged_trained_and_let_go_in_flat_memory(
     group.adopt()
     client = group.clients["a"]
     log = TokenLog(lambda: client, "rollout-0-x")
-    held: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     seen, resident = [], []
     for ordinal in range(1200):
         whole = trajectory(ordinal, 64)
@@ -205,11 +205,11 @@ def test_a_thousand_trajectories_are_logged_trained_and_let_go_in_flat_memory(
             part = whole.tokens[start : start + 16]
             stamp = Stamp(generation=1, version=ordinal, count=16)
             piece = delta(part, ordinal=ordinal, sample=0, start=start, stamps=(stamp,))
-            log.append([piece], held.copy)
-        held.append(whole)
+            log.append([piece], trajectories.copy)
+        trajectories.append(whole)
         if ordinal % 10 == 9:  # a step: the older half is trained and protected
-            del held[:-20]
-            log.release(held[0].ordinal)
+            del trajectories[:-20]
+            log.release(trajectories[0].ordinal)
         if ordinal % 100 == 99:
             seen.append(client.status()["bytes"]["logs"])
             resident.append(resident_kib(group))
@@ -220,7 +220,7 @@ def test_a_thousand_trajectories_are_logged_trained_and_let_go_in_flat_memory(
     assert group.clients["b"].status()["bytes"]["logs"] <= 4 * record_log.GRAIN_BYTES
     group.kill("a", wipe=True)
     found = fold(group.clients["c"].log_read("rollout-0-x", node="a"))
-    for each in held:
+    for each in trajectories:
         assert found[each.key].tokens == each.tokens
 
 
@@ -230,14 +230,14 @@ def test_a_log_that_begins_anew_lets_go_of_what_it_repeats(
     monkeypatch.setattr(token_log, "_REOPEN_S", 0.0)
     group.adopt()
     client = group.clients["a"]
-    held = [trajectory(1, 8)]
+    trajectories = [trajectory(1, 8)]
     log = TokenLog(lambda: client, "w")
-    log.append([], lambda: held)
+    log.append([], lambda: trajectories)
     client.log_drop("w", node="a")  # given up by mistake: it lives
-    log.append([delta()], lambda: held)  # refused: begins anew the next time
+    log.append([delta()], lambda: trajectories)  # refused: begins anew the next time
     for _ in range(3):
         log = TokenLog(lambda: client, "w")
-        log.append([], lambda: held)
+        log.append([], lambda: trajectories)
     (record,) = client.log_read("w", node="a")
     assert [piece.tokens for piece in decode_deltas(record)] == [(116,) * 8]
 
@@ -247,13 +247,13 @@ def test_what_is_held_is_cut_into_records_that_are_not_too_long(
 ) -> None:
     group.adopt()
     client = group.clients["a"]
-    held = [trajectory(ordinal, 1500) for ordinal in range(7)]
+    trajectories = [trajectory(ordinal, 1500) for ordinal in range(7)]
     log = TokenLog(lambda: client, "w")
-    log.append([], lambda: held)
+    log.append([], lambda: trajectories)
     records = client.log_read("w", node="a")
     assert [len(decode_deltas(record)) for record in records] == [2, 2, 2, 1]
     assert {key: piece.tokens for key, piece in fold(records).items()} == {
-        each.key: each.tokens for each in held
+        each.key: each.tokens for each in trajectories
     }
 
 
@@ -267,12 +267,12 @@ def test_a_worker_whose_log_has_no_room_samples_on_and_says_so_once(
         client.adopt(tight, restore=None)
     client = group.clients["a"]
     log = TokenLog(lambda: client, "w")
-    held = [trajectory(ordinal, 1500) for ordinal in range(40)]
+    trajectories = [trajectory(ordinal, 1500) for ordinal in range(40)]
     for _ in range(3):
-        log.append([], lambda: held)
+        log.append([], lambda: trajectories)
     (said,) = [each.getMessage() for each in caplog.records if each.name == token_log.__name__]
     assert "w is sampled without a token log: the logs of node a" in said
     assert "memory=1,048,576" in said
-    log.append([], lambda: held[:4])
+    log.append([], lambda: trajectories[:4])
     found = fold(client.log_read("w", node="a"))
-    assert found.keys() == {each.key for each in held[:4]}
+    assert found.keys() == {each.key for each in trajectories[:4]}

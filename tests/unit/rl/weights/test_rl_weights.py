@@ -156,17 +156,17 @@ def test_weights_with_another_digest_are_refused_before_a_byte_is_read(trainer: 
     before = trainer.publish()
     trainer.pull(0, replica=replica)
     trainer.publish(*trainer.names)
-    asked = []
+    requests = []
 
     def expected(place: WeightsPlace) -> str:
-        asked.append(place)
+        requests.append(place)
         return trainer.published(own(0))
 
     with pytest.raises(
         RefusedWeightsError, match=r"the weights have the digest .*, and the leader published"
     ):
         trainer.pull(1, replica=replica, expected=expected)
-    assert asked == [own(1)]
+    assert requests == [own(1)]
     tensors = {name: replica.tensors[f"model.{name}"] for name in trainer.names}
     assert all(torch.equal(tensors[name], before[name]) for name in trainer.names)
 

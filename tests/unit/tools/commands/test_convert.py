@@ -224,7 +224,7 @@ def test_safetensors_both_ways_need_neither_torch_nor_the_library(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["m.pt", "--dp", "4"], "--dp is for holdfast targets, and this one is torch"),
         (["m.pt", "--compress", "*=zstd"], "--compress is for holdfast targets"),
@@ -234,10 +234,10 @@ def test_safetensors_both_ways_need_neither_torch_nor_the_library(
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main(["convert", str(root), str(tmp_path / words[0]), *words[1:]]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / words[0]).exists()
 
 

@@ -54,7 +54,7 @@ def test_a_demo_that_held_passes_every_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "told"),
+    ("changes", "check", "message"),
     [
         ({"hurt": result(final_hash="abd")}, "exact", "abd"),
         ({"hurt": result(reward=[0.1, 0.3])}, "exact", "reward differs from entry 1"),
@@ -80,10 +80,12 @@ def test_a_demo_that_held_passes_every_check() -> None:
         ({"hurt": result(heldout=[[0, 0.5], [18, 0.5]])}, "learned", "did not rise"),
     ],
 )
-def test_a_failed_check_is_called_by_name(changes: dict[str, Any], check: str, told: str) -> None:
+def test_a_failed_check_is_called_by_name(
+    changes: dict[str, Any], check: str, message: str
+) -> None:
     verdict, failures = judge(evidence(**changes))
     assert not verdict[check]
-    assert any(failure.startswith(f"{check}: ") and told in failure for failure in failures)
+    assert any(failure.startswith(f"{check}: ") and message in failure for failure in failures)
 
 
 def test_a_kill_between_two_sequences_does_not_count() -> None:

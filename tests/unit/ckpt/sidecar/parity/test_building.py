@@ -95,18 +95,19 @@ def test_a_base_that_vanishes_is_done_without(
     write(three, world, 1, payloads)
     three.await_protected(world, 1)
     there = columns.Columns._is_there
-    asked: list[int] = []
+    requests: list[int] = []
 
     def vanish(self: columns.Columns, key: tuple[int, int]) -> bool:
-        asked.append(1)
-        return len(asked) <= 6 and there(self, key)  # there when asked about, gone when asked for
+        requests.append(1)
+        # there when asked about, gone when asked for
+        return len(requests) <= 6 and there(self, key)
 
     monkeypatch.setattr(columns.Columns, "_is_there", vanish)
     payloads[0] = random_payload(2 * MIB, seed=(9,))
     write(three, world, 2, payloads)
     three.await_protected(world, 2)
     check_rows(three, world, 2)
-    assert len(asked) > 6
+    assert len(requests) > 6
 
 
 def test_a_damaged_base_is_done_without(three: SidecarGroup) -> None:

@@ -229,7 +229,7 @@ def test_a_full_file_system_costs_snapshots_until_there_is_room(
     assert two.clients["a"].status()["memory"]["left_out"] is None
 
 
-class Held:
+class HeldAllocation:
     """Stops the allocation of the second piece of a file of this length until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
@@ -254,7 +254,7 @@ def test_nobody_goes_on_making_a_slot_for_a_generation_that_is_over(
 ) -> None:
     adopt(two)
     large, client = 50 * LENGTH, two.clients["a"]
-    held, refused = Held(monkeypatch, large), threading.Event()
+    held, refused = HeldAllocation(monkeypatch, large), threading.Event()
 
     def acquire() -> None:
         with pytest.raises(FencedError, match="generation 1 is over"):
@@ -283,7 +283,7 @@ def test_no_slot_is_made_ahead_for_a_generation_that_is_over(
     size_bytes = large + INDEX_ROOM_BYTES
     grant = client.acquire(generation=1, step=1, rank=0, size_bytes=size_bytes, timeout_s=30)
     before = files_bytes(two)
-    held = Held(monkeypatch, size_bytes)
+    held = HeldAllocation(monkeypatch, size_bytes)
     slot = SlotFile.open(grant.path)
     slot.block(large)[:] = payload
     index = make_index(payload, run=world.run, generation=1, step=1, rank=0, world_size=1)

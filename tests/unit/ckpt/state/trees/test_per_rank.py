@@ -12,7 +12,7 @@ import torch
 from doubles.shards import MemoryShards, capture_world
 from torch import nn
 
-from holdfast.ckpt.errors import MismatchError, StateError
+from holdfast.ckpt.errors import ArgumentError, MismatchError
 from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.restore import RestoreReport, restore
@@ -273,5 +273,5 @@ def test_the_hash_of_a_state_leaves_it_out() -> None:
 
 
 def test_another_rule_is_refused() -> None:
-    with pytest.raises(StateError, match="on_resize='merge'"):
+    with pytest.raises(ArgumentError, match="on_resize='merge'"):
         PerRank(1, on_resize="merge")  # type: ignore[arg-type]

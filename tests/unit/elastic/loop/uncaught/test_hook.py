@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.elastic.channel.base import WORKER_ENV, WorkerConfig
-from holdfast.elastic.loop.uncaught.hook import told_before, watch_worker
+from holdfast.elastic.loop.uncaught.hook import claimed_before, watch_worker
 from holdfast.elastic.membership import messages
 
 
@@ -28,16 +28,16 @@ def raised(message: str, *, line: int) -> Exception:
 
 
 def test_one_process_shows_the_errors_of_a_kind_at_a_line(tmp_path: Path) -> None:
-    folder = tmp_path / "told"
+    folder = tmp_path / "tracebacks"
     first, same, other = raised("a", line=1), raised("b", line=1), raised("a", line=2)
-    assert [told_before(error, folder) for error in (first, same, other)] == [False, True, False]
+    assert [claimed_before(error, folder) for error in (first, same, other)] == [False, True, False]
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_each_shows_its_own_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert not told_before(raised("a", line=1), folder)
+        assert not claimed_before(raised("a", line=1), folder)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def as_worker(
         incarnation="i",
         sidecar="",
         key_file="",
-        told_in=str(folder),
+        traceback_claims=str(folder),
         agent=agent,
     )
     monkeypatch.setenv(WORKER_ENV, msgspec.json.encode(config).decode())
@@ -76,7 +76,7 @@ def test_a_worker_reports_the_error_and_prints_it_if_it_is_the_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     end, channel = agent
-    as_worker(monkeypatch, tmp_path / "told", agent=os.getppid(), channel=channel)
+    as_worker(monkeypatch, tmp_path / "tracebacks", agent=os.getppid(), channel=channel)
     error = raised("vocab", line=1)
     for _ in range(2):
         sys.excepthook(KeyError, error, error.__traceback__)

@@ -74,10 +74,10 @@ def test_the_table_has_a_line_for_each_kind_and_says_what_is_missing(
         pauses.sampled("mttr", f"{mttr.HANG}: {pauses.BEYOND}", [0.5]),
         pauses.sampled("mttr", f"{mttr.TORCHRUN}: {mttr.ENDED}", [3.0], unit=""),
     ]
-    told = printed(lambda console: mttr.show(figures, console=console))
+    output = printed(lambda console: mttr.show(figures, console=console))
     wanted = (mttr.KILL, "0.375", "0.250–0.500", pauses.BEYOND, "80.0 ms", "not installed")
     for text in (*wanted, f"{mttr.TORCHRUN}: {mttr.ENDED}: 3"):
-        assert text in told
+        assert text in output
 
 
 def test_a_job_that_does_not_survive_is_told_with_what_it_survived(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def step(number: int, *, t: float, rank: int = 0, attempt: int = 0) -> StepCommi
 FIRST = When(step=1)
 
 
-def strike(when: When = FIRST, *, number: int = 0, pick: float = 0.0, **told: Any) -> Strike:
-    kind = told.pop("kind", "kill")
-    return Strike(number=number, kind=kind, target=StrikeTarget(**told), when=when, pick=pick)
+def strike(when: When = FIRST, *, number: int = 0, pick: float = 0.0, **progress: Any) -> Strike:
+    kind = progress.pop("kind", "kill")
+    return Strike(number=number, kind=kind, target=StrikeTarget(**progress), when=when, pick=pick)
 
 
 def names(found: Strike, among: list[Victim], knowing: JobProgress | None = None) -> list[str]:
@@ -84,18 +84,18 @@ def test_the_leader_is_who_proposed_the_newest_generation() -> None:
     assert names(strike(which="leader"), [NODES[0], NODES[2]]) == ["node a"], "b is gone"
     seats = ("worker/2", "worker/1")
     plain = [Victim(name=seat, part="worker", pids=(1,), seat=seat) for seat in seats]
-    told = seen(step(1, t=1.0, rank=2), step(1, t=1.0, rank=1))
-    assert names(strike(which="leader"), plain, told) == ["worker/1"]
+    progress = seen(step(1, t=1.0, rank=2), step(1, t=1.0, rank=1))
+    assert names(strike(which="leader"), plain, progress) == ["worker/1"]
 
 
 def test_the_slowest_is_who_takes_longest_without_waiting() -> None:
-    told = seen(
+    progress = seen(
         PROPOSED,
         StepDone(step=1, seat="trainer/0", generation=1, seconds=5.0, waited_s=4.5),
         StepDone(step=1, rank=1, seat="trainer/2", generation=1, seconds=5.0, waited_s=0.5),
     )
-    assert names(strike(which="slowest"), WORKERS, told) == ["trainer/2"]
-    assert names(strike(which="slowest"), NODES, told) == ["node c"]
+    assert names(strike(which="slowest"), WORKERS, progress) == ["trainer/2"]
+    assert names(strike(which="slowest"), NODES, progress) == ["node c"]
 
 
 def test_all_of_a_job_is_hit_whatever_node_is_meant() -> None:
@@ -118,12 +118,12 @@ def test_moments_are_counted_from_the_first_step_and_from_complete_steps() -> No
     )
     due = Due([early, late, at])
     assert due.take(seen(), now=1e9) == []
-    told = seen(step(1, t=10.0), step(6, t=13.0))
-    assert due.moment(early, told) == 12.0
-    assert due.moment(late, told) == 13.5
-    assert due.moment(at, told) == math.inf
-    assert due.take(told, now=13.0) == [early]
-    assert due.take(told, now=14.0) == [late]
+    progress = seen(step(1, t=10.0), step(6, t=13.0))
+    assert due.moment(early, progress) == 12.0
+    assert due.moment(late, progress) == 13.5
+    assert due.moment(at, progress) == math.inf
+    assert due.take(progress, now=13.0) == [early]
+    assert due.take(progress, now=14.0) == [late]
     assert due.left == [at]
 
 
@@ -133,30 +133,30 @@ def fenced(t: float) -> FencingDone:
 
 def test_strikes_that_wait_for_the_same_event_take_one_each() -> None:
     pair = [strike(When(state="fenced"), number=number) for number in range(2)]
-    due, told = Due(pair), seen(fenced(1.0), fenced(1.1))
-    assert due.take(told, now=2.0) == pair[:1]
-    assert due.take(told, now=2.1) == []
-    told.take([fenced(2.5)])
-    assert due.take(told, now=2.6) == pair[1:]
+    due, progress = Due(pair), seen(fenced(1.0), fenced(1.1))
+    assert due.take(progress, now=2.0) == pair[:1]
+    assert due.take(progress, now=2.1) == []
+    progress.take([fenced(2.5)])
+    assert due.take(progress, now=2.6) == pair[1:]
 
 
 def test_a_strike_during_recovery_waits_for_the_event_behind_the_fault_before() -> None:
     second = strike(When(recovery="fencing"), number=1)
-    due, told = Due([second]), seen(FencingBegun(time_s=1.0, generation=1, reason=""))
-    assert due.take(told, now=2.0) == [], "no fault was done"
+    due, progress = Due([second]), seen(FencingBegun(time_s=1.0, generation=1, reason=""))
+    assert due.take(progress, now=2.0) == [], "no fault was done"
     due.struck(3.0)
-    assert due.take(told, now=4.0) == [], "that one was before it"
-    told.take([FencingBegun(time_s=3.2, generation=1, reason="")])
-    assert due.take(told, now=4.0) == [second]
+    assert due.take(progress, now=4.0) == [], "that one was before it"
+    progress.take([FencingBegun(time_s=3.2, generation=1, reason="")])
+    assert due.take(progress, now=4.0) == [second]
 
 
 def test_a_restart_of_a_job_without_events_is_seen_by_its_steps() -> None:
-    told = seen(step(1, t=1.0, attempt=0), step(2, t=2.0, attempt=0), step(2, t=5.0, attempt=1))
-    assert told.first_after("restarted", 0.0) == pytest.approx(5.0)
-    assert told.step == 2
+    progress = seen(step(1, t=1.0, attempt=0), step(2, t=2.0, attempt=0), step(2, t=5.0, attempt=1))
+    assert progress.first_after("restarted", 0.0) == pytest.approx(5.0)
+    assert progress.step == 2
 
 
 def test_an_event_of_the_jobs_own_is_a_moment_too() -> None:
-    told = seen(UserEvent(name="evaluated", time_s=2.0))
-    assert told.first_after("own:evaluated", 0.0) == 2.0
-    assert told.first_after("evaluated", 0.0) is None
+    progress = seen(UserEvent(name="evaluated", time_s=2.0))
+    assert progress.first_after("own:evaluated", 0.0) == 2.0
+    assert progress.first_after("evaluated", 0.0) is None

@@ -164,16 +164,16 @@ def test_a_folder_with_something_else_is_not_emptied(tmp_path: Path) -> None:
 
 
 def test_of_what_fails_together_none_can_be_left_out() -> None:
-    asked: list[tuple[str, ...]] = []
+    requests: list[tuple[str, ...]] = []
 
     def fails(letters: object) -> bool:
         assert isinstance(letters, tuple)
-        asked.append(letters)
+        requests.append(letters)
         return {"b", "g"} <= set(letters)
 
     assert fewest("abcdefgh", fails=fails) == ("b", "g")
     assert fewest("ab", fails=lambda letters: True) == ()
     limited = FailureOracle(fails, 3)
-    before = len(asked)
+    before = len(requests)
     fewest("abcdefgh", fails=limited)
-    assert len(asked) == before + 3
+    assert len(requests) == before + 3

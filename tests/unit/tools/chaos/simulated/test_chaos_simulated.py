@@ -177,7 +177,7 @@ def test_count_of_a_target_are_hit_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("each", "told"),
+    ("each", "message"),
     [
         (fault("preempt"), "it is not simulated"),
         (fault("kill", target={"part": "coordinator"}), "of a part 'coordinator'"),
@@ -186,9 +186,9 @@ def test_count_of_a_target_are_hit_at_once() -> None:
     ],
 )
 def test_what_is_not_simulated_is_refused_with_the_remedy(
-    each: dict[str, Any], told: str, tmp_path: Path
+    each: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ScenarioError, match=rf"fault 1 .*{told}.*--world real"):
+    with pytest.raises(ScenarioError, match=rf"fault 1 .*{message}.*--world real"):
         run(scenario(each), seed=0, folder=tmp_path)
 
 

@@ -12,7 +12,7 @@ from holdfast.adapters.rl.environments.two_turns import TwoTurns, make
 _POLL_S = 0.005
 
 
-class Told:
+class RecordingTurns:
     """Two turns of reversing words; each call is a line ``pid ordinal sample turn`` of ``calls``.
 
     Second turns are not replied to while the file ``gate`` is there.
@@ -27,12 +27,12 @@ class Told:
 
     def respond(self, action: Action) -> Observation:
         if action.ordinal < HELD_OUT:
-            self._tell(f"{os.getpid()} {action.ordinal} {action.sample} {action.turn}\n")
+            self._record(f"{os.getpid()} {action.ordinal} {action.sample} {action.turn}\n")
             while action.turn and self._gate.exists():
                 time.sleep(_POLL_S)
         return self._inner.respond(action)
 
-    def _tell(self, line: str) -> None:
+    def _record(self, line: str) -> None:
         file = os.open(self._calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(file, line.encode())
