@@ -1,0 +1,35 @@
+_FRESH = dict(globals())  # the namespace of a script at its first line, in this version of Python
+import sys  # noqa: E402
+
+if not sys.flags.safe_path:
+    sys.path.pop(0)  # this folder
+
+import os  # noqa: E402
+
+from holdfast.ckpt.descriptors import read_configuration  # noqa: E402
+from holdfast.elastic.preload.forking import serve  # noqa: E402
+from holdfast.elastic.preload.running import run, search_path_entry  # noqa: E402
+from holdfast.elastic.preload.wire import ServerConfig  # noqa: E402
+
+DESCRIPTION = "Import modules once, and fork a node's workers from this process, on an agent's order."
+
+
+def main() -> None:
+    """Serve until the agent ends; in a forked worker, run the program.
+
+    It runs as a script, with the interpreter's options of a worker, not as a module: the frames of
+    ``runpy`` and the options that would keep the user's folder off the path would stay.
+    """
+    config = read_configuration(
+        ServerConfig, prog="holdfast.elastic.preload.server", description=DESCRIPTION
+    )
+    if not sys.flags.safe_path:
+        sys.path.insert(0, search_path_entry(config.program))
+    if serve(config):
+        run(config.program, fresh=_FRESH, command=config.command)
+    else:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
