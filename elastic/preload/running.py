@@ -23,7 +23,7 @@ def search_path_entry(program: Program) -> str:
     if program.is_module:
         return os.getcwd()  # noqa: PTH109 - as the interpreter spells it
     if _importer(program.name):
-        return program.name
+        return os.path.abspath(program.name)  # noqa: PTH100
     return os.path.dirname(os.path.realpath(program.name))  # noqa: PTH120
 
 

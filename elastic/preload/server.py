@@ -5,6 +5,7 @@ if not sys.flags.safe_path:
     sys.path.pop(0)  # this folder
 
 import os  # noqa: E402
+import signal  # noqa: E402
 
 from holdfast.ckpt.descriptors import read_configuration  # noqa: E402
 from holdfast.elastic.preload.forking import serve  # noqa: E402
@@ -20,9 +21,11 @@ def main() -> None:
     It runs as a script, with the interpreter's options of a worker, not as a module: the frames of
     ``runpy`` and the options that would keep the user's folder off the path would stay.
     """
+    interrupt = signal.getsignal(signal.SIGINT)
     config = read_configuration(
         ServerConfig, prog="holdfast.elastic.preload.server", description=DESCRIPTION
     )
+    signal.signal(signal.SIGINT, interrupt)  # workers have it; no terminal reaches this process
     if not sys.flags.safe_path:
         sys.path.insert(0, search_path_entry(config.program))
     if serve(config):
