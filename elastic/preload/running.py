@@ -55,7 +55,7 @@ def run(program: Program, *, fresh: Mapping[str, Any], command: Sequence[str]) -
 
 
 def _run_script(name: str, main: ModuleType) -> None:
-    path = name if os.path.isabs(name) else f"{os.getcwd()}/{name.removeprefix('./')}"  # noqa: PTH
+    path = name if os.path.isabs(name) else f"{os.getcwd()}/{name}"  # noqa: PTH
     try:
         code = _code(path)
     except OSError as error:
