@@ -138,5 +138,3 @@ class Preloading:
         self._restarts = None
         self._waits = False
         self._end_server()
-
-

@@ -60,9 +60,9 @@ class LaunchConfig:
     `Launcher.return_machine`. ``env`` is for the workers, ``agent_env`` for all processes of every
     node. With ``return_s`` and a ``run_dir`` the embedded coordinator is a process of its own. If
     the launcher is killed, that process keeps the nodes' memory for so many seconds; a launcher of
-    the same job and ``run_dir`` that starts within them continues the job. ``preload`` names modules
-    that every node imports once; its workers are forked after that, and ``command`` must run Python
-    (`holdfast.elastic.preload.program.program_of`).
+    the same job and ``run_dir`` that starts within them continues the job. ``preload`` names
+    modules that every node imports once; its workers are forked after that, and ``command`` must
+    run Python (`holdfast.elastic.preload.program.program_of`).
     """
 
     command: tuple[str, ...]

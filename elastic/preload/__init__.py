@@ -1,1 +1,1 @@
-"""`holdfast run --preload`: a node's fork server imports modules once, and its workers fork from it."""
+"""A node's fork server: it imports modules once, and the node's workers are forked from it."""

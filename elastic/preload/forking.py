@@ -2,8 +2,8 @@
 
 The worker must be the agent's child, for the kernel tells only the parent of its stops and its end,
 and kills it with the parent. The server forks twice and the process in the middle ends at once. The
-kernel gives the orphan to the nearest ancestor that adopts orphans (``PR_SET_CHILD_SUBREAPER``): the
-agent, for the moment of the order.
+kernel gives the orphan to the nearest ancestor that adopts orphans (``PR_SET_CHILD_SUBREAPER``):
+the agent, for the moment of the order.
 """
 
 from __future__ import annotations

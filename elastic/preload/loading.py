@@ -49,7 +49,7 @@ def _load(name: str) -> None:
     before, children = _threads(), _children()
     try:
         importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the user's module
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         message = f"cannot be imported ({type(error).__name__}: {error})"
         raise UnfitModuleError(name, message) from error

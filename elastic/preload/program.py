@@ -36,8 +36,8 @@ def check_names(names: Sequence[str], *, option: str = "preload") -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"{option} has {name!r}, which is no module's name: give names separated by commas, "
-                "as in torch,transformers"
+                f"{option} has {name!r}, which is no module's name: give names separated by "
+                "commas, as in torch,transformers"
             )
 
 

@@ -19,7 +19,7 @@ _OWN: Final = str(Path(__file__).parent)
 
 
 def search_path_entry(program: Program) -> str:
-    """Return the first entry of ``sys.path`` as the interpreter sets it, symbolic links resolved."""
+    """Return the first entry of ``sys.path`` as the interpreter sets it, links resolved."""
     if program.is_module:
         return os.getcwd()  # noqa: PTH109 - as the interpreter spells it
     if _importer(program.name):
@@ -55,7 +55,7 @@ def run(program: Program, *, fresh: Mapping[str, Any], command: Sequence[str]) -
 
 
 def _run_script(name: str, main: ModuleType) -> None:
-    path = name if os.path.isabs(name) else f"{os.getcwd()}/{name}"  # noqa: PTH
+    path = name if os.path.isabs(name) else f"{os.getcwd()}/{name}"  # noqa: PTH109, PTH117
     try:
         code = _code(path)
     except OSError as error:
@@ -71,7 +71,7 @@ def _run_script(name: str, main: ModuleType) -> None:
 
 def _code(path: str) -> CodeType:
     with io.open_code(path) as file:
-        compiled: CodeType | None = pkgutil.read_code(file)  # type: ignore[attr-defined]
+        compiled: CodeType | None = pkgutil.read_code(file)
     if compiled is not None:
         return compiled
     with io.open_code(path) as file:

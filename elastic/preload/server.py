@@ -12,7 +12,9 @@ from holdfast.elastic.preload.forking import serve  # noqa: E402
 from holdfast.elastic.preload.running import run, search_path_entry  # noqa: E402
 from holdfast.elastic.preload.wire import ServerConfig  # noqa: E402
 
-DESCRIPTION = "Import modules once, and fork a node's workers from this process, on an agent's order."
+DESCRIPTION = (
+    "Import modules once, and fork a node's workers from this process, on an agent's order."
+)
 
 
 def main() -> None:

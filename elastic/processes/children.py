@@ -127,8 +127,8 @@ class Child:
     def begun(cls, begin: Callable[[int | None], Process], *, output: Path | None) -> Child:
         """Return the child that ``begin`` starts, in a session of its own.
 
-        ``begin`` takes the descriptor for both output streams, whose bytes are copied to ``output``;
-        None: inherited. Raises what ``begin`` raises.
+        ``begin`` takes the descriptor for both output streams, whose bytes are copied to
+        ``output``; None: inherited. Raises what ``begin`` raises.
         """
         if output is None:
             return cls(begin(None))

@@ -29,7 +29,8 @@ import __main__, json, os, signal, sys, threading
 print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
     "executable": sys.executable, "cwd": os.getcwd(), "env": dict(os.environ),
-    "names": sorted(vars(__main__)), "file": globals().get("__file__"), "spec": __spec__ and [__spec__.name, __spec__.origin],
+    "names": sorted(vars(__main__)), "file": globals().get("__file__"),
+    "spec": __spec__ and [__spec__.name, __spec__.origin],
     "loader": type(__loader__).__name__, "package": __package__, "doc": __doc__,
     "main": __main__ is sys.modules["__main__"] and __main__.__dict__ is globals(),
     "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
@@ -49,7 +50,9 @@ ENDINGS = {
     "exit with a message": "raise SystemExit('the end')",
     "uncaught": "def f(x):\n    return 1 / x\n\nprint('before')\nf(0)",
     "chained": "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('no a') from e",
-    "a hook of its own": "import sys\nsys.excepthook = lambda k, e, t: print(k, t.tb_lineno)\n1 / 0",
+    "a hook of its own": (
+        "import sys\nsys.excepthook = lambda k, e, t: print(k, t.tb_lineno)\n1 / 0"
+    ),
     "interrupted": "raise KeyboardInterrupt",
     "killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
     "hard exit": "import os; os._exit(9)",
@@ -261,7 +264,7 @@ def test_an_orphan_that_was_adopted_beside_a_worker_is_reaped(tmp_path: Path) ->
     script.write_text(
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import subprocess, sys; "
-        "subprocess.Popen([\"sleep\", \"1000\"]); sys.stdin.read()'], stdin=subprocess.PIPE)\n"
+        'subprocess.Popen(["sleep", "1000"]); sys.stdin.read()\'], stdin=subprocess.PIPE)\n'
         "print('up', flush=True)\n"
         "while not os.path.exists(os.environ['GO']): time.sleep(0.001)\n"
         "child.communicate()\nprint('orphaned', flush=True)\ntime.sleep(1000)"
