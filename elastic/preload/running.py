@@ -36,7 +36,9 @@ def run(program: Program, *, fresh: Mapping[str, Any], command: Sequence[str]) -
     sys.orig_argv[:] = command
     main = ModuleType("__main__")
     main.__dict__.clear()
-    main.__dict__.update({**fresh, "__loader__": importlib.machinery.BuiltinImporter})
+    main.__dict__.update(
+        {**fresh, "__doc__": None, "__loader__": importlib.machinery.BuiltinImporter}
+    )
     sys.modules["__main__"] = main
     try:
         if program.is_module:

@@ -1,3 +1,9 @@
+"""The process that imports modules once, and forks a node's workers on its agent's orders.
+
+It runs as a script, with the interpreter's options of a worker. As a module it would leave frames
+of ``runpy`` below the user's, and need an option that keeps the user's folder off the path.
+"""
+
 _FRESH = dict(globals())  # the namespace of a script at its first line, in this version of Python
 import sys  # noqa: E402
 
@@ -12,20 +18,12 @@ from holdfast.elastic.preload.forking import serve  # noqa: E402
 from holdfast.elastic.preload.running import run, search_path_entry  # noqa: E402
 from holdfast.elastic.preload.wire import ServerConfig  # noqa: E402
 
-DESCRIPTION = (
-    "Import modules once, and fork a node's workers from this process, on an agent's order."
-)
-
 
 def main() -> None:
-    """Serve until the agent ends; in a forked worker, run the program.
-
-    It runs as a script, with the interpreter's options of a worker, not as a module: the frames of
-    ``runpy`` and the options that would keep the user's folder off the path would stay.
-    """
+    """Serve until the agent ends; in a forked worker, run the program."""
     interrupt = signal.getsignal(signal.SIGINT)
     config = read_configuration(
-        ServerConfig, prog="holdfast.elastic.preload.server", description=DESCRIPTION
+        ServerConfig, prog="holdfast.elastic.preload.server", description=__doc__
     )
     signal.signal(signal.SIGINT, interrupt)  # workers have it; no terminal reaches this process
     if not sys.flags.safe_path:

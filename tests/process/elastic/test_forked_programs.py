@@ -64,6 +64,7 @@ ENDINGS = {
         "print('main')"
     ),
     "unbuffered": "import os, sys\nsys.stdout.write('a part')\nos._exit(0)",
+    "no docstring": "print(__doc__, __annotations__)\nx: int = 1\nprint(__annotations__)",
     "last traceback": (
         "import atexit, sys\natexit.register(lambda: print(sys.last_traceback.tb_frame.f_lineno))\n"
         "raise ValueError"
