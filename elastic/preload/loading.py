@@ -21,6 +21,7 @@ from holdfast.elastic.errors import ConfigError
 _ASK_NVML: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _DEVICES: Final = ("cuda", "xpu")
 _POISONED: Final = 3
+_OF_TRAINERS: Final = "holdfast.elastic.loop.run"
 
 
 class UnfitModuleError(ConfigError):
@@ -34,6 +35,8 @@ class UnfitModuleError(ConfigError):
 def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
     """Import ``modules``; call ``begins`` before each. Raises `UnfitModuleError`.
 
+    If torch is among what they import, import Holdfast's loop too, which every trainer needs.
+
     Existing objects are then frozen: a collection in a worker would write to the pages of all of
     them, and so copy these.
     """
@@ -41,6 +44,9 @@ def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
         for name in modules:
             begins(name)
             _load(name)
+        if "torch" in sys.modules:
+            begins(_OF_TRAINERS)
+            _load(_OF_TRAINERS)
     gc.collect()
     gc.freeze()
 

@@ -23,11 +23,7 @@ TOY = Path(__file__).with_name("toy_worker.py")
 REMEMBERING = Path(__file__).with_name("remembering_worker.py")
 DEADLINE_S = 120.0
 
-PRELOAD = module_names(
-    os.environ.get(
-        PRELOAD_ENV, "torch,torch.distributed.fsdp,torch._dynamo,holdfast.elastic.loop.run"
-    )
-)
+PRELOAD = module_names(os.environ.get(PRELOAD_ENV, "torch,torch.distributed.fsdp,torch._dynamo"))
 """The modules that the nodes of jobs which train with torch import once, as with ``--preload``.
 
 A replacement then starts without the imports, which take four seconds of processor time.
