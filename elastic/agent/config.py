@@ -63,7 +63,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``coordinator_bind`` is the address to which it binds the run's embedded coordinator, as in
     ``tcp://0.0.0.0:29500``; empty: another process serves it. ``coordinator`` is the address by
     which all nodes reach it. ``host`` is the address at which other nodes reach this one.
-    ``memory_of`` is as in `SidecarConfig`, for sidecar and workers.
+    ``memory_of`` is as in `SidecarConfig`, for sidecar and workers. ``preload`` names modules that
+    the node's fork server imports before it forks the workers; none: workers start by ``command``.
     """
 
     run: str
@@ -85,3 +86,4 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     notice: NoticeConfig = NoticeConfig()
     host: str = "127.0.0.1"
     memory_of: str = ""
+    preload: tuple[str, ...] = ()

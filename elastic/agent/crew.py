@@ -12,9 +12,10 @@ import msgspec
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.preloading import Preloading
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
-from holdfast.elastic.agent.workers import SeatProcess, WorkerTable
+from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, worker_environment
 from holdfast.elastic.decisions.detect import (
     park_limit_s,
     probe_limit_s,
@@ -69,6 +70,7 @@ class Crew:
         self._timing = config.timing
         self._roster = Roster()
         self.table = WorkerTable()
+        self._preloading = Preloading(config, env=worker_environment(config), selector=selector)
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
         self._over = False
@@ -93,6 +95,11 @@ class Crew:
         """The failures of the living workers' data loading processes, by seat."""
         return {w.seat: w.data_trouble for w in self.table.living() if w.data_trouble}
 
+    @property
+    def fork_server(self) -> int:
+        """The process id of the node's fork server, 0 while there is none."""
+        return self._preloading.pid
+
     # -- the seating -------------------------------------------------------------------------
 
     def follow(self, seats: Sequence[Seating], *, sidecar: str, progress: int = -1) -> None:
@@ -109,7 +116,8 @@ class Crew:
         for order in seats:
             known = self.table.get(order.seat)
             due = known is None or (not known.alive and order.attempt > known.attempt)
-            if due and not self._waits(order, known) and not self._yields(known):
+            held = self._preloading.holds or self._waits(order, known) or self._yields(known)
+            if due and not held:
                 self._start(order, sidecar=sidecar, progress=progress)
 
     def _waits(self, order: Seating, lost: SeatProcess | None) -> bool:
@@ -141,7 +149,13 @@ class Crew:
     def _start(self, order: Seating, *, sidecar: str, progress: int) -> None:
         try:
             before = self.table.get(order.seat)
-            worker = SeatProcess(order, config=self._config, sidecar=sidecar, before=before)
+            worker = SeatProcess(
+                order,
+                config=self._config,
+                sidecar=sidecar,
+                before=before,
+                server=self._preloading.ready,
+            )
         except OSError as error:
             self._not_started(order.seat, error, progress=progress)
             return
@@ -254,6 +268,9 @@ class Crew:
 
     def check(self) -> None:
         """Detect exits, stops and hangs; end the workers that have to be ended."""
+        self._preloading.check()
+        if self._preloading.failure:
+            self._fail_job(self._preloading.failure)
         now_s = time.monotonic()
         for worker in self.table.living():
             while status := worker.child.poll():
@@ -515,9 +532,14 @@ class Crew:
     def stop(self, reason: str) -> None:
         """Ask every worker to end, with the job."""
         self._over = True
+        self._preloading.close()
         for worker in self.table.living():
             worker.stop(reason)
             self._adjust(worker)
+
+    def close(self) -> None:
+        """End what starts workers."""
+        self._preloading.close()
 
     def end_late(self, waited_s: float, *, grace_s: Callable[[SeatProcess], float]) -> bool:
         """SIGKILL the workers whose grace is over; return whether all have ended."""

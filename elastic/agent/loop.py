@@ -260,6 +260,7 @@ class Agent:
                 sidecar=self._sidecar.pid,
                 address=self._sidecar.address,
                 workers=workers,
+                fork_server=self._crew.fork_server,
                 failure="; ".join(self._crew.failures) or self._conductor.failure,
                 stragglers=self._conductor.stragglers,
                 data_troubles=self._crew.data_troubles,
@@ -282,6 +283,7 @@ class Agent:
         if self._notices:
             self._notices.close()
         self._crew.table.kill_all()
+        self._crew.close()
         for worker in self._crew.table:
             worker.child.await_end(timeout_s=self._timing.stop_timeout_s)
         if self._conductor.left or self._ending:

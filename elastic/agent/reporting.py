@@ -22,6 +22,8 @@ PROCESSES_PATTERN = "processes-*.json"
 class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     """The process ids of a node: 0 for a sidecar that is down; ``address`` is the sidecar's.
 
+    ``fork_server`` is 0 without one.
+
     ``failure`` describes an error of a worker after it had completed its part of the job.
     ``stragglers`` describes slow workers by seat, on the one node that reports for all;
     ``data_troubles`` describes failures of its workers' data loading processes, and ``unreachable``
@@ -33,6 +35,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     sidecar: int
     address: str = ""
     workers: dict[str, int] = {}
+    fork_server: int = 0
     failure: str = ""
     stragglers: dict[str, str] = {}
     data_troubles: dict[str, str] = {}

@@ -22,6 +22,7 @@ from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pa
 from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, StepDone
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
+from holdfast.elastic.preload.client import ForkServer, ServerLostError
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child
 from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
@@ -37,6 +38,16 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
 the kernel gives them on request: new tensors are ready four times sooner after a re-form."""
 _REHEARSALS = 2
 """Number of a seat's workers in a row that may die before READY; the next does not rehearse."""
+
+
+def worker_environment(config: AgentConfig) -> dict[str, str]:
+    """Return the environment that all workers of the node have in common."""
+    return {
+        **_ENVIRONMENT,
+        **os.environ,
+        **run_dirs.environment(Path(config.run_dir)),
+        **config.env,
+    }
 
 
 class SeatProcess:
@@ -55,7 +66,9 @@ class SeatProcess:
         config: AgentConfig,
         sidecar: str,
         before: SeatProcess | None = None,
+        server: ForkServer | None = None,
     ) -> None:
+        """Start it: forked by ``server``, or by its command where that cannot be done."""
         self.seat, self.attempt = seating.seat, seating.attempt
         self.unready: int = before.unready + 1 if before and before.spec is None else 0
         self.incarnation = uuid.uuid4().hex
@@ -97,18 +110,51 @@ class SeatProcess:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         try:
-            self.child = self._spawn(theirs, config=config, sidecar=sidecar)
+            self.child = self._spawn(theirs, config=config, sidecar=sidecar, server=server)
         except OSError:
             self.close()
             raise
         finally:
             theirs.close()
 
-    def _spawn(self, theirs: socket.socket, *, config: AgentConfig, sidecar: str) -> Child:
+    def _spawn(
+        self,
+        theirs: socket.socket,
+        *,
+        config: AgentConfig,
+        sidecar: str,
+        server: ForkServer | None,
+    ) -> Child:
+        fds = (theirs.fileno(), self.page.fd, self._stack_fd)
+        output = None
+        if config.capture_output:
+            output = Path(config.run_dir, "logs", f"{self.seat.replace('/', '-')}.log")
+        if server is not None:
+            numbers = tuple(server.first_fd + index for index in range(len(fds)))
+            added = self._configuration(numbers, config=config, sidecar=sidecar)
+            with contextlib.suppress(ServerLostError):
+                return Child.begun(
+                    lambda log: server.fork(env=added, fds=fds, output=log), output=output
+                )
+        added = self._configuration(fds, config=config, sidecar=sidecar)
+        return Child.start(
+            config.command,
+            env={**worker_environment(config), **added},
+            tied=True,
+            output=output,
+            copied=True,
+            pass_fds=fds,
+        )
+
+    def _configuration(
+        self, fds: tuple[int, ...], *, config: AgentConfig, sidecar: str
+    ) -> dict[str, str]:
+        """Return the variables of this worker alone; ``fds`` are its numbers of the descriptors."""
+        channel_fd, page_fd, stack_fd = fds
         settings = WorkerConfig(
-            channel_fd=theirs.fileno(),
-            page_fd=self.page.fd,
-            stack_fd=self._stack_fd,
+            channel_fd=channel_fd,
+            page_fd=page_fd,
+            stack_fd=stack_fd,
             run=config.run,
             node=config.node,
             seat=self.seat,
@@ -124,24 +170,7 @@ class SeatProcess:
             if config.capture_output
             else f"{config.run_dir}/tracebacks-{config.run}",
         )
-        env = {
-            **_ENVIRONMENT,
-            **os.environ,
-            **run_dirs.environment(Path(config.run_dir)),
-            **config.env,
-        }
-        env[WORKER_ENV] = msgspec.json.encode(settings).decode()
-        output = None
-        if config.capture_output:
-            output = Path(config.run_dir, "logs", f"{self.seat.replace('/', '-')}.log")
-        return Child.start(
-            config.command,
-            env=env,
-            tied=True,
-            output=output,
-            copied=True,
-            pass_fds=(theirs.fileno(), self.page.fd, self._stack_fd),
-        )
+        return {WORKER_ENV: msgspec.json.encode(settings).decode()}
 
     @property
     def role(self) -> str:

@@ -35,6 +35,7 @@ def agent_config(
         notice=config.notice,
         host=config.host,
         memory_of=node.name if config.apart else "",
+        preload=config.preload,
     )
 
 

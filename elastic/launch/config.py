@@ -14,6 +14,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.preload.program import check_names, program_of
 
 LOCAL_TIMING = AgentTiming(lease_ttl_s=3.0, self_fence_s=2.1)
 """On one machine the launcher detects the end of an agent at once. Leases are only a backup, and
@@ -59,7 +60,9 @@ class LaunchConfig:
     `Launcher.return_machine`. ``env`` is for the workers, ``agent_env`` for all processes of every
     node. With ``return_s`` and a ``run_dir`` the embedded coordinator is a process of its own. If
     the launcher is killed, that process keeps the nodes' memory for so many seconds; a launcher of
-    the same job and ``run_dir`` that starts within them continues the job.
+    the same job and ``run_dir`` that starts within them continues the job. ``preload`` names
+    modules that every node imports once; its workers are forked after that, and ``command`` must
+    run Python (`holdfast.elastic.preload.program.program_of`).
     """
 
     command: tuple[str, ...]
@@ -81,6 +84,7 @@ class LaunchConfig:
     absent: frozenset[str] = frozenset()
     agent_env: Mapping[str, str] = field(default_factory=dict)
     return_s: float = 0.0
+    preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -103,6 +107,9 @@ class LaunchConfig:
                 )
         if self.max_attempts < 1:
             raise ConfigError(f"max_attempts is {self.max_attempts}: give 1 or more")
+        if self.preload:
+            check_names(self.preload)
+            program_of(self.command, interpreter=sys.executable)
         if self.return_s < 0:
             raise ConfigError(f"return_s is {self.return_s}: give 0 or more")
 

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from holdfast.ckpt.descriptors import patiently, readable
 from holdfast.elastic.processes.output import OutputCopy
@@ -60,10 +60,19 @@ def describe_exit(code: int) -> str:
     return f"killed by {name}"
 
 
+class Process(Protocol):
+    """A child process as far as `Child` needs it."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait until it has ended, and reap it; return its exit status as ``Popen`` does."""
+
+
 class Child:
     """A child process in a session of its own; its whole process group ends with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, copy: OutputCopy | None = None) -> None:
+    def __init__(self, process: Process, *, copy: OutputCopy | None = None) -> None:
         self._process, self._copy = process, copy
         self.pid = process.pid
         self.code: int | None = None
@@ -104,17 +113,8 @@ class Child:
             )
 
         def start() -> Child:
-            if output is None:
-                return cls(popen(None))
-            if copied:
-                copy = OutputCopy(output)
-                try:
-                    child = cls(popen(copy.fd), copy=copy)
-                except OSError:
-                    copy.release()
-                    raise
-                copy.begin()
-                return child
+            if output is None or copied:
+                return cls.begun(popen, output=output)
             log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 return cls(popen(log))
@@ -122,6 +122,24 @@ class Child:
                 os.close(log)
 
         return patiently(start)
+
+    @classmethod
+    def begun(cls, begin: Callable[[int | None], Process], *, output: Path | None) -> Child:
+        """Return the child that ``begin`` starts, in a session of its own.
+
+        ``begin`` takes the descriptor for both output streams, whose bytes are copied to
+        ``output``; None: inherited. Raises what ``begin`` raises.
+        """
+        if output is None:
+            return cls(begin(None))
+        copy = OutputCopy(output)
+        try:
+            child = cls(begin(copy.fd), copy=copy)
+        except OSError:
+            copy.release()
+            raise
+        copy.begin()
+        return child
 
     def poll(self) -> ChildStatus | None:
         """Return the next change of state not yet seen, or None. Never blocks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.launch.managed import ManagedLauncher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
+from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
 from holdfast.tools.commands import run_machines
 from holdfast.tools.printing import printable
 from holdfast.tools.show.narrate import Narrator
@@ -117,6 +119,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=float,
         metavar="S",
         help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
+    )
+    add(
+        "--preload",
+        metavar="MODULE,...",
+        help="import these modules once per node and fork the workers after that, as in "
+        f"torch,transformers: a replacement starts in a tenth of a second (default: {PRELOAD_ENV}, "
+        "else none; see docs/how-to/deploy.md)",
     )
     add("--run-dir", type=Path, metavar="DIR", help="keep events and logs in DIR")
     add(
@@ -327,6 +336,7 @@ def _config(
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts,
         return_s=args.return_s if returns else 0.0,
+        preload=_preload(args.preload),
         timing=msgspec.structs.replace(
             _timing(args, apart=machines is None and returns and args.return_s > 0),
             min_hang_s=args.min_hang_s,
@@ -336,6 +346,12 @@ def _config(
         ),
         notice=_notice(args),
     )
+
+
+def _preload(given: str | None) -> tuple[str, ...]:
+    if given is None:
+        return module_names(os.environ.get(PRELOAD_ENV, ""), option=PRELOAD_ENV)
+    return module_names(given)
 
 
 def _timing(args: argparse.Namespace, *, apart: bool) -> AgentTiming:

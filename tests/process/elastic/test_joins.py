@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs import hurt, launched
+from jobs import PRELOAD, hurt, launched
 from tree import HELPERS
 
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
@@ -19,6 +19,7 @@ def test_a_replacement_joins_at_the_end_of_a_step_which_all_begin_from(tmp_path:
         nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",
+        preload=PRELOAD,
     )
     with launched(config) as job:
         job.await_step(2)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jobs import PATIENT, Job, hurt, launched
+from jobs import PATIENT, PRELOAD, Job, hurt, launched
 from tree import HELPERS
 
 from holdfast.elastic.agent.notice import NoticeConfig, ask
@@ -52,6 +52,7 @@ def training(
         wanted={"trainer": nodes},
         run_dir=directory / "run",
         timing=PATIENT,
+        preload=PRELOAD,
         notice=NoticeConfig(file=f"{file}-{{node}}" if file else "", every_s=0.05),
     )
     with launched(config) as running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import PATIENT, launched
+from jobs import PATIENT, PRELOAD, launched
 from msgspec.structs import replace
 from tree import HELPERS
 
@@ -21,6 +21,7 @@ def config(folder: Path, who: str) -> LaunchConfig:
         wanted={"trainer": 2},
         run_dir=folder / "run",
         timing=replace(PATIENT, min_hang_s=1.0),
+        preload=PRELOAD,
         max_attempts=2,
     )
 

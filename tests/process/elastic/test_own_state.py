@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs import DEADLINE_S, PATIENT, Job, hurt, launched
+from jobs import DEADLINE_S, PATIENT, PRELOAD, Job, hurt, launched
 from own_state_training import expected
 from tree import HELPERS
 
@@ -26,6 +26,7 @@ def config(folder: Path, name: str, *flags: str, nodes: int) -> LaunchConfig:
         wanted={"trainer": nodes},
         run_dir=folder / name,
         timing=PATIENT,
+        preload=PRELOAD,
     )
 
 

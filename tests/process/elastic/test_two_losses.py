@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DEADLINE_S, PATIENT, Event, Job, launched
+from jobs import DEADLINE_S, PATIENT, PRELOAD, Event, Job, launched
 from tree import HELPERS
 
 from holdfast.ckpt.sidecar.client import SidecarClient
@@ -56,6 +56,7 @@ def training(directory: Path, *flags: object) -> Iterator[Job]:
         wanted={"trainer": len(TRAINERS)},
         run_dir=directory / "run",
         timing=PATIENT,
+        preload=PRELOAD,
         node_restarts=0,
     )
     with launched(config) as running:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs import DEADLINE_S, PATIENT, hurt, launched
+from jobs import DEADLINE_S, PATIENT, PRELOAD, hurt, launched
 
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
@@ -35,6 +35,7 @@ def alone_and_disturbed(
         wanted={"trainer": ranks},
         run_dir=folder / "run",
         timing=PATIENT,
+        preload=PRELOAD,
     )
     with launched(config) as job:
         job.await_step(4)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from jobs import PATIENT, Job
+from jobs import PATIENT, PRELOAD, Job
 
 from holdfast.adapters.rl.config import RLConfig, save_config
 from holdfast.ckpt.memory import kept
@@ -55,6 +55,7 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
             wanted={"trainer": 2, "rollout": 2},
             run_dir=directory / "run",
             timing=PATIENT,
+            preload=PRELOAD,
             capture_output=True,
         )
     )

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import PATIENT, launched
+from jobs import PATIENT, PRELOAD, launched
 from tree import HELPERS, ROOT
 
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
@@ -46,6 +46,7 @@ def test_kills_in_sampling_and_in_training_leave_no_trace(tmp_path: Path) -> Non
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",
         timing=PATIENT,
+        preload=PRELOAD,
     )
     with subprocess.Popen([*map(str, words)]) as undisturbed, launched(config) as job:
         outcome = job.finish()
