@@ -3,13 +3,15 @@
 ZeroMQ accepts every connection, and closes it if it has shown no key in time. Until then each takes
 a descriptor and some memory. So while too many new connections have said nothing genuine, or the
 process runs out of descriptors, the kernel drops further attempts to connect; clients repeat
-theirs by themselves.
+theirs by themselves. In such a crowd a connection must show its key soon, so that it makes room for
+the next, which may be a client's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import math
 import os
@@ -17,6 +19,7 @@ import resource
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
@@ -30,12 +33,16 @@ _log = logging.getLogger(__name__)
 STRANGERS: Final = 256
 """The most connections that have not shown a key yet."""
 
+CROWDED_S: Final = 3.0
+"""Time that a connection has to show a key while there are too many that did not."""
+
 _STRANGERS_SHARE: Final = 0.125  # of the descriptors
 _SHARE: Final = 0.75  # of the descriptors; the rest is for files, pipes and children
 _KNOWN_AFTER_S: Final = HANDSHAKE_MS / 1000 + 1.0  # ZeroMQ has closed strangers by then
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER; not in Python's socket module
 _DROP_ALL: Final = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 _LOOK_MS: Final = 100
+_WARN_EVERY_S: Final = 60.0
 
 
 class Door:
@@ -52,8 +59,9 @@ class Door:
         events = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self.monitor = router.get_monitor_socket(events)
         self._listening: socket.socket | None = None
-        self._strangers: dict[int, float] = {}
+        self._strangers: dict[int, _Stranger] = {}
         self._newest = 0
+        self._warned_s = -math.inf
         self.shut = False
 
     @property
@@ -86,13 +94,26 @@ class Door:
             while True:
                 event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
                 self._take(int(event["event"]), int(event["value"]))
-        over_s = self._clock() - _KNOWN_AFTER_S
-        while self._strangers and (eldest := next(iter(self._strangers.items())))[1] < over_s:
-            del self._strangers[eldest[0]]
-        crowded = len(self._strangers) >= min(STRANGERS, _most_descriptors() * _STRANGERS_SHARE)
+        for fd in self._elder(_KNOWN_AFTER_S):
+            del self._strangers[fd]
+        if self._is_crowded():
+            for fd in self._elder(CROWDED_S):
+                self._strangers.pop(fd).put_out(fd)
+        crowded = self._is_crowded()
         scarce = self._is_scarce()
         if (crowded or scarce) != self.shut and self._listening is not None:
             self._set(shut=crowded or scarce)
+
+    def _elder(self, age_s: float) -> list[int]:
+        """Return the strangers that have been there so long; they are in order of their age."""
+        before_s = self._clock() - age_s
+        return [
+            *itertools.takewhile(lambda fd: self._strangers[fd].since_s < before_s, self._strangers)
+        ]
+
+    def _is_crowded(self) -> bool:
+        most = min(STRANGERS, _most_descriptors() * _STRANGERS_SHARE)
+        return len(self._strangers) >= most
 
     def close(self) -> None:
         """Release the descriptors; the socket itself is closed by its owner."""
@@ -107,7 +128,7 @@ class Door:
         elif kind == zmq.EVENT_ACCEPTED:
             self._newest = fd
             self._strangers.pop(fd, None)  # to the end
-            self._strangers[fd] = self._clock()
+            self._strangers[fd] = _Stranger(self._clock(), _peer_of(fd))
 
     def _is_scarce(self) -> bool:
         """Return whether few descriptors are left: the kernel gives the lowest free number."""
@@ -130,12 +151,59 @@ class Door:
         except OSError as error:  # a kernel without filters
             _log.debug("connections cannot be held back: %s", error)
         self.shut = shut
-        if shut:
+        now_s = self._clock()
+        if shut and now_s > self._warned_s + _WARN_EVERY_S:
+            self._warned_s = now_s
             _log.warning(
                 "new connections wait: %d that showed no key yet are open, or few of this "
                 "process's descriptors are left (ulimit -n)",
                 len(self._strangers),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stranger:
+    """A connection that has shown no key, since when, and its other end."""
+
+    since_s: float
+    peer: object
+
+    def put_out(self, fd: int) -> None:
+        """End the connection, unless its number is already that of another file."""
+        with _opened(fd) as found:
+            if found is not None and self.peer is not None and _name_of(found) == self.peer:
+                with contextlib.suppress(OSError):
+                    found.shutdown(socket.SHUT_RDWR)
+
+
+def _peer_of(fd: int) -> object:
+    with _opened(fd) as found:
+        return _name_of(found) if found is not None else None
+
+
+def _name_of(found: socket.socket) -> object:
+    try:
+        return found.getpeername()
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _opened(fd: int) -> Iterator[socket.socket | None]:
+    """Yield a socket of this process by its number, None if it is no socket any more."""
+    try:
+        own = os.dup(fd)
+    except OSError:
+        yield None
+        return
+    try:
+        found = socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        yield None
+        return
+    with found:
+        yield found
 
 
 def _most_descriptors() -> float:

@@ -120,6 +120,8 @@ def _voters(
     replaced = silent if free else back
     if change := _without(replaced, voters):
         return change, "it is silent, and a machine can take its place"
+    if len(silent) > 1 and (change := _without(silent, voters)):
+        return change, "two are silent, and without them one more may be lost"
     if not silent and len(voters) < wanted_voters(len(staying)) and len(free) > len(voters) % 2:
         return AddLearner(machine=free[0]), "there are fewer voters than machines allow"
     if len(voters) % 2 == 0:

@@ -91,6 +91,7 @@ class Restorer(Closing):
         self._addresses = {peer.node: peer.address for peer in world.record.snapshots.peers}
         self._disk, self._ahead = disk, ahead
         self._touched = False
+        self._down_to = -1
         self._elsewhere: list[str] = []
         self._opening: Opening | None = None
 
@@ -253,46 +254,61 @@ class Restorer(Closing):
         self._settle(None)
         if (spilled := self._from_disk(state, root)) is not None:
             return spilled
-        began_s = time.perf_counter()
         found = self._from_checkpoint(state, root, course) if root else None
-        why = f"{course.why}: " if course.reasons else ""
         if found is not None:
-            seconds = time.perf_counter() - began_s
-            return Restored(
-                tier="checkpoint",
-                how=f"{why}{root}, step {found.step}",
-                step=found.step,
-                bytes=found.bytes,
-                tiers={"checkpoint": {"bytes": found.bytes, "seconds": seconds}},
-                ranks=found.ranks,
-            )
+            return found
+        why = f"{course.why}: " if course.reasons else ""
         if self._touched:
             raise StateLostError(
                 f"{why}there is no checkpoint; training starts anew ({'; '.join(course.reasons)})"
             )
         return Restored(tier="none", how=f"{why}nothing to restore", step=0)
 
-    def _from_disk(self, state: Mapping[str, Any], root: str | None) -> Restored | None:
-        """Restore the snapshots that nodes spilled to their disks, unless a checkpoint is newer."""
-        if self._disk is None:
+    def _from_disk(
+        self, state: Mapping[str, Any], root: str | None, *, least: int | None = None
+    ) -> Restored | None:
+        """Restore the newest snapshot on the nodes' disks that can be read, of ``least`` or later.
+
+        By default ``least`` is the newest checkpoint. Blocks that cannot be read are rebuilt from
+        parity.
+        """
+        if self._disk is None or (least is not None and least >= self._down_to):
             return None
-        for point in spilled_points(self._channel, self._world, self._disk, root=root):
-            restored, faults = self._attempt(state, point)
-            if not self._agree(faults) and restored is not None:
+        points, self._down_to = spilled_points(
+            self._channel, self._world, self._disk, root=root, least=least
+        )
+        course = fallback.first_course(
+            points[0] if points else None, points[1:], nodes=self._addresses
+        )
+        while course.point is not None:
+            restored, faults = self._attempt(state, course.point)
+            faults = self._agree(faults)
+            if restored is not None and not faults:
                 return restored
+            course = fallback.next_course(course, faults)
         return None
 
     def _from_checkpoint(
         self, state: Mapping[str, Any], root: str, course: Course
-    ) -> RestoreReport | None:
-        """Restore the newest checkpoint that all ranks can read; None if there is none."""
+    ) -> Restored | None:
+        """Restore the newest checkpoint that all ranks can read; None if there is none.
+
+        If newer ones are there but cannot be read, a snapshot on the nodes' disks comes first that
+        is at least as new as the next.
+        """
         candidates: Iterator[int] = iter(())
         if self._world.rank == 0:
             probe(root)
             candidates = catalog.verified(root)
         failed = ""
         while True:
-            step = self._agree_on(candidates, root)
+            began_s = time.perf_counter()
+            step, damage = self._agree_on(candidates, root)
+            lower = -1 if step is None else step
+            if (spilled := self._from_disk(state, root, least=lower)) is not None:
+                return spilled
+            if damage:
+                raise JobFailedError(damage)
             if step is None:
                 if failed:
                     before = "".join(f"; {reason}" for reason in course.reasons)
@@ -309,12 +325,21 @@ class Restorer(Closing):
                 error = str(lost)
             errors = [found for found in self._world.gather(error) if found]
             if report is not None and not errors:
-                return report
+                seconds = time.perf_counter() - began_s
+                why = f"{course.why}: " if course.reasons else ""
+                return Restored(
+                    tier="checkpoint",
+                    how=f"{why}{root}, step {step}",
+                    step=report.step,
+                    bytes=report.bytes,
+                    tiers={"checkpoint": {"bytes": report.bytes, "seconds": seconds}},
+                    ranks=report.ranks,
+                )
             failed = errors[0]
             _log.warning("step %d cannot be read, trying another one: %s", step, failed)
 
-    def _agree_on(self, candidates: Iterator[int], root: str) -> int | None:
-        """Return rank 0's next candidate on all ranks; collective."""
+    def _agree_on(self, candidates: Iterator[int], root: str) -> tuple[int | None, str]:
+        """Return rank 0's next candidate on all ranks, or why none can be trusted; collective."""
         step, damage = None, ""
         if self._world.rank == 0:
             try:
@@ -324,9 +349,7 @@ class Restorer(Closing):
             except CorruptError as error:
                 damage = f"{root}: no checkpoint can be trusted: {error}"
         chosen: tuple[int | None, str] = self._world.gather((step, damage))[0]
-        if chosen[1]:
-            raise JobFailedError(chosen[1])
-        return chosen[0]
+        return chosen
 
 
 def _key(point: RestorePoint | None) -> tuple[int, int] | None:

@@ -28,23 +28,34 @@ _ASKED_AT_ONCE: Final = 16
 
 
 def spilled_points(
-    channel: Channel, world: GenerationWorld, disk: DiskTarget, *, root: str | None
-) -> list[RestorePoint]:
+    channel: Channel,
+    world: GenerationWorld,
+    disk: DiskTarget,
+    *,
+    root: str | None,
+    least: int | None = None,
+) -> tuple[list[RestorePoint], int]:
     """Return the snapshots on the nodes' disks that can be restored, the newest step first.
 
-    Snapshots older than the newest checkpoint in ``root`` are left out. Collective: rank 0 asks all
-    sidecars, which verify their files. The event ``disk_refused`` reports a snapshot that is on too
-    few disks, with the missing parts and the newest checkpoint.
+    Snapshots before step ``least`` are left out, by default those older than the newest checkpoint
+    in ``root``; that step is returned too. Collective: rank 0 asks all sidecars, which verify their
+    files. The event ``disk_refused`` reports a snapshot that is on too few disks, with the missing
+    parts and the newest checkpoint.
     """
     found: list[RestorePoint] = []
     if world.rank == 0:
-        found = world.guard.call(lambda: _ask(channel, world, disk, root), name="find-spilled")
-    points = world.gather([msgspec.to_builtins(point) for point in found])[0]
-    return [msgspec.convert(point, RestorePoint) for point in points]
+        if least is None:
+            least = max(catalog.committed_steps(root), default=-1) if root else -1
+        down_to = least
+        found = world.guard.call(
+            lambda: _ask(channel, world, disk, root, least=down_to), name="find-spilled"
+        )
+    points, least = world.gather([[msgspec.to_builtins(point) for point in found], least])[0]
+    return [msgspec.convert(point, RestorePoint) for point in points], least
 
 
 def _ask(
-    channel: Channel, world: GenerationWorld, disk: DiskTarget, root: str | None
+    channel: Channel, world: GenerationWorld, disk: DiskTarget, root: str | None, *, least: int
 ) -> list[RestorePoint]:
     def ask(address: str) -> list[Spilled]:
         client = SidecarClient(address, channel.key)
@@ -59,7 +70,6 @@ def _ask(
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="spilled") as pool:
         answers = pool.map(ask, [peer.address for peer in peers])
         offers = {peer.node: answer for peer, answer in zip(peers, answers, strict=True)}
-    least = max(catalog.committed_steps(root), default=-1) if root else -1
     choice = choose(offers, run=channel.run, timeline=world.record.timeline, least=least)
     if choice.refused is not None:
         newest = f"step {least} in {root}" if least >= 0 else "there is none"

@@ -20,6 +20,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+GATE: Final = "HOLDFAST_CHAOS_GATE"
+"""Environment variable with a file; until it is there, ready workloads train slowly."""
+
 HISTORY: Final = "HOLDFAST_HISTORY"
 ATTEMPT: Final = "HOLDFAST_ATTEMPT"
 PATTERN: Final = "history-*.jsonl"

@@ -374,24 +374,26 @@ class SamplingClient:
 
         Returns False if the leader changed first, or if the version is unavailable: then the work
         belongs to the leader again. The call waits for a version that is not protected yet, however
-        long.
+        long. It asks the other sidecars too where this node's need not know the version: if the
+        generation is past it, or has protected nothing yet and so began from an older one's step.
         """
         engine, link = self._engine, self._link
         if engine.version is not None and (
             engine.version == version or (not engine.pinned and engine.version > version)
         ):
             return True
-        deadline_s, passed = time.monotonic() + _PULL_LIMIT_S, False
+        deadline_s, everywhere = time.monotonic() + _PULL_LIMIT_S, False
         avoid: frozenset[int] = frozenset()
         while link is not None and not self._stopped() and not self._host.leaving():
             roster = self._host.roster()
             if roster.generation is None or roster.generation.number != link.generation:
                 return False
             try:
-                pulled = self._pull(version, roster, everywhere=passed, avoid=avoid)
+                pulled = self._pull(version, roster, everywhere=everywhere, avoid=avoid)
             except NotFoundError as error:
                 reached = self._await_version(version, link.generation)
                 passed = reached >= version
+                everywhere = passed or (reached < 0 and roster.generation.restore is not None)
                 if passed and not engine.pinned:
                     version = reached
                 if passed and time.monotonic() > deadline_s:

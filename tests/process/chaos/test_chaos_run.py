@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import etcd
+import keeper
 import pytest
 
 from holdfast.tools.cli import EXIT_USAGE, main
@@ -57,6 +59,23 @@ def test_a_killed_launcher_is_started_again_and_no_protected_step_is_lost(
     found = ran("launcher-killed", tmp_path / "out", capsys)
     assert [each["victim"] for each in found["struck"]] == ["the launcher", "the launcher"]
     assert found["verdict"]["attempts"] > 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.exhaustive
+def test_a_managed_etcd_outlives_the_machine_on_which_it_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        monkeypatch.setenv("HOLDFAST_ETCD", str(etcd.program()))
+    except keeper.CannotInstall as error:
+        if keeper.required():
+            pytest.fail(f"etcd is required here, but {error}", pytrace=False)
+        pytest.skip(f"no etcd: {error}")
+    found = ran("managed-etcd", tmp_path / "out", capsys)
+    assert [each["victim"] for each in found["struck"]] == ["node node0", "launcher of node1"]
+    assert found["verdict"]["attempts"] > 1
 
 
 @pytest.mark.exhaustive

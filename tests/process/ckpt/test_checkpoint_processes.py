@@ -204,6 +204,19 @@ def test_what_is_on_too_few_disks_is_refused_by_name_and_the_checkpoint_taken(
     assert {(each["tier"], each["step"]) for each in events["restored"]} == {("checkpoint", 15)}
 
 
+@pytest.mark.exhaustive
+def test_a_snapshot_on_the_disks_comes_before_a_checkpoint_older_than_it(stopped: Stopped) -> None:
+    newest = max(committed_steps(stopped.root))
+    assert newest > 20 and 15 in committed_steps(stopped.root)
+    for pack in (stopped.root / f"step-{newest:012d}").rglob("*"):
+        if pack.is_file() and pack.suffix != ".json":
+            content = bytearray(pack.read_bytes())
+            content[:] = bytes(byte ^ 1 for byte in content)
+            pack.write_bytes(content)
+    events = stopped.go_on(flags=stopped.flags)
+    assert {(each["tier"], each["step"]) for each in events["restored"]} == {("disk", 20)}
+
+
 def _by_kind(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for event in EventLines(run_dir).new():

@@ -137,6 +137,27 @@ def test_a_machine_is_lost_with_its_member_and_another_takes_its_place(
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_machines_have_five_members_and_two_of_them_may_be_lost(
+    machines: ManagedMachines,
+) -> None:
+    for _ in range(5):
+        machines.start("--nnodes", "5", "--world", "4", "--coordinator", machines.place)
+    machines.await_lines(waits(4), count=4)
+    machines.await_members(voters(0, 1, 2, 3, 4), at=2)
+    after = len(machines.lines())
+    machines.lose(0)
+    machines.lose(1)
+    machines.await_lines(waits(3), count=3, after=after)
+    machines.await_members(voters(2, 3, 4), at=2)
+    machines.end.touch()
+    for number in (2, 3, 4):
+        assert machines.await_end(number) == 0, machines.output()
+    assert [weights(line) for line in machines.lines() if "done" in line] == [alone()] * 3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_member_outlives_its_launcher_which_takes_it_up_again(machines: ManagedMachines) -> None:
     options = ("--nnodes", "1:3", "--coordinator", machines.place)

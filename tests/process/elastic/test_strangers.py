@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from jobs import Job, launched, trainers
+from listening import listening
 
 from holdfast.ckpt.torch_private import TCPStore
 
 TINY = Path(__file__).parents[1] / "helpers" / "tiny_training.py"
-LISTENS = "0A"
-
-
-def listening(pids: set[int]) -> Iterator[tuple[str, int]]:
-    """Yield the addresses and ports, as in the kernel's table, at which processes listen."""
-    owned = set()
-    for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed in this moment
-                owned.add(str(fd.readlink()))
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTENS and f"socket:[{rest[5]}]" in owned:
-                address, port = local.split(":")
-                yield address, int(port, 16)
 
 
 def processes(running: Job) -> set[int]:

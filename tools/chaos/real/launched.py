@@ -27,7 +27,7 @@ from holdfast.tools.chaos.real.site import LaunchedSite
 from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError, Workload
 
 _END_S: Final = 60.0
-_MANY: Final = 10_000
+MANY: Final = 10_000
 """Restarts of a node or worker: effectively unlimited, as faults are not the job's own failures."""
 
 _WITH_LAUNCHER: Final = ("launcher", "job")
@@ -67,8 +67,8 @@ class HoldfastJob(LaunchedSite):
             run_dir=self._place.work / "run",
             coordinator=address,
             capture_output=True,
-            max_attempts=_MANY,
-            node_restarts=_MANY,
+            max_attempts=MANY,
+            node_restarts=MANY,
             timing=_timing(load, address),
             return_s=load.return_s,
             agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),

@@ -61,9 +61,7 @@ class LaunchedSite:
             pids = tuple(alive([own.get(part, 0)]))
             return [Victim(name=f"the {part}", part=part, pids=pids)] if pids else []
         found = [
-            each
-            for node, there in self._processes().items()
-            for each in _of_node(node, there, part)
+            each for node, there in self._processes().items() for each in of_node(node, there, part)
         ]
         if part == "job":
             pids = (*alive([*own.values()]), *(pid for each in found for pid in each.pids))
@@ -81,7 +79,9 @@ class LaunchedSite:
         return self._launcher.processes()
 
 
-def _of_node(node: str, there: NodeProcesses, part: Part) -> list[Victim]:
+def of_node(node: str, there: NodeProcesses, part: Part) -> list[Victim]:
+    """Return the living victims of a part on a node."""
+
     def victim(name: str, *pids: int, seat: str = "") -> list[Victim]:
         left = tuple(alive(pids))
         return [Victim(name=name, part=part, pids=left, node=node, seat=seat)] if left else []

@@ -56,7 +56,7 @@ def choose(
 
 def _fits(each: Victim, target: StrikeTarget, homes: Mapping[str, str], seen: JobProgress) -> bool:
     if each.part not in _ON_NODES:
-        return True
+        return not (each.node and target.nodes) or each.node in target.nodes
     seats = _seats(each, homes)
     if target.nodes and each.node not in target.nodes:
         return False

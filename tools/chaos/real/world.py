@@ -24,12 +24,18 @@ from holdfast.tools.chaos.real.due import Due
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, RealJob, words
 from holdfast.tools.chaos.real.launched import HoldfastJob
 from holdfast.tools.chaos.real.leaks import Leaks
+from holdfast.tools.chaos.real.managed import ManagedJob
 from holdfast.tools.chaos.real.plain import PlainJob
 from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.stacks import write_stacks
 from holdfast.tools.chaos.real.striker import RealStriker
 from holdfast.tools.chaos.real.targets import part_of
-from holdfast.tools.chaos.scenarios.scenario import JobSurroundings, Scenario, ScenarioError
+from holdfast.tools.chaos.scenarios.scenario import (
+    MANAGED,
+    JobSurroundings,
+    Scenario,
+    ScenarioError,
+)
 from holdfast.tools.chaos.scenarios.strikes import Strike, draw
 
 _TICK_S: Final = 0.01
@@ -137,13 +143,18 @@ def undisturbed(
 
 
 def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
-    make = HoldfastJob if scenario.workload.nodes else PlainJob
-    return make(scenario.workload, place, source=source)
+    load = scenario.workload
+    if load.coordinator == MANAGED:
+        return ManagedJob(load, place, source=source)
+    make = HoldfastJob if load.nodes else PlainJob
+    return make(load, place, source=source)
 
 
 def _check_parts(scenario: Scenario, strikes: Collection[Strike]) -> None:
     load = scenario.workload
     for strike in strikes:
+        if load.coordinator == MANAGED:
+            continue
         if not load.return_s and _is_launchers(strike, coordinator=load.coordinator):
             raise ScenarioError(
                 f"{scenario.name}: strike {strike.number} ({strike.kind}): the "

@@ -21,6 +21,12 @@ An injector that starts its own etcd returns the variable from ``prepare``.
 """
 
 
+MANAGED: Final = "managed"
+"""The coordinator of a job whose launchers run its etcd."""
+
+_LEAST_MANAGED: Final = 3
+
+
 class ScenarioError(ConfigError):
     """A scenario cannot be read, or asks for what does not fit together."""
 
@@ -54,15 +60,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``settings`` override those of a Holdfast script by group, as in ``{"snapshots": {"parity":
     2}}``. Nodes that are ``apart`` share no memory, as if each were a separate machine. With
     ``return_s`` the job's launcher and its coordinator are processes of their own, which can be
-    hit; a killed launcher is started again at once. Poor ``surroundings`` are for a command without
-    ``nodes``; the undisturbed job has those of this machine.
+    hit; a killed launcher is started again at once. With the coordinator "managed" every node is a
+    machine with a launcher of its own, and the launchers run the job's etcd. Poor ``surroundings``
+    are for a command without ``nodes``; the undisturbed job has those of this machine.
     """
 
     command: tuple[str, ...]
     nodes: dict[str, dict[str, int]] = {}
     wanted: dict[str, int] = {}
     domains: dict[str, str] = {}
-    coordinator: Literal["embedded", "etcd"] = "embedded"
+    coordinator: Literal["embedded", "etcd", "managed"] = "embedded"
     env: dict[str, str] = {}
     spares: int = 0
     settings: dict[str, Any] = {}
@@ -199,6 +206,8 @@ def _wrong_workload(load: Workload) -> str:
         return "return_s is for nodes; give nodes, or the command the option --return-s"
     if load.return_s and load.coordinator != "embedded":
         return f"return_s is for the embedded coordinator, not {load.coordinator}; leave one out"
+    if load.coordinator == MANAGED and (wrong := _wrong_machines(load)):
+        return wrong
     if load.nodes and load.surroundings != JobSurroundings():
         return "surroundings are for a command without nodes, such as `holdfast run`; leave one out"
     sizes = load.surroundings
@@ -206,6 +215,17 @@ def _wrong_workload(load: Workload) -> str:
         found = getattr(sizes, name)
         if found is not None and found < 1:
             return f"surroundings.{name} is {found}; give 1 or more"
+    return ""
+
+
+def _wrong_machines(load: Workload) -> str:
+    wanted = [f"node{number}" for number in range(len(load.nodes))]
+    if len(wanted) < _LEAST_MANAGED:
+        return f"nodes: {len(wanted)} machines have no managed etcd; give three or more"
+    if [*load.nodes] != wanted:
+        return f"nodes: machines of a managed etcd have numbers; name them {', '.join(wanted)}"
+    if load.spares or load.domains or load.apart:
+        return "spares, domains and apart are not for a managed coordinator; leave them out"
     return ""
 
 

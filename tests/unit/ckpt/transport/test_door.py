@@ -79,6 +79,51 @@ def test_a_connection_that_outlives_the_handshake_is_no_stranger(
         peer.close()
 
 
+def test_in_a_crowd_strangers_are_put_out_early(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "STRANGERS", 3)
+    first, second = listening.connected(), listening.connected()
+    while len(listening.door._strangers) < 2:
+        assert listening.door.monitor.poll(WAIT_S * 1000)
+        listening.door.look()
+    listening.now_s += door.CROWDED_S + 1
+    listening.door.look()
+    assert not listening.door.shut, "two are no crowd"
+    third = listening.connected()
+    while len(listening.door._strangers) != 1:
+        assert listening.door.monitor.poll(WAIT_S * 1000)
+        listening.door.look()
+    assert not listening.door.shut
+    while first.recv(1024) or second.recv(1024):
+        pass  # the greeting, then the end
+    third.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        while third.recv(1024):
+            pass
+    for peer in (first, second, third):
+        peer.close()
+
+
+def test_another_connection_with_the_same_number_is_not_put_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        places = [socket.create_connection(server.getsockname(), WAIT_S) for _ in range(2)]
+        ours = [server.accept()[0] for _ in range(2)]
+    stranger = door._Stranger(0.0, door._peer_of(ours[0].fileno()))
+    stranger.put_out(ours[1].fileno())
+    places[1].sendall(b"x")
+    assert ours[1].recv(1) == b"x"
+    stranger.put_out(ours[0].fileno())
+    assert places[0].recv(1) == b""
+    read, write = os.pipe()
+    stranger.put_out(read)
+    os.close(read)
+    stranger.put_out(read)
+    os.close(write)
+    for each in (*places, *ours):
+        each.close()
+
+
 def test_a_connection_that_sends_messages_is_no_stranger(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,17 @@ def test_five_machines_have_five_voters() -> None:
     assert change([*three, voter(4)], 1, 2, 3, 4, 5) == AddLearner(machine="m5")
 
 
+def test_two_silent_voters_of_five_give_up_their_places_to_nobody() -> None:
+    late, early = PATIENCE_S, PATIENCE_S - 1
+    three = [voter(1), voter(2), voter(3)]
+    members = [*three, voter(4, silent_s=late), voter(5, silent_s=late)]
+    assert change(members, 1, 2, 3) == RemoveMember(id=4), "one more loss would end the majority"
+    assert change([*three, members[4]], 1, 2, 3) == RemoveMember(id=5)
+    assert change([*three, voter(4), members[4]], 1, 2, 3, 4) == KeepMembers(), "no safer without"
+    members[4] = voter(5, silent_s=early)
+    assert change(members, 1, 2, 3) == KeepMembers(), "it may be back in a moment"
+
+
 def test_a_silent_voter_gives_up_its_place_after_a_minute_to_a_free_machine() -> None:
     late, early = PATIENCE_S, PATIENCE_S - 1
     assert change([voter(1), voter(2), voter(3, silent_s=early)], 1, 2, 4) == KeepMembers()

@@ -60,7 +60,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sampling_client, "_MISSING_LIMIT_S", 0.2)
     events: list[Event] = []
     handed: list[int] = []
-    record: Any = SimpleNamespace(number=2)
+    record: Any = SimpleNamespace(number=2, restore=None)
     roster: Any = SimpleNamespace(generation=record)
     host: Any = SimpleNamespace(
         node="a",
@@ -190,6 +190,29 @@ def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(
     assert time.monotonic() - began_s > 0.1, "longer than it looks for one that is gone"
     assert not any(pulls.everywhere)
     assert worker._host.events == []
+
+
+def test_a_version_of_the_generation_before_is_looked_for_everywhere(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar that came after a recovery does not know the step that the others restored.
+
+    It waited for that step to be protected anew, and the trainers for the samples of that version.
+    """
+    pulls = ask(worker, monkeypatch, protected=-1, error=GONE)
+    worker._host.now.restore = "the point from which generation 2 began"
+    sidecar = worker._sidecar
+
+    def protected_step(**_: Any) -> int:
+        sidecar.asked += 1
+        if sidecar.asked == 5:
+            worker._host.now.number = 3
+        return -1
+
+    sidecar.protected_step = protected_step
+    assert worker._ready_for(2) is False
+    assert pulls.everywhere == [False, True, True, True, True]
+    assert worker._host.events == [], "it may still come"
 
 
 class Leader:

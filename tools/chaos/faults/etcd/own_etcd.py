@@ -37,7 +37,7 @@ class OwnEtcd:
                 f"{COORDINATOR_ENV}=etcd://127.0.0.1:2379"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        ports = _free_ports(2 * size)
+        ports = free_ports(2 * size)
         self._clients, self._peers = ports[:size], ports[size:]
         self._log = folder / "etcd.log"
         env = {name: text for name, text in os.environ.items() if not name.startswith("ETCD_")}
@@ -99,7 +99,7 @@ class OwnEtcd:
                 time.sleep(_POLL_S)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return different loopback ports on which no process listens."""
     with contextlib.ExitStack() as stack:
         found: list[int] = []

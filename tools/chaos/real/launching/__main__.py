@@ -14,11 +14,13 @@ import threading
 import msgspec
 
 from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.launch.managed import ManagedLauncher
 from holdfast.tools.chaos.real.launching.messages import (
     KILL,
     LOSE,
     RETURN,
     Ended,
+    LaunchOrder,
     Lost,
     Reply,
     RunBegun,
@@ -29,7 +31,7 @@ from holdfast.tools.chaos.real.launching.messages import (
 def main(config_fd: int, replies_fd: int) -> int:
     """Run the job until its end, or as long as this process lives."""
     with os.fdopen(config_fd, "rb") as file:
-        launcher = Launcher(decoded(file.read()))
+        launcher = _launcher(decoded(file.read()))
     launcher.start()
 
     def reply(message: Reply) -> None:
@@ -52,6 +54,13 @@ def main(config_fd: int, replies_fd: int) -> int:
     assert outcome is not None
     reply(Ended(outcome=outcome))
     return 0
+
+
+def _launcher(order: LaunchOrder) -> Launcher:
+    part = order.managed
+    if part is None:
+        return Launcher(order.config)
+    return ManagedLauncher(order.config, part.joint, program=part.program)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,26 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.elastic.launch.config import LaunchConfig
+from holdfast.elastic.launch.joint import JointConfig
 from holdfast.elastic.membership.records import JobOutcome
 
 KILL: Final = "kill"
 LOSE: Final = "lose"
 RETURN: Final = "return"
+
+
+class ManagedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A launcher's part in a job whose launchers run its etcd, from the given program."""
+
+    joint: JointConfig
+    program: Path
+
+
+class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of a launcher; without a ``managed`` part the job is its own."""
+
+    config: LaunchConfig
+    managed: ManagedPart | None = None
 
 
 class RunBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
@@ -37,14 +52,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 Reply = RunBegun | Lost | Ended
 
 
-def encoded(config: LaunchConfig) -> bytes:
-    """Return a configuration as JSON."""
-    return msgspec.json.encode(config, enc_hook=str)
+def encoded(order: LaunchOrder) -> bytes:
+    """Return an order as JSON."""
+    return msgspec.json.encode(order, enc_hook=str)
 
 
-def decoded(data: bytes) -> LaunchConfig:
-    """Return the configuration in JSON."""
-    return msgspec.json.decode(data, type=LaunchConfig, dec_hook=_decoded)
+def decoded(data: bytes) -> LaunchOrder:
+    """Return the order in JSON."""
+    return msgspec.json.decode(data, type=LaunchOrder, dec_hook=_decoded)
 
 
 def _decoded(kind: type, value: Any) -> Any:

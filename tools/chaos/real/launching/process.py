@@ -26,7 +26,9 @@ from holdfast.tools.chaos.real.launching.messages import (
     LOSE,
     RETURN,
     Ended,
+    LaunchOrder,
     Lost,
+    ManagedPart,
     Reply,
     RunBegun,
     encoded,
@@ -43,13 +45,14 @@ _replies: Final = msgspec.json.Decoder(Reply)
 class LauncherProcess:
     """Has the calls of a `Launcher` that faults need; ``config`` must have a ``run_dir``.
 
-    ``begun`` counts the runs that it has begun: more than one, and a launcher did not continue its
-    predecessor's job. All calls are for the thread that started it, which must outlive it.
+    With a ``managed`` part it is one of several launchers of a job. ``begun`` counts the runs that
+    it has begun: more than one, and a launcher did not continue its predecessor's job. All calls
+    are for the thread that started it, which must outlive it.
     """
 
-    def __init__(self, config: LaunchConfig) -> None:
+    def __init__(self, config: LaunchConfig, managed: ManagedPart | None = None) -> None:
         assert config.run_dir is not None
-        self.config, self.run_dir = config, config.run_dir
+        self.config, self.run_dir, self.managed = config, config.run_dir, managed
         self.run = self.coordinator_address = ""
         self.begun = 0
         self._child: Child | None = None
@@ -73,6 +76,12 @@ class LauncherProcess:
 
     def start(self) -> None:
         """Start it, or start it again. Raises ``CoordinatorError`` if it does not run."""
+        self.begin()
+        if not isinstance(self._reply(RunBegun, _START_S), RunBegun):
+            raise CoordinatorError(f"the launcher does not start: {last_words(self._log)}")
+
+    def begin(self) -> None:
+        """Start it, and do not wait until it has begun or continued the run."""
         for folder in (self.run_dir, self.run_dir / "logs"):
             folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self._close()
@@ -80,7 +89,8 @@ class LauncherProcess:
         orders, self._orders = os.pipe()
         self._answers, replies = os.pipe()
         try:
-            with descriptor_of(encoded(self.config)) as fd:
+            order = LaunchOrder(config=self.config, managed=self.managed)
+            with descriptor_of(encoded(order)) as fd:
                 self._child = Child.start(
                     (sys.executable, "-P", "-m", _MODULE, str(fd), str(replies)),
                     env={**os.environ, **self.config.agent_env},
@@ -92,11 +102,6 @@ class LauncherProcess:
         finally:
             os.close(orders)
             os.close(replies)
-        message = self._reply(RunBegun, _START_S)
-        if not isinstance(message, RunBegun):
-            raise CoordinatorError(f"the launcher does not start: {last_words(self._log)}")
-        self.begun += message.run != self.run
-        self.run, self.coordinator_address = message.run, message.coordinator
 
     def returns(self, *, after_s: float) -> None:
         """Expect its death: `wait` starts it again ``after_s`` seconds from now."""
@@ -169,6 +174,9 @@ class LauncherProcess:
             if end:
                 self._unread = rest
                 message = _replies.decode(line)
+                if isinstance(message, RunBegun):
+                    self.begun += message.run != self.run
+                    self.run, self.coordinator_address = message.run, message.coordinator
                 if isinstance(message, Ended):
                     self._outcome = message.outcome
                 if isinstance(message, kind):

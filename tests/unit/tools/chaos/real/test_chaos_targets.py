@@ -160,3 +160,13 @@ def test_an_event_of_the_jobs_own_is_a_moment_too() -> None:
     progress = seen(UserEvent(name="evaluated", time_s=2.0))
     assert progress.first_after("own:evaluated", 0.0) == 2.0
     assert progress.first_after("evaluated", 0.0) is None
+
+
+def test_a_launcher_of_each_machine_is_hit_by_the_name_of_its_node() -> None:
+    launchers = [
+        Victim(name=f"launcher of {name}", part="launcher", pids=(9,), node=name) for name in "ab"
+    ]
+    assert names(strike(part="launcher", node="b"), launchers) == ["launcher of b"]
+    assert names(strike(part="launcher", node="c"), launchers) == []
+    (only,) = [Victim(name="the launcher", part="launcher", pids=(9,))]
+    assert names(strike(part="launcher", node="b"), [only]) == ["the launcher"]

@@ -177,3 +177,25 @@ def test_of_what_fails_together_none_can_be_left_out() -> None:
     before = len(requests)
     fewest("abcdefgh", fails=limited)
     assert len(requests) == before + 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "wrong"),
+    [
+        (["node0", "node1"], {}, "2 machines have no managed etcd; give three or more"),
+        (["a", "b", "c"], {}, "name them node0, node1, node2"),
+        (["node0", "node1", "node2"], {"spares": 1}, "spares, domains and apart are not for"),
+        (["node0", "node1", "node2"], {"return_s": 5.0}, "return_s is for the embedded"),
+    ],
+)
+def test_machines_of_a_managed_etcd_are_three_with_numbers(
+    nodes: list[str], more: dict[str, object], wrong: str
+) -> None:
+    workload = {
+        "command": ["true"],
+        "coordinator": "managed",
+        "nodes": {node: {"trainer": 1} for node in nodes},
+        **more,
+    }
+    with pytest.raises(ScenarioError, match=wrong):
+        parse({"name": "managed", "about": "", "workload": workload}, source="test")

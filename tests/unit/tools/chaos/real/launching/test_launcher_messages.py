@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.elastic.launch.config import APART_TIMING, LaunchConfig, NodeSpec
-from holdfast.tools.chaos.real.launching.messages import decoded, encoded
+from holdfast.elastic.launch.joint import JointConfig
+from holdfast.elastic.rendezvous.link import CoordinatorPlace
+from holdfast.tools.chaos.real.launching.messages import (
+    LaunchOrder,
+    ManagedPart,
+    decoded,
+    encoded,
+)
 
 
 def test_a_configuration_arrives_as_it_was() -> None:
@@ -20,5 +27,16 @@ def test_a_configuration_arrives_as_it_was() -> None:
         agent_env={"A": "b"},
         return_s=60.0,
     )
-    assert decoded(encoded(config)) == config
-    assert decoded(encoded(config)).job == config.job
+    order = LaunchOrder(config=config)
+    assert decoded(encoded(order)) == order
+    assert decoded(encoded(order)).config.job == config.job
+    joint = JointConfig(
+        place=CoordinatorPlace.parse("managed://127.0.0.2"),
+        key_file=Path("/keys/one"),
+        least=3,
+        most=3,
+        number=1,
+    )
+    part = ManagedPart(joint=joint, program=Path("/usr/bin/etcd"))
+    order = LaunchOrder(config=config, managed=part)
+    assert decoded(encoded(order)) == order
