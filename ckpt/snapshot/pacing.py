@@ -42,7 +42,7 @@ class Pacer:
 
     @property
     def patience_s(self) -> float:
-        """How long a copy may wait for memory before training is likely to wait for the copy."""
+        """The time for which a copy may wait for memory; later, training may wait for it."""
         return _PATIENCE * self.window_s if self.enabled else 0.0
 
     def speed(self, nbytes: int, *, late_s: float = 0.0) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from holdfast.ckpt.types import Json
@@ -87,3 +89,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     memory_of: str = ""
     preload: tuple[str, ...] = ()
+
+    def log_of(self, name: str) -> Path | None:
+        """Return the file for the output of a process of this node; None: it is inherited."""
+        return Path(self.run_dir, "logs", f"{name}.log") if self.capture_output else None

@@ -12,7 +12,6 @@ import msgspec
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
-from holdfast.elastic.agent.preloading import Preloading
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, worker_environment
@@ -45,6 +44,7 @@ from holdfast.elastic.membership.records import (
     WorkerState,
 )
 from holdfast.elastic.membership.view import role_of
+from holdfast.elastic.preload.keeping import Preloading
 from holdfast.elastic.processes.children import ChildChange, ChildStatus, describe_exit
 
 _STEPS_LONG, _STEP_LEAST_S = 5.0, 1.0  # two steps, while another worker starts
@@ -70,7 +70,15 @@ class Crew:
         self._timing = config.timing
         self._roster = Roster()
         self.table = WorkerTable()
-        self._preloading = Preloading(config, env=worker_environment(config), selector=selector)
+        self._preloading = Preloading(
+            config.preload,
+            config.command,
+            run=config.run,
+            node=config.node,
+            env=worker_environment(config),
+            output=config.log_of(f"preload-{config.node}"),
+            selector=selector,
+        )
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
         self._over = False

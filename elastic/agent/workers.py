@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.stacks import StackProbe
@@ -22,7 +23,7 @@ from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pa
 from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, StepDone
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
-from holdfast.elastic.preload.client import ForkServer, ServerLostError
+from holdfast.elastic.preload.client import ForkServer
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child
 from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
@@ -126,13 +127,11 @@ class SeatProcess:
         server: ForkServer | None,
     ) -> Child:
         fds = (theirs.fileno(), self.page.fd, self._stack_fd)
-        output = None
-        if config.capture_output:
-            output = Path(config.run_dir, "logs", f"{self.seat.replace('/', '-')}.log")
+        output = config.log_of(self.seat.replace("/", "-"))
         if server is not None:
             numbers = tuple(server.first_fd + index for index in range(len(fds)))
             added = self._configuration(numbers, config=config, sidecar=sidecar)
-            with contextlib.suppress(ServerLostError):
+            with contextlib.suppress(PeerError):
                 return Child.begun(
                     lambda log: server.fork(env=added, fds=fds, output=log), output=output
                 )

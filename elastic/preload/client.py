@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from holdfast.ckpt.descriptors import descriptor_of, readable
+from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.preload import wire
 from holdfast.elastic.preload.program import program_of
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit
@@ -33,10 +34,6 @@ class ServerState(Enum):
     READY = "ready"
     REFUSED = "refused"
     ENDED = "ended"
-
-
-class ServerLostError(OSError):
-    """The fork server does not fork any more; no worker has begun."""
 
 
 class ForkedProcess:
@@ -114,7 +111,7 @@ class ForkServer:
             if not data:
                 return
             match wire.from_server.decode(data):
-                case wire.Loading(module=module):
+                case wire.ImportBegun(module=module):
                     self.module = module
                 case wire.Loaded(first_fd=first_fd):
                     self.state, self.first_fd = ServerState.READY, first_fd
@@ -133,7 +130,8 @@ class ForkServer:
         """Fork a worker: a child of this process, in a session of its own, which ends with it.
 
         Its environment is the server's with ``env``; its descriptors are copies of ``fds`` with the
-        numbers from ``first_fd`` on. Raises `ServerLostError`.
+        numbers from ``first_fd`` on. Raises ``PeerError`` if the
+        server does not fork any more; then no worker has begun.
         """
         order = wire.ForkOrder(
             env=dict(env),
@@ -169,7 +167,7 @@ class ForkServer:
     def _lose(self, why: str) -> NoReturn:
         self.child.kill()
         self._end(why)
-        raise ServerLostError(why)
+        raise PeerError(why)
 
     def _bury_adopted(self) -> None:
         """Reap what was adopted beside a worker: an orphan of another worker, if it has ended.

@@ -34,7 +34,7 @@ def serve(config: wire.ServerConfig) -> bool:
     with socket.socket(fileno=config.fd) as agent:
         agent.set_inheritable(False)
         try:
-            load(config.modules, lambda name: _tell(agent, wire.Loading(module=name)))
+            load(config.modules, lambda name: _tell(agent, wire.ImportBegun(module=name)))
         except UnfitModuleError as error:
             _tell(agent, wire.Refused(module=error.module, reason=error.reason))
             return False

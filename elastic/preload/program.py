@@ -16,7 +16,7 @@ PRELOAD_ENV: Final = "HOLDFAST_PRELOAD"
 _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerProgram(msgspec.Struct, frozen=True, kw_only=True):
     """A script, or a module if ``is_module``, with its arguments."""
 
     name: str
@@ -41,7 +41,7 @@ def check_names(names: Sequence[str], *, option: str = "preload") -> None:
             )
 
 
-def program_of(command: Sequence[str], *, interpreter: str) -> Program:
+def program_of(command: Sequence[str], *, interpreter: str) -> WorkerProgram:
     """Return the program of ``INTERPRETER -u SCRIPT ...`` or ``INTERPRETER -u -m MODULE ...``.
 
     Raises ``ConfigError`` for any other command: it cannot be forked from a process that runs this
@@ -49,9 +49,9 @@ def program_of(command: Sequence[str], *, interpreter: str) -> Program:
     """
     match list(command):
         case [first, "-u", "-m", name, *args] if first == interpreter:
-            return Program(name=name, is_module=True, args=tuple(args))
+            return WorkerProgram(name=name, is_module=True, args=tuple(args))
         case [first, "-u", name, *args] if first == interpreter and not name.startswith("-"):
-            return Program(name=name, is_module=False, args=tuple(args))
+            return WorkerProgram(name=name, is_module=False, args=tuple(args))
     raise ConfigError(
         f"preload needs workers that run Python as {interpreter} -u SCRIPT or -u -m MODULE, not "
         f"{' '.join(command)!r}: change the command, or leave preload out"

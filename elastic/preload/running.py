@@ -13,12 +13,12 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final
 
-from holdfast.elastic.preload.program import Program
+from holdfast.elastic.preload.program import WorkerProgram
 
 _OWN: Final = str(Path(__file__).parent)
 
 
-def search_path_entry(program: Program) -> str:
+def search_path_entry(program: WorkerProgram) -> str:
     """Return the first entry of ``sys.path`` as the interpreter sets it, links resolved."""
     if program.is_module:
         return os.getcwd()  # noqa: PTH109 - as the interpreter spells it
@@ -27,7 +27,7 @@ def search_path_entry(program: Program) -> str:
     return os.path.dirname(os.path.realpath(program.name))  # noqa: PTH120
 
 
-def run(program: Program, *, fresh: Mapping[str, Any], command: Sequence[str]) -> None:
+def run(program: WorkerProgram, *, fresh: Mapping[str, Any], command: Sequence[str]) -> None:
     """Run the program as ``__main__``; ``fresh`` is the namespace of a script at its first line.
 
     ``command`` is the whole command line. Raises what the program raises.

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.elastic.preload.program import Program
+from holdfast.elastic.preload.program import WorkerProgram
 
 PACKET_BYTES: Final = 1 << 16
 PID_BYTES: Final = 8
@@ -20,12 +20,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a fork server; ``fd`` is its end of the socket pair."""
 
     modules: tuple[str, ...]
-    program: Program
+    program: WorkerProgram
     command: tuple[str, ...]
     fd: int
 
 
-class Loading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ImportBegun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The server begins to import a module."""
 
     module: str
@@ -58,7 +58,7 @@ class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
     agent: int
 
 
-FromServer = Loading | Loaded | Refused
+FromServer = ImportBegun | Loaded | Refused
 encode = msgspec.json.Encoder().encode
 from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 fork_order: msgspec.json.Decoder[ForkOrder] = msgspec.json.Decoder(ForkOrder)

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.launch.config import python_command
-from holdfast.elastic.preload.client import ForkServer, ServerLostError, ServerState, _adopting
+from holdfast.elastic.preload.client import ForkServer, ServerState, _adopting
 from holdfast.elastic.processes.children import Child
 
 DEADLINE_S = 120.0
@@ -248,7 +249,7 @@ def test_a_server_that_was_killed_or_stopped_forks_no_more(tmp_path: Path) -> No
             child = begun(server, tmp_path / "log")
             server.child.signal(number)
             if number == signal.SIGKILL:
-                with pytest.raises(ServerLostError):
+                with pytest.raises(PeerError):
                     begun(server, tmp_path / "other.log")
             deadline_s = time.monotonic() + DEADLINE_S
             while server.state is not ServerState.ENDED:

@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from holdfast.elastic.config import Settings, Snapshots
 from holdfast.elastic.errors import ConfigError, JobFailedError, RollBackError
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, judge, longest
@@ -119,11 +118,3 @@ def test_a_loop_that_does_not_log_the_loss_is_told_so() -> None:
 def test_a_wrong_guard_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         LossGuard(**wrong)  # type: ignore[arg-type]
-
-
-def test_snapshots_must_reach_as_far_back_as_the_guard() -> None:
-    Settings(loss_guard=LossGuard(steps_back=1), snapshots=Snapshots(keep=2))
-    Settings(loss_guard=LossGuard(steps_back=9, nonfinite="skip"), snapshots=Snapshots(keep=1))
-    Settings(loss_guard=LossGuard(steps_back=4), snapshots=Snapshots(keep=2, every=4))
-    with pytest.raises(ConfigError, match="keep=4 or more"):
-        Settings(loss_guard=LossGuard(steps_back=3), snapshots=Snapshots(keep=2))

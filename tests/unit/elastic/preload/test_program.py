@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
-from holdfast.elastic.preload.program import Program, module_names, program_of
+from holdfast.elastic.preload.program import WorkerProgram, module_names, program_of
 
 PYTHON = "/usr/bin/python3"
 
@@ -26,9 +26,9 @@ def test_what_is_no_name_of_a_module_is_refused(text: str) -> None:
 
 def test_scripts_and_modules_are_recognised() -> None:
     script = program_of((PYTHON, "-u", "train.py", "-m", "x"), interpreter=PYTHON)
-    assert script == Program(name="train.py", is_module=False, args=("-m", "x"))
+    assert script == WorkerProgram(name="train.py", is_module=False, args=("-m", "x"))
     module = program_of((PYTHON, "-u", "-m", "a.b", "--x"), interpreter=PYTHON)
-    assert module == Program(name="a.b", is_module=True, args=("--x",))
+    assert module == WorkerProgram(name="a.b", is_module=True, args=("--x",))
 
 
 @pytest.mark.parametrize(

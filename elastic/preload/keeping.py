@@ -1,15 +1,14 @@
-"""The agent's use of a fork server: when workers wait for it, and when they start without it."""
+"""The fork server of a node: when workers wait for it, and when they start without it."""
 
 from __future__ import annotations
 
 import logging
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.preload.client import ForkServer, ServerState
 
@@ -28,13 +27,23 @@ class Preloading:
     """
 
     def __init__(
-        self, config: AgentConfig, *, env: Mapping[str, str], selector: selectors.BaseSelector
+        self,
+        modules: Sequence[str],
+        command: Sequence[str],
+        *,
+        run: str,
+        node: str,
+        env: Mapping[str, str],
+        output: Path | None,
+        selector: selectors.BaseSelector,
     ) -> None:
-        self._config, self._env, self._selector = config, env, selector
+        self._modules, self._command = tuple(modules), tuple(command)
+        self._run, self._node, self._output = run, node, output
+        self._env, self._selector = env, selector
         self._server: ForkServer | None = None
-        self._restarts: Restarts | None = Restarts() if config.preload else None
+        self._restarts: Restarts | None = Restarts() if modules else None
         self._first_by_s = time.monotonic() + _LOAD_S
-        self._waits = bool(config.preload)
+        self._waits = bool(modules)
         self.failure = ""
         self.check()
 
@@ -75,17 +84,13 @@ class Preloading:
                 self._replace(f"the import of {self._server.module} took over {_LOAD_S:g} s")
 
     def _start(self) -> None:
-        config = self._config
-        output = None
-        if config.capture_output:
-            output = Path(config.run_dir, "logs", f"preload-{config.node}.log")
         try:
             self._server = ForkServer(
-                config.preload,
-                config.command,
-                name=f"{config.run}/{config.node}",
+                self._modules,
+                self._command,
+                name=f"{self._run}/{self._node}",
                 env=self._env,
-                output=output,
+                output=self._output,
             )
         except OSError as error:
             self._replace(str(error))
@@ -107,7 +112,7 @@ class Preloading:
 
     def _refuse(self, server: ForkServer) -> None:
         self.failure = (
-            f"node {self._config.node} cannot preload {server.module}: it {server.why}; install it "
+            f"node {self._node} cannot preload {server.module}: it {server.why}; install it "
             "for this Python, or leave it out of --preload"
         )
         self.close()
@@ -122,7 +127,7 @@ class Preloading:
         )
         _log.warning(
             "the process that imported %s ended: %s; workers start without it%s",
-            ", ".join(self._config.preload),
+            ", ".join(self._modules),
             why,
             ", until there is another" if self._restarts else "",
         )
