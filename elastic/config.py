@@ -216,13 +216,13 @@ class Batch:
 class Snapshots:
     """Copies of the state in host memory, from which a run continues after a failure.
 
-    The state is copied every ``every`` steps; the ``keep`` newest protected copies stay, and as
-    many as a `LossGuard` may go back. Any ``parity`` nodes
-    of each group of about ``group`` nodes may be lost (0: none; ``"replicate"``: one, by a whole
-    copy on another node). ``memory`` (as in ``"12GiB"``) is the host memory that a node may use for
-    snapshots. Every ``disk_every`` steps the snapshot is also spilled to ``disk``, a directory on
-    every node's own disk. The two newest stay there when the job ends. A later start with the same
-    directory continues from them unless a checkpoint is newer.
+    The state is copied every ``every`` steps; the ``keep`` newest protected copies stay, or as many
+    as a `LossGuard` may go back. Any ``parity`` nodes of each group of about ``group`` nodes may be
+    lost (0: none; ``"replicate"``: one, by a whole copy on another node). ``memory`` (as in
+    ``"12GiB"``) is the host memory that a node may use for snapshots. Every ``disk_every`` steps
+    the snapshot is also spilled to ``disk``, a directory on every node's own disk. The two newest
+    stay there when the job ends. A later start with the same directory continues from them unless a
+    checkpoint is newer.
     """
 
     every: int = 1
