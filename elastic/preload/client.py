@@ -84,7 +84,9 @@ class ForkServer:
         )
         try:
             with theirs, descriptor_of(msgspec.json.encode(config)) as fd:
-                argv = (sys.executable, "-u", str(_SERVER), "--name", name, "--config-fd", str(fd))
+                options = ["-u"] if config.program.unbuffered else []
+                argv = [sys.executable, *options, str(_SERVER)]
+                argv += ["--name", name, "--config-fd", str(fd)]
                 self.child = Child.start(
                     argv, env=env, tied=True, output=output, pass_fds=(fd, theirs.fileno())
                 )

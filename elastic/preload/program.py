@@ -17,11 +17,15 @@ _NAME: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class WorkerProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """A script, or a module if ``is_module``, with its arguments."""
+    """A script, or a module if ``is_module``, with its arguments.
+
+    ``unbuffered`` says that the interpreter has the option ``-u``.
+    """
 
     name: str
     is_module: bool
     args: tuple[str, ...]
+    unbuffered: bool = False
 
 
 def module_names(text: str, *, option: str = "--preload") -> tuple[str, ...]:
@@ -42,17 +46,24 @@ def check_names(names: Sequence[str], *, option: str = "preload") -> None:
 
 
 def program_of(command: Sequence[str], *, interpreter: str) -> WorkerProgram:
-    """Return the program of ``INTERPRETER -u SCRIPT ...`` or ``INTERPRETER -u -m MODULE ...``.
+    """Return the program of ``INTERPRETER [-u] SCRIPT ...`` or ``INTERPRETER [-u] -m MODULE ...``.
 
     Raises ``ConfigError`` for any other command: it cannot be forked from a process that runs this
     interpreter.
     """
-    match list(command):
-        case [first, "-u", "-m", name, *args] if first == interpreter:
-            return WorkerProgram(name=name, is_module=True, args=tuple(args))
-        case [first, "-u", name, *args] if first == interpreter and not name.startswith("-"):
-            return WorkerProgram(name=name, is_module=False, args=tuple(args))
+    first, *words = command or ("",)
+    unbuffered = words[:1] == ["-u"]
+    if first == interpreter:
+        match words[unbuffered:]:
+            case ["-m", name, *args]:
+                return WorkerProgram(
+                    name=name, is_module=True, args=tuple(args), unbuffered=unbuffered
+                )
+            case [name, *args] if not name.startswith("-"):
+                return WorkerProgram(
+                    name=name, is_module=False, args=tuple(args), unbuffered=unbuffered
+                )
     raise ConfigError(
-        f"preload needs workers that run Python as {interpreter} -u SCRIPT or -u -m MODULE, not "
-        f"{' '.join(command)!r}: change the command, or leave preload out"
+        f"preload needs workers that run Python as {interpreter} [-u] SCRIPT or [-u] -m MODULE, "
+        f"not {' '.join(command)!r}: change the command, or leave preload out"
     )

@@ -26,9 +26,14 @@ def test_what_is_no_name_of_a_module_is_refused(text: str) -> None:
 
 def test_scripts_and_modules_are_recognised() -> None:
     script = program_of((PYTHON, "-u", "train.py", "-m", "x"), interpreter=PYTHON)
-    assert script == WorkerProgram(name="train.py", is_module=False, args=("-m", "x"))
+    assert script == WorkerProgram(
+        name="train.py", is_module=False, args=("-m", "x"), unbuffered=True
+    )
     module = program_of((PYTHON, "-u", "-m", "a.b", "--x"), interpreter=PYTHON)
-    assert module == WorkerProgram(name="a.b", is_module=True, args=("--x",))
+    assert module == WorkerProgram(name="a.b", is_module=True, args=("--x",), unbuffered=True)
+    buffered = program_of((PYTHON, "-m", "a.b"), interpreter=PYTHON)
+    assert buffered == WorkerProgram(name="a.b", is_module=True, args=())
+    assert program_of((PYTHON, "train.py"), interpreter=PYTHON).name == "train.py"
 
 
 @pytest.mark.parametrize(
@@ -36,10 +41,11 @@ def test_scripts_and_modules_are_recognised() -> None:
     [
         ("/bin/sh", "train.sh"),
         ("/usr/bin/python3.9", "-u", "train.py"),
-        (PYTHON, "train.py"),
+        (PYTHON, "-O", "train.py"),
         (PYTHON, "-u", "-c", "pass"),
         (PYTHON, "-u", "-m"),
         (PYTHON, "-u"),
+        (PYTHON,),
         (PYTHON, "-u", "-O", "train.py"),
     ],
 )
