@@ -36,6 +36,10 @@ class Holder:
             raise NotFoundError("released")
         return [memoryview(self.kept[step][at : at + nbytes]) for at, nbytes in ranges]
 
+    def follow(self, world: SnapshotWorld, step: int, rank: int) -> None:
+        if step not in self.kept:
+            raise NotFoundError("released")
+
     def changed(
         self, world: SnapshotWorld, step: int, rank: int, *, base: StepKey
     ) -> tuple[Range, ...] | None:
