@@ -17,6 +17,7 @@ THE_MODULE = PACKAGE / "ckpt" / "torch_private.py"
 
 OTHERS = {
     "os": {"_exit"},
+    "runpy": {"_run_module_as_main"},
     "subprocess": {"_args_from_interpreter_flags"},
     "sys": {"_getframe"},
     "argparse": {"_ActionsContainer"},
@@ -26,6 +27,8 @@ OTHERS = {
     "zmq": {"_shadow"},
     "dlrover": {"_engine", "_shm_handler"},
     "torchft": {"_quorum_id"},
+    # The fork server looks at torch only if a module of the user's has imported it.
+    "torch before the loop is imported": {"_is_in_bad_fork"},
     "holdfast": {"_close", "_finish", "_immortal", "_shift", "_watching"},
 }
 """Private names of other packages than torch, and what Holdfast puts on objects of others."""

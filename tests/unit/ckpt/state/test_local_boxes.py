@@ -214,10 +214,10 @@ def test_state_of_a_part_lies_as_the_part() -> None:
     step = torch.tensor(3.0)
     assert like("s", part, step) is step
     with pytest.raises(
-        StateError, match=r"s: a state of shape \[2, 1\].*Part\(\[2, 3\] at \[2, 0\]"
+        StateError, match=r"s: a state of shape \[2, 1\].*TensorShard\(\[2, 3\] at \[2, 0\]"
     ):
         like("s", part, torch.ones(2, 1))
     room = empty_like(FlatShard(torch.ones(5), shape=(3, 3), start=4), dtype=torch.bfloat16)
     assert isinstance(room, FlatShard)
     assert (room.start, spec_of("r", room).dtype) == (4, "bfloat16")
-    assert repr(room) == "FlatPart(4 to 9 of [3, 3])"
+    assert repr(room) == "FlatShard(4 to 9 of [3, 3])"
