@@ -28,7 +28,7 @@ _END_S: Final = 2.0
 
 
 class ServerState(Enum):
-    """Whether a fork server imports, forks, has refused a module, or has ended."""
+    """The state of a fork server: it imports, it forks, it refused a module, or it has ended."""
 
     LOADING = "loading"
     READY = "ready"

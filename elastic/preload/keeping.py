@@ -49,7 +49,7 @@ class Preloading:
 
     @property
     def holds(self) -> bool:
-        """Whether the node's first workers wait."""
+        """True while the node's first workers wait."""
         return self._waits
 
     @property

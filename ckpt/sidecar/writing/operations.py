@@ -186,10 +186,10 @@ class WriteOperations:
         is_regular = used < self._room.regular_slots
         if self._spares.is_coming(body.size_bytes) or not (is_regular or lends):
             return False
-        if not is_regular:
-            self._room.lend()
         if not self._room.make_room(body.size_bytes):
             return False
+        if not is_regular:
+            self._room.lend()
         self._creating.add(key)
         self._room.begin(body.size_bytes)
         core.submit(request, lambda: self._create(request, body.size_bytes, key))

@@ -106,7 +106,7 @@ class SlotRoom:
 
     @property
     def lends(self) -> bool:
-        """Whether there is memory for one more slot of each rank than the regular ones."""
+        """True if there is memory for one more slot of each rank than the regular ones."""
         return self._mode is InFlightMode.FULL
 
     def lengths(self) -> Mapping[int, int]:
@@ -231,13 +231,15 @@ class SlotRoom:
         """
         world = self._core.book.world
         ranks = world.rank_nodes.count(self._core.node) if world else 0
-        if len(self._lengths) < ranks or not ranks:
+        if world is None or len(self._lengths) < ranks:
             return
         for slot in self._free_slots():
             if not any(fits(slot.file.capacity, each) for each in self._lengths.values()):
                 self._core.slots.discard(slot)
         if self._calm_grants >= _LENT_FOR * ranks:
-            beyond = len(self._core.slots.all()) - ranks * self.regular_slots
+            keys = [slot.key for slot in self._core.slots.all()]
+            present = sum(key is None or key[0] == world.generation for key in keys)
+            beyond = present - ranks * self.regular_slots
             for slot in self._free_slots()[: max(0, beyond)]:
                 self._core.slots.discard(slot)
 

@@ -7,8 +7,9 @@ import os
 import select
 import socket
 import threading
-from types import TracebackType
-from typing import Final
+from typing import Final, Self
+
+from holdfast.ckpt.closing import Closing
 
 _KINDS: Final = ("idle", "half-open", "garbage")
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -16,7 +17,7 @@ _GARBAGE_BYTES: Final = 1 << 16
 _LOOK_MS: Final = 50
 
 
-class Crowd:
+class Crowd(Closing):
     """So many connections to a port of this machine, on a thread of its own.
 
     A third says nothing, a third begins a handshake and goes no further, a third sends garbage. A
@@ -37,18 +38,14 @@ class Crowd:
         """The number of connections that are open now."""
         return len(self._open)
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> Self:
         for number in range(self._size):
             self._connect(_KINDS[number % len(_KINDS)])
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End all connections."""
         self._over.set()
         self._thread.join()
         for peer, _ in self._peers.values():
