@@ -27,7 +27,7 @@ class Steps:
         self.leaving = Leaving(parts.world)
         self.logbook = Logbook(parts.keeper.cursor, position, leads=parts.world.rank == 0)
         self._report = StepReport(parts)
-        self._position, self._repeats_until = position, 0
+        self._position, self._reached, self._repeats_until = position, 0, 0
         self._is_cut = False
 
     @property
@@ -84,8 +84,7 @@ class Steps:
         parts.watch.begin()
         self._passes.modes.begin()
         stopped = self._agree()
-        _, (reached,) = self.leaving.agree(float(self._position.reached))
-        self._repeats_until = int(reached)
+        self._repeats_until = self._reached
         parts.keeper.begin(completed if stopped else count)
         if parts.losses is not None:
             parts.losses.begin(parts.world, completed=completed)
@@ -112,14 +111,15 @@ class Steps:
             )
 
     def _agree(self) -> bool:
-        """Agree with all ranks, at the end of a step, on whether it is the last."""
+        """Agree with all ranks, at the begin and after each step, on whether the loop is over."""
         keeper = self._parts.keeper
         if self._place.is_stepped:
             self.logbook.hand_over(keeper.protection().step)
         modes = self._passes.modes
-        stopped, (changed, *report) = self.leaving.agree(
-            float(modes.look()), *self.logbook.report()
+        stopped, (changed, reached, *report) = self.leaving.agree(
+            float(modes.look()), float(self._position.reached), *self.logbook.report()
         )
+        self._reached = int(reached)
         self.logbook.agreed(*report)
         if changed:
             modes.keep()

@@ -57,3 +57,18 @@ def test_draws_of_a_named_one_do_not_move_the_global_one() -> None:
     seed_all(1)
     draws(named("noise", CPU))
     assert torch.rand(3).tolist() == expected
+
+
+def test_torch_draws_as_after_its_own_seed() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3).tolist()
+    seed_all(7)
+    assert torch.rand(3).tolist() == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_device_draws_as_after_torchs_own_seed() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3, device="cuda").tolist()
+    seed_all(7)
+    assert torch.rand(3, device="cuda").tolist() == expected
