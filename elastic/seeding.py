@@ -102,7 +102,7 @@ def _seed_devices(seed: int) -> None:
     ``torch.manual_seed`` formats a traceback for each kind of device that is not initialised, also
     where torch has none of the kind: a sixth of the time of a small model's steps.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     elif torch.accelerator.current_accelerator() is not None:
         torch.manual_seed(seed)

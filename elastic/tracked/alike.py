@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
+import torch
 
 from holdfast.ckpt.agreement import agreeing
 from holdfast.ckpt.geometry.layout import Region
@@ -45,6 +46,10 @@ class Gatherer(Protocol):
         """Return every rank's value, in rank order."""
         ...
 
+    def max_(self, tensor: torch.Tensor) -> None:
+        """Reduce to the element-wise maximum over the ranks, in place."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unit:
@@ -62,9 +67,10 @@ class ReplicaCheck:
 
     ``cell`` is the number of ranks that compute one microbatch together. Without ``exact`` they may
     round differently, so their floating-point tensors are compared only with those of ranks in the
-    same place of other cells. ``restored``: the state came from one source, so that a sample is
-    enough from the start. ``of_leader`` are entries whose plain values count at rank 0 alone, which
-    writes them. Buffers of modules are equal as well, since every pass makes them so.
+    same place of other cells. ``restored``: the state came from one source, so that the comparison
+    begins with the next snapshot, and a sample is enough. ``of_leader`` are entries whose plain
+    values count at rank 0 alone, which writes them. Buffers of modules are equal as well, since
+    every pass makes them so.
     """
 
     def __init__(
@@ -79,7 +85,8 @@ class ReplicaCheck:
         self._world, self._cell, self._exact = world, cell, exact
         self._of_leader = of_leader
         self._restored = restored
-        self._count = self._turn = self._largest = 0
+        self._count = int(restored)  # what was just restored is the same everywhere
+        self._turn = self._largest = 0
         self._shared: Sequence[tuple[str, Region]] = ()
         self._units: list[_Unit] = []
         self._tags: dict[str, str] = {}
@@ -96,8 +103,9 @@ class ReplicaCheck:
             self._arrange(flat, plan)
         whole = number <= 1 and not self._restored
         table = self._values(flat) | self._tensors(flat, parts=1 if whole else self._parts())
-        heads = self._world.gather(zlib.crc32(msgspec.json.encode(sorted(table.items()))))
-        if len(set(heads)) == 1:
+        head = zlib.crc32(msgspec.json.encode(sorted(table.items())))
+        most, least = self._max(head, -head)
+        if most == -least:
             return
         if (found := difference(self._world.gather(table))) is not None:
             key, one, other = found
@@ -107,9 +115,14 @@ class ReplicaCheck:
         self._shared = plan.shared
         self._tags = dict(_tags(flat))
         self._units = [self._unit(flat.tensors[fqn], fqn, region) for fqn, region in plan.shared]
-        mine = [sum(unit.nbytes for unit in self._units), len(self._units)]
-        everyone = self._world.gather(mine)
-        self._largest = max(samples_of(nbytes, count) for nbytes, count in everyone)
+        nbytes = sum(unit.nbytes for unit in self._units)
+        (self._largest,) = self._max(samples_of(nbytes, len(self._units)))
+
+    def _max(self, *values: int) -> list[int]:
+        """Return the largest of all ranks' values, each by itself."""
+        said = torch.tensor(values)
+        self._world.max_(said)
+        return [int(value) for value in said]
 
     def _unit(self, leaf: Leaf, fqn: str, region: Region) -> _Unit:
         box, local = region.box, local_of(leaf)

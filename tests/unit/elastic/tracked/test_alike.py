@@ -52,6 +52,9 @@ class Rank:
             self.meeting.gathered += 1
         return found
 
+    def max_(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self.gather(tensor.clone())).amax(0))
+
 
 def compare(
     make: Callable[[int], State],
