@@ -67,6 +67,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     which all nodes reach it. ``host`` is the address at which other nodes reach this one.
     ``memory_of`` is as in `SidecarConfig`, for sidecar and workers. ``preload`` names modules that
     the node's fork server imports before it forks the workers; none: workers start by ``command``.
+    ``fork_server`` is the descriptor of a server that the agent inherits; -1: it starts one.
     """
 
     run: str
@@ -89,6 +90,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     memory_of: str = ""
     preload: tuple[str, ...] = ()
+    fork_server: int = -1
 
     def log_of(self, name: str) -> Path | None:
         """Return the file for the output of a process of this node; None: it is inherited."""

@@ -14,7 +14,7 @@ from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
-from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, worker_environment
+from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, server_spec
 from holdfast.elastic.decisions.detect import (
     park_limit_s,
     probe_limit_s,
@@ -72,11 +72,9 @@ class Crew:
         self.table = WorkerTable()
         self._preloading = Preloading(
             config.preload,
-            config.command,
-            run=config.run,
+            server_spec(config),
             node=config.node,
-            env=worker_environment(config),
-            output=config.log_of(f"preload-{config.node}"),
+            inherited=config.fork_server,
             selector=selector,
         )
         self.job_failure = ""

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pa
 from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, StepDone
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
-from holdfast.elastic.preload.client import ForkServer
+from holdfast.elastic.preload.client import ForkServer, ServerSpec
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child
 from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
@@ -34,21 +34,36 @@ _STEPS_REMEMBERED = 64
 _SAME_SPEED = 0.1
 _PACE_EVERY_S = 2.0
 _RETURN_S = 0.2
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+WORKER_DEFAULTS = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
 """Defaults of the workers' environment. The second makes torch use huge pages for large tensors if
 the kernel gives them on request: new tensors are ready four times sooner after a re-form."""
 _REHEARSALS = 2
 """Number of a seat's workers in a row that may die before READY; the next does not rehearse."""
 
 
-def worker_environment(config: AgentConfig) -> dict[str, str]:
-    """Return the environment that all workers of the node have in common."""
+def worker_environment(
+    config: AgentConfig, surroundings: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment that all workers of the node have in common.
+
+    ``surroundings`` is that of the agent.
+    """
     return {
-        **_ENVIRONMENT,
-        **os.environ,
+        **WORKER_DEFAULTS,
+        **surroundings,
         **run_dirs.environment(Path(config.run_dir)),
         **config.env,
     }
+
+
+def server_spec(config: AgentConfig, surroundings: Mapping[str, str] = os.environ) -> ServerSpec:
+    """Return the node's workers for a fork server; ``surroundings`` as in `worker_environment`."""
+    return ServerSpec(
+        command=config.command,
+        env=worker_environment(config, surroundings),
+        name=f"{config.run}/{config.node}",
+        output=config.log_of(f"preload-{config.node}"),
+    )
 
 
 class SeatProcess:

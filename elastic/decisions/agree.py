@@ -129,12 +129,12 @@ class AgreePatience:
     ``join_settle_s``: joiners are admitted once no further trainer became ready for this time;
     ``join_settle_max_s`` bounds the wait. ``holdoff_s``: the shortest life of a generation that
     only a join would end. ``node_settle_s``: as ``join_settle_s``, for nodes without a starting
-    trainer. ``start_wait_s``: the time that the first generation waits for starting trainers once
-    one is ready. ``newcomer_wait_s``: the time that a re-form waits for nodes outside the old
-    group. ``stagger_s``: the delay of each next node's proposal. ``patience``: the hold-off of
-    nodes that come and go. ``reach_settle_s``: the time that all nodes have to report which nodes
-    they reach, from the first report that two nodes of the group do not reach each other. Only all
-    reports together tell an unreachable node from its neighbours.
+    trainer. ``start_wait_s``: the time that the first generation waits for starting trainers and
+    sidecars once a trainer is ready. ``newcomer_wait_s``: the time that a re-form waits for nodes
+    outside the old group. ``stagger_s``: the delay of each next node's proposal. ``patience``: the
+    hold-off of nodes that come and go. ``reach_settle_s``: the time that all nodes have to report
+    which nodes they reach, from the first report that two nodes of the group do not reach each
+    other. Only all reports together tell an unreachable node from its neighbours.
     """
 
     join_settle_s: float = 0.1
@@ -245,6 +245,12 @@ def _with_done(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
     """Return the nodes with a worker that is DONE."""
     done = WorkerState.DONE
     return {node.node: True for node in nodes for worker in node.workers if worker.state is done}
+
+
+@by_nodes()
+def _without_sidecar(nodes: Iterable[NodeRecord]) -> dict[str, bool]:
+    """Return the nodes whose sidecar has not started yet."""
+    return {node.node: True for node in nodes if not node.sidecar}
 
 
 def _finish(view: JobView) -> tuple[Finish | Idle, str] | None:
@@ -404,17 +410,20 @@ def _first(
     policy: AgreePatience,
     points: RestorePoints | None,
 ) -> tuple[Decision, str]:
-    """Decide before the first generation; wait for trainers that are still starting."""
+    """Decide before the first generation; wait for trainers and sidecars that are starting."""
     seated = [order for order in view.seating if role_of(order.seat) == TRAINER]
     workers = (view.worker_of(order) for order in seated)
     if seated and all(worker and worker.state is WorkerState.DONE for worker in workers):
         message = "every trainer has ended well without asking for a generation"
         return Finish(outcome=JobOutcome(ok=True, message=message)), message
     ready = ready_trainers(view)
-    if ready and requested_spec(view).dp is None and (pending := pending_trainers(view)):
+    awaited = [f"the sidecar of {name}" for name in _without_sidecar(view)]
+    if requested_spec(view).dp is None:
+        awaited += pending_trainers(view)
+    if ready and awaited:
         first_s = min(seen.since.get(worker.incarnation, now_s) for _, worker in ready)
         if now_s < first_s + policy.start_wait_s:
-            why = f"{len(ready)} trainers are ready, {', '.join(pending)} still starting"
+            why = f"{len(ready)} trainers are ready, {_names(awaited)} still starting"
             return WaitForFences(until_s=first_s + policy.start_wait_s), why
     return _gather(view, seen, node=node, now_s=now_s, policy=policy, points=points)
 

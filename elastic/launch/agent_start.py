@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
+import msgspec
+
+from holdfast.ckpt.descriptors import descriptor_of
+from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.workers import server_spec
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.launch.run_folder import KEY
+from holdfast.elastic.preload.client import ForkServer
 from holdfast.elastic.processes.children import Child
-from holdfast.elastic.processes.configured import start_configured
+from holdfast.elastic.processes.configured import configured_argv, start_configured
+
+_MODULE: Final = "holdfast.elastic.agent"
 
 
 def agent_config(
@@ -40,13 +50,38 @@ def agent_config(
 
 
 def start_agent(
-    config: AgentConfig, *, env: Mapping[str, str], stdin: int, output: Path | None = None
+    config: AgentConfig,
+    *,
+    env: Mapping[str, str],
+    stdin: int,
+    output: Path | None = None,
+    imports: ForkServer | None = None,
 ) -> Child:
     """Start a node's agent, tied to this thread.
 
-    ``stdin`` is its lifeline; ``output`` is as in `Child.start`.
+    ``stdin`` is its lifeline; ``output`` is as in `Child.start`. The agent gets a fork server from
+    ``imports``, if that can fork; then it is tied to this process's first thread.
     """
     name = f"{config.run}/{config.node}"
+    if imports is not None and output is None:
+        with contextlib.suppress(PeerError):
+            return _branched(config, imports, name=name, env=env, stdin=stdin)
     return start_configured(
-        "holdfast.elastic.agent", config, name=name, tied=True, env=env, stdin=stdin, output=output
+        _MODULE, config, name=name, tied=True, env=env, stdin=stdin, output=output
     )
+
+
+def _branched(
+    config: AgentConfig, imports: ForkServer, *, name: str, env: Mapping[str, str], stdin: int
+) -> Child:
+    config_fd, server_fd = imports.first_fd, imports.first_fd + 1
+    inheriting = msgspec.structs.replace(config, fork_server=server_fd)
+    with descriptor_of(msgspec.json.encode(inheriting)) as described:
+        process = imports.branch(
+            configured_argv(_MODULE, name=name, fd=config_fd),
+            server_spec(config, env),
+            env=env,
+            stdin=stdin,
+            config=described,
+        )
+    return Child(process)

@@ -14,6 +14,7 @@ from holdfast.ckpt.descriptors import allow_many, patiently, readable
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.arena import arena_path, sweep, take_away
 from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.notice import LEFT_STATUS
 from holdfast.elastic.agent.reporting import NodeProcesses, read_processes
 from holdfast.elastic.coordinator.base import Coordinator
@@ -29,6 +30,7 @@ from holdfast.elastic.launch.coordinator_process import CoordinatorProcess
 from holdfast.elastic.launch.hosting import CoordinatorHost
 from holdfast.elastic.launch.kept_arenas import KeptArenas
 from holdfast.elastic.launch.run_folder import KEY, clear_run_dir, lock_run_dir
+from holdfast.elastic.launch.shared_imports import SharedImports
 from holdfast.elastic.membership.records import JobOutcome
 from holdfast.elastic.membership.view import (
     JobView,
@@ -38,6 +40,7 @@ from holdfast.elastic.membership.view import (
     outcome_key,
     run_prefix,
 )
+from holdfast.elastic.preload.client import ForkServer
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit, end_processes
 
@@ -51,8 +54,10 @@ _AGENT_END_S = 15.0
 class Launcher(CoordinatorHost):
     """The launcher of one job, from its start until its last process is gone."""
 
-    def __init__(self, config: LaunchConfig) -> None:
+    def __init__(self, config: LaunchConfig, *, imports: ForkServer | None = None) -> None:
+        """``imports`` is a server with the job's preloaded modules, for the nodes' servers."""
         super().__init__(config)
+        self._imports = SharedImports(imports)
         self._agents: dict[str, Child] = {}
         self._memory = KeptArenas()
         self._restarts: dict[str, Restarts] = {}
@@ -95,6 +100,8 @@ class Launcher(CoordinatorHost):
         first = [node for node in self.config.nodes if node.name not in self.config.absent]
         names = [node.name for node in first]
         self.emit(JobStarted(run=self.run, nodes=tuple(names), wanted=dict(self.config.wanted)))
+        if len(self.config.nodes) > 1:
+            self._imports.start(self._agent_config(first[0]), env=self._agent_env())
         for node in first:
             self._start_agent(node)
         self._thread = threading.Thread(target=self._watch, name="launcher", daemon=True)
@@ -186,18 +193,24 @@ class Launcher(CoordinatorHost):
 
     def _start_agent(self, node: NodeSpec) -> None:
         self._memory.keep(arena_path(self.run, node.name))
-        config = agent_config(
+        self._agents[node.name] = start_agent(
+            self._agent_config(node),
+            env=self._agent_env(),
+            stdin=self._lifeline_read,
+            imports=self._imports.ready,
+        )
+
+    def _agent_config(self, node: NodeSpec) -> AgentConfig:
+        return agent_config(
             self.config,
             node,
             run=self.run,
             run_dir=self.run_dir,
             coordinator=self.coordinator_address,
         )
-        self._agents[node.name] = start_agent(
-            config,
-            env={**os.environ, **self.config.agent_env},
-            stdin=self._lifeline_read,
-        )
+
+    def _agent_env(self) -> dict[str, str]:
+        return {**os.environ, **self.config.agent_env}
 
     def _watch(self) -> None:
         """Run the launcher's own loop until the job has ended."""
@@ -365,6 +378,7 @@ class Launcher(CoordinatorHost):
             self._check_agents()
 
     def _end(self) -> None:
+        self._imports.close()
         os.close(self._lifeline_write)  # agents that still live end all their processes at once
         for name, agent in self._agents.items():
             if agent.wait(timeout_s=2.0) is None:

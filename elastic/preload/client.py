@@ -1,4 +1,4 @@
-"""A node's fork server as its agent sees it: its state, and the orders for workers."""
+"""A fork server as its owner sees it: its state, and the orders for processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import ctypes
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final, NoReturn
@@ -19,6 +19,7 @@ from holdfast.ckpt.descriptors import descriptor_of, readable
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.preload import wire
 from holdfast.elastic.preload.program import program_of
+from holdfast.elastic.preload.titles import OPTION, padded
 from holdfast.elastic.processes.children import Child, ChildChange, describe_exit
 
 _SERVER: Final = Path(__file__).with_name("server.py")
@@ -51,48 +52,76 @@ class ForkedProcess:
         return self._code
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """The workers that a fork server forks: their command and environment.
+
+    ``name`` is for a reader of the process list; to ``output`` go the messages of the imports.
+    None: they go where those of the owner go.
+    """
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    name: str
+    output: Path | None
+
+    def task(self) -> wire.WorkerTask:
+        """Return the workers' program. Raises ``ConfigError`` if it cannot be forked."""
+        program = program_of(self.command, interpreter=sys.executable)
+        return wire.WorkerTask(program=program, command=tuple(self.command))
+
+
 class ForkServer:
-    """A process that imports modules and then forks workers, which are this process's children.
+    """A process that imports modules and then forks others, which are this process's children.
 
     It ends with the thread that starts it. ``why`` explains the states REFUSED and ENDED.
     """
 
-    def __init__(
-        self,
-        modules: Sequence[str],
-        command: Sequence[str],
-        *,
-        name: str,
-        env: Mapping[str, str],
-        output: Path | None,
-    ) -> None:
-        """Start it, with the environment of the workers. Raises ``OSError``.
-
-        ``name`` is for a reader of the process list; to ``output`` go the messages of the imports.
-        """
-        self.state, self.why, self.module = ServerState.LOADING, "", modules[0]
-        self.first_fd = 0
-        self.began_s = time.monotonic()
-        self._groups: set[int] = set()
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, child: Child, ours: socket.socket, *, module: str) -> None:
+        """Use the process ``child``, which begins with the import of ``module``."""
+        self.state, self.why, self.module = ServerState.LOADING, "", module
+        self.child, self.socket = child, ours
+        self.first_fd, self._unbuffered = 0, False
         self.socket.setblocking(False)
-        config = wire.ServerConfig(
-            modules=tuple(modules),
-            program=program_of(command, interpreter=sys.executable),
-            command=tuple(command),
-            fd=theirs.fileno(),
-        )
+        self._groups: set[int] = set()
+
+    @classmethod
+    def start(cls, modules: Sequence[str], spec: ServerSpec) -> ForkServer:
+        """Start one, which begins to import. Raises ``OSError``."""
+        task = spec.task()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        config = wire.ServerConfig(modules=tuple(modules), task=task, fd=theirs.fileno())
         try:
             with theirs, descriptor_of(msgspec.json.encode(config)) as fd:
-                options = ["-u"] if config.program.unbuffered else []
+                options = ["-u"] if task.program.unbuffered else []
                 argv = [sys.executable, *options, str(_SERVER)]
-                argv += ["--name", name, "--config-fd", str(fd)]
-                self.child = Child.start(
-                    argv, env=env, tied=True, output=output, pass_fds=(fd, theirs.fileno())
-                )
+                argv += [OPTION, padded(spec.name), "--config-fd", str(fd)]
+                fds = (fd, theirs.fileno())
+                child = Child.start(argv, env=spec.env, tied=True, output=spec.output, pass_fds=fds)
         except OSError:
-            self.socket.close()
+            ours.close()
             raise
+        return cls(child, ours, module=modules[0])
+
+    @classmethod
+    def inherited(cls, fd: int) -> ForkServer:
+        """Return the server that was this process's child when its program began (`branch`).
+
+        ``fd`` is its socket. Raises ``OSError`` if the server has died before it spoke.
+        """
+        ours = socket.socket(fileno=fd)
+        ours.set_inheritable(False)
+        if not readable([fd], _FORK_S) or not (data := ours.recv(wire.PACKET_BYTES)):
+            ours.close()
+            raise OSError("the fork server of this process does not answer")
+        loaded = msgspec.json.decode(data, type=wire.Loaded)
+        found = cls(Child(ForkedProcess(loaded.pid)), ours, module="")
+        found._take(loaded)
+        return found
+
+    def _take(self, loaded: wire.Loaded) -> None:
+        self.state = ServerState.READY
+        self.first_fd, self._unbuffered = loaded.first_fd, loaded.unbuffered
 
     def check(self) -> None:
         """Take its messages, and detect its end or its stop. Never blocks."""
@@ -115,8 +144,8 @@ class ForkServer:
             match wire.from_server.decode(data):
                 case wire.ImportBegun(module=module):
                     self.module = module
-                case wire.Loaded(first_fd=first_fd):
-                    self.state, self.first_fd = ServerState.READY, first_fd
+                case wire.Loaded() as loaded:
+                    self._take(loaded)
                 case wire.Refused(module=module, reason=reason):
                     self.state, self.module, self.why = ServerState.REFUSED, module, reason
 
@@ -132,22 +161,59 @@ class ForkServer:
         """Fork a worker: a child of this process, in a session of its own, which ends with it.
 
         Its environment is the server's with ``env``; its descriptors are copies of ``fds`` with the
-        numbers from ``first_fd`` on. Raises ``PeerError`` if the
-        server does not fork any more; then no worker has begun.
+        numbers from ``first_fd`` on. Raises ``PeerError`` if the server does not fork any more;
+        then no worker has begun.
         """
         order = wire.ForkOrder(
             env=dict(env),
-            fds=tuple(range(self.first_fd, self.first_fd + len(fds))),
+            fds=self._numbers(len(fds)),
             has_output=output is not None,
-            agent=os.getpid(),
+            owner=os.getpid(),
         )
+        return self._carry_out(order, [*([] if output is None else [output]), *fds])
+
+    def branch(
+        self,
+        argv: Sequence[str],
+        spec: ServerSpec,
+        *,
+        env: Mapping[str, str],
+        stdin: int,
+        config: int,
+    ) -> ForkedProcess:
+        """Start a program that owns a fork server for ``spec``, which has the imports already.
+
+        The program is a child of this process as a worker of `fork` is. There the descriptor
+        ``config`` has the number ``first_fd``, and that for `inherited` the next one. Raises
+        ``PeerError`` as `fork` does, and if the workers' interpreter needs other options.
+        """
+        task = spec.task()
+        if task.program.unbuffered != self._unbuffered:
+            raise PeerError("the fork server's interpreter has other options")
+        order = wire.BranchOrder(
+            argv=tuple(argv),
+            directory=str(Path.cwd()),
+            env=dict(env),
+            fds=self._numbers(1),
+            socket=self.first_fd + 1,
+            owner=os.getpid(),
+            task=task,
+            name=spec.name,
+            server_env=dict(spec.env),
+            output=str(spec.output or ""),
+        )
+        return self._carry_out(order, [stdin, 1, 2, config])
+
+    def _numbers(self, count: int) -> tuple[int, ...]:
+        return tuple(range(self.first_fd, self.first_fd + count))
+
+    def _carry_out(self, order: wire.Order, fds: Sequence[int]) -> ForkedProcess:
         self._bury_adopted()
         ours, theirs = socket.socketpair()
         with ours, _adopting():
             with theirs, descriptor_of(wire.encode(order)) as described:
-                passed = [described, theirs.fileno(), *([] if output is None else [output]), *fds]
                 try:
-                    socket.send_fds(self.socket, [b"\0"], passed)
+                    socket.send_fds(self.socket, [b"\0"], [described, theirs.fileno(), *fds])
                 except OSError as error:
                     self._lose(str(error))
             pid = self._answer(ours)

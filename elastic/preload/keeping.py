@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.elastic.decisions.restarting import Restarts, again
-from holdfast.elastic.preload.client import ForkServer, ServerState
+from holdfast.elastic.preload.client import ForkServer, ServerSpec, ServerState
 
 _log = logging.getLogger(__name__)
 
@@ -29,22 +28,22 @@ class Preloading:
     def __init__(
         self,
         modules: Sequence[str],
-        command: Sequence[str],
+        spec: ServerSpec,
         *,
-        run: str,
         node: str,
-        env: Mapping[str, str],
-        output: Path | None,
+        inherited: int,
         selector: selectors.BaseSelector,
     ) -> None:
-        self._modules, self._command = tuple(modules), tuple(command)
-        self._run, self._node, self._output = run, node, output
-        self._env, self._selector = env, selector
+        """Start the server, or use the one whose socket is ``inherited`` (-1: there is none)."""
+        self._modules, self._spec, self._node = tuple(modules), spec, node
+        self._selector = selector
         self._server: ForkServer | None = None
         self._restarts: Restarts | None = Restarts() if modules else None
         self._first_by_s = time.monotonic() + _LOAD_S
         self._waits = bool(modules)
         self.failure = ""
+        if modules and inherited >= 0:
+            self._begin(lambda: ForkServer.inherited(inherited))
         self.check()
 
     @property
@@ -69,7 +68,7 @@ class Preloading:
             return
         if self._server is None:
             if time.monotonic() >= self._restarts.due_s:
-                self._start()
+                self._begin(lambda: ForkServer.start(self._modules, self._spec))
             return
         self._server.check()
         match self._server.state:
@@ -83,15 +82,9 @@ class Preloading:
                 self._server.close()
                 self._replace(f"the import of {self._server.module} took over {_LOAD_S:g} s")
 
-    def _start(self) -> None:
+    def _begin(self, begin: Callable[[], ForkServer]) -> None:
         try:
-            self._server = ForkServer(
-                self._modules,
-                self._command,
-                name=f"{self._run}/{self._node}",
-                env=self._env,
-                output=self._output,
-            )
+            self._server = begin()
         except OSError as error:
             self._replace(str(error))
             return

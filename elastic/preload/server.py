@@ -20,16 +20,16 @@ from holdfast.elastic.preload.wire import ServerConfig  # noqa: E402
 
 
 def main() -> None:
-    """Serve until the agent ends; in a forked worker, run the program."""
+    """Serve until the owner ends; in a forked worker, run the program."""
     interrupt = signal.getsignal(signal.SIGINT)
     config = read_configuration(
         ServerConfig, prog="holdfast.elastic.preload.server", description=__doc__
     )
     signal.signal(signal.SIGINT, interrupt)  # workers have it; no terminal reaches this process
     if not sys.flags.safe_path:
-        sys.path.insert(0, search_path_entry(config.program))
-    if serve(config):
-        run(config.program, fresh=_FRESH, command=config.command)
+        sys.path.insert(0, search_path_entry(config.task.program))
+    if (task := serve(config)) is not None:
+        run(task.program, fresh=_FRESH, command=task.command)
     else:
         os._exit(0)
 

@@ -20,6 +20,14 @@ from holdfast.elastic.processes.log_files import last_words
 _LOOK_S: Final = 0.02
 
 
+def configured_argv(module: str, *, name: str, fd: int) -> tuple[str, ...]:
+    """Return the command of a module that reads its configuration from the descriptor ``fd``.
+
+    ``-P`` keeps the user's directory off its path.
+    """
+    return (sys.executable, "-P", "-m", module, "--name", name, "--config-fd", str(fd))
+
+
 def start_configured(
     module: str,
     config: msgspec.Struct,
@@ -30,13 +38,13 @@ def start_configured(
     stdin: int = subprocess.DEVNULL,
     output: Path | None = None,
 ) -> Child:
-    """Start ``python -P -m MODULE --name NAME --config-fd FD``. Raises ``OSError``.
+    """Start the process of a module, see `configured_argv`. Raises ``OSError``.
 
-    ``-P`` keeps the user's directory off its path. The other arguments are as in `Child.start`.
+    The other arguments are as in `Child.start`.
     """
     with descriptor_of(msgspec.json.encode(config)) as fd:
         return Child.start(
-            (sys.executable, "-P", "-m", module, "--name", name, "--config-fd", str(fd)),
+            configured_argv(module, name=name, fd=fd),
             env=env,
             tied=tied,
             stdin=stdin,

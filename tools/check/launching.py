@@ -32,6 +32,9 @@ _POLL_S: Final = 0.02
 _LEAVE_S: Final = 20.0
 _LOG_LINES: Final = 12
 _decoder = msgspec.json.Decoder(Traced)
+_PRELOAD: Final = ("torch",)
+"""Imported once in each run instead of once in each of its processes, which takes most of the time.
+Runs do not share them: each has another order of sets from its first import on."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
 
 
@@ -108,6 +111,7 @@ class ScriptRuns:
             max_attempts=len(trial.deaths) + 1,
             settings=_overrides(folder),
             timing=_timing(limits),
+            preload=_PRELOAD,
         )
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ckpt.descriptors import readable
+from holdfast.ckpt.descriptors import descriptor_of, readable
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.launch.config import python_command
-from holdfast.elastic.preload.client import ForkServer, ServerState, _adopting
+from holdfast.elastic.preload.client import ForkServer, ServerSpec, ServerState, _adopting
 from holdfast.elastic.processes.children import Child
 
 DEADLINE_S = 120.0
@@ -88,10 +88,14 @@ def executed(command: Sequence[str], log: Path) -> Ending:
     return child.wait(DEADLINE_S), log.read_text()
 
 
+def spec(command: Sequence[str], *, output: Path | None = None) -> ServerSpec:
+    return ServerSpec(command=command, env=os.environ, name="test", output=output)
+
+
 @contextlib.contextmanager
 def serving(command: Sequence[str], *modules: str) -> Iterator[ForkServer]:
     """Run a fork server, until it is ready or has ended."""
-    server = ForkServer(modules, command, name="test", env=os.environ, output=None)
+    server = ForkServer.start(modules, spec(command))
     try:
         deadline_s = time.monotonic() + DEADLINE_S
         while server.state is ServerState.LOADING:
@@ -115,11 +119,64 @@ def forked(command: Sequence[str], log: Path) -> Ending:
         return child.wait(DEADLINE_S), log.read_text()
 
 
+OWNER = """\
+import os, sys
+from pathlib import Path
+from holdfast.elastic.preload.client import ForkServer
+from holdfast.elastic.processes.children import Child
+fd, log, result = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+assert os.read(fd, 100) == b"config"
+server = ForkServer.inherited(fd + 1)
+child = Child.begun(lambda fd: server.fork(env={}, fds=(), output=fd), output=log)
+result.write_text(str(child.wait(120)))
+"""
+"""Of a process that owns a fork server from its start."""
+
+
+@contextlib.contextmanager
+def owning(command: Sequence[str], folder: Path) -> Iterator[tuple[Child, Path, Path]]:
+    """Run a process with a server that was forked for it; yield it, its worker's log, its result.
+
+    The server from which that one comes was started in another directory, for another program.
+    """
+    folder.mkdir()
+    (folder / "other.py").touch()
+    log, result = folder / "log", folder / "result"
+    with contextlib.chdir("/"):
+        before = serving(python_command(folder / "other.py", []), "json", "multiprocessing.pool")
+        server = before.__enter__()
+    with contextlib.ExitStack() as stack:
+        stack.push(before)
+        read, write = os.pipe()
+        stack.callback(os.close, read)
+        stack.callback(os.close, write)
+        config = stack.enter_context(descriptor_of(b"config"))
+        argv = [sys.executable, "-c", OWNER, str(server.first_fd), str(log), str(result)]
+        process = server.branch(argv, spec(command), env=os.environ, stdin=read, config=config)
+        child = Child(process)
+        yield child, log, result
+        child.kill()
+        child.wait(DEADLINE_S)
+
+
+def branched(command: Sequence[str], folder: Path) -> Ending:
+    """Return exit status and output of the same program, forked by a server that was forked."""
+    with owning(command, folder) as (owner, log, result):
+        assert owner.wait(DEADLINE_S) == 0
+        return int(result.read_text()), log.read_text()
+
+
 def compare(command: Sequence[str], folder: Path) -> Ending:
-    one, other = executed(command, folder / "executed.log"), forked(command, folder / "forked.log")
-    if one[1].startswith("{"):
-        assert json.loads(other[1]) == json.loads(one[1])  # which says what differs
-    assert other == one
+    one = executed(command, folder / "executed.log")
+    for other in (forked(command, folder / "forked.log"), branched(command, folder / "branched")):
+        if one[1].startswith("{"):
+            ours, theirs = json.loads(one[1]), json.loads(other[1])
+            if other[1] != one[1]:
+                theirs["parent"] = ours["parent"]  # a forked server has an owner of its own
+            assert theirs == ours  # which says what differs
+        else:
+            assert other[1] == one[1]
+        assert other[0] == one[0]
     return one
 
 
@@ -218,6 +275,25 @@ def test_descriptors_arrive_and_the_server_keeps_none(tmp_path: Path) -> None:
         with os.fdopen(read, "rb") as file:
             assert file.read() == b"hello"  # up to the end: nobody else has the other end
         assert child.wait(DEADLINE_S) == 0
+
+
+def test_a_server_that_was_forked_belongs_to_its_owner_and_ends_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SLEEP)
+    with owning(python_command(script, []), tmp_path / "owner") as (owner, log, result):
+        deadline_s = time.monotonic() + DEADLINE_S
+        while "up" not in text_of(log):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        children = Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children]
+        assert len(children) == 2 and all(b"\0test " in line for line in lines)
+        owner.signal(signal.SIGTERM)  # goes to the owner alone
+        assert owner.wait(DEADLINE_S) == -signal.SIGTERM
+        while any(Path(f"/proc/{pid}").exists() for pid in children):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert not result.exists()
 
 
 def test_stops_and_kills_are_reported_to_the_agent(tmp_path: Path) -> None:

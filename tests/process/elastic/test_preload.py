@@ -119,3 +119,45 @@ def test_a_lost_machine_loses_its_fork_server_too(tmp_path: Path) -> None:
         while Path(f"/proc/{server}").exists():
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
+
+
+def counting(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Return a file that gets a line at every import of the module ``counted``, and its path."""
+    imports = folder / "imports"
+    (folder / "counted.py").write_text(
+        f"import os\nwith open({str(imports)!r}, 'a') as file: print(os.getpid(), file=file)"
+    )
+    return imports, {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+def test_the_nodes_of_one_launcher_import_once_and_so_does_a_node_that_returns(
+    tmp_path: Path,
+) -> None:
+    imports, env = counting(tmp_path)
+    modules = ("counted", *PRELOAD)
+    with job(tmp_path, *LONG, nodes=3, per_node=1, preload=modules, env=env) as running:
+        running.await_step(5)
+        for name, node in running.launcher.processes().items():
+            server = fork_server(running, node=name)
+            assert parent_of(server) == node.agent
+            assert f"{running.launcher.run}/{name} ".encode() in command_of(server)
+            for pid in node.workers.values():
+                assert (parent_of(pid), command_of(pid)) == (node.agent, command_of(server))
+        hurt(running.launcher.processes()["n1"].agent)
+        smaller = running.world_of(2)
+        running.world_of(3, after=running.history.index(smaller))
+        assert parent_of(running.worker("trainer/1")) == running.launcher.processes()["n1"].agent
+        assert len(imports.read_text().split()) == 1
+
+
+def test_a_node_imports_by_itself_when_the_common_server_is_gone(tmp_path: Path) -> None:
+    imports, env = counting(tmp_path)
+    modules = ("counted", *PRELOAD)
+    with job(tmp_path, *LONG, nodes=2, per_node=1, preload=modules, env=env) as running:
+        running.await_step(5)
+        hurt(int(imports.read_text()))
+        hurt(running.launcher.processes()["n1"].agent)
+        smaller = running.world_of(1)
+        running.world_of(2, after=running.history.index(smaller))
+        fork_server(running, node="n1")
+        assert len(imports.read_text().split()) == 2

@@ -12,23 +12,16 @@ from typing import Any
 
 import msgspec
 from event_lines import EventLines
+from session_imports import PRELOAD, session_imports
 
 from holdfast.elastic.launch.config import LOCAL_TIMING, LaunchConfig, NodeSpec, python_command
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import JobOutcome
-from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
 from holdfast.tools.leftovers import leftovers
 
 TOY = Path(__file__).with_name("toy_worker.py")
 REMEMBERING = Path(__file__).with_name("remembering_worker.py")
 DEADLINE_S = 120.0
-
-PRELOAD = module_names(os.environ.get(PRELOAD_ENV, "torch,torch.distributed.fsdp,torch._dynamo"))
-"""The modules that the nodes of jobs which train with torch import once, as with ``--preload``.
-
-A replacement then starts without the imports, which take four seconds of processor time.
-``HOLDFAST_PRELOAD=`` makes every worker start by itself.
-"""
 
 PATIENT = msgspec.structs.replace(
     LOCAL_TIMING, lease_ttl_s=30.0, self_fence_s=20.0, park_timeout_s=20.0, stop_timeout_s=2.0
@@ -149,7 +142,7 @@ def job(
 @contextmanager
 def launched(config: LaunchConfig) -> Iterator[Job]:
     """Run a job; on leaving, it has ended and nothing of it is left."""
-    launcher = Launcher(config)
+    launcher = Launcher(config, imports=session_imports(config))
     launcher.start()
     try:
         yield Job(launcher)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jobs import PATIENT, PRELOAD, Job
+from session_imports import session_imports
 
 from holdfast.adapters.rl.config import RLConfig, save_config
 from holdfast.ckpt.memory import kept
@@ -45,20 +46,19 @@ def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
 def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
     save_config(config, directory / "config.json")
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
-    launcher = Launcher(
-        LaunchConfig(
-            command=(*MAIN, *words),
-            nodes=tuple(
-                NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
-                for name, roles in NODES.items()
-            ),
-            wanted={"trainer": 2, "rollout": 2},
-            run_dir=directory / "run",
-            timing=PATIENT,
-            preload=PRELOAD,
-            capture_output=True,
-        )
+    order = LaunchConfig(
+        command=(*MAIN, *words),
+        nodes=tuple(
+            NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
+            for name, roles in NODES.items()
+        ),
+        wanted={"trainer": 2, "rollout": 2},
+        run_dir=directory / "run",
+        timing=PATIENT,
+        preload=PRELOAD,
+        capture_output=True,
     )
+    launcher = Launcher(order, imports=session_imports(order))
     launcher.start()
     try:
         yield Job(launcher)

@@ -380,6 +380,15 @@ def test_fixed_size_starts_as_soon_as_it_can() -> None:
     assert isinstance(ask(view)[0], Propose)
 
 
+def test_first_generation_waits_for_the_sidecars_that_start() -> None:
+    spec = JobSpec(dp=1)
+    view = fakes.view(fakes.node("a", trainer(0, READY, spec=spec)), fakes.node("b", sidecar=False))
+    decision, reason = ask(view)
+    assert decision == WaitForFences(until_s=100.0 + POLICY.start_wait_s)
+    assert reason == "1 trainers are ready, the sidecar of b still starting"
+    assert isinstance(ask(view, times_s=(100.0, 100.0 + POLICY.start_wait_s))[0], Propose)
+
+
 def test_trainers_that_end_without_a_generation_end_the_job() -> None:
     seats = [Seating(seat="trainer/0", node="a", attempt=1)]
     decision, _ = ask(fakes.view(fakes.node("a", trainer(0, DONE)), seating=seats))
