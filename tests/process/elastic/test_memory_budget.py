@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jobs import PATIENT, REMEMBERING, job, launched
+from jobs import PATIENT, REMEMBERING, job, launched, trainers
 
+import holdfast
 from holdfast.ckpt.memory.arena import arena_path
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
+
+SNAPSHOTS = "[0-9]*"
+"""The files of slots and parity rows in a node's directory."""
 
 LARGEST = 1_000_000
 STEPS = 40
 
 
-def taken_bytes(directory: Path) -> int:
+def taken_bytes(directory: Path, *, pattern: str = "*") -> int:
     """Return the size of a node's files; files removed during the count may still be included."""
     total = 0
     with contextlib.suppress(FileNotFoundError):  # the directory goes with the job
-        for path in directory.iterdir():
+        for path in directory.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
                 total += path.stat().st_size
     return total
@@ -102,3 +106,38 @@ def test_a_state_that_outgrows_its_budget_costs_snapshots_and_not_the_training(
     for event in told:
         assert "1,048,576 bytes are declared for a node: declare more" in event["reason"]
     assert len(told) <= 2 * len(nodes) * 3
+
+
+STEADY = """
+import torch
+import holdfast
+
+@holdfast.resilient(batch=holdfast.Batch(microbatches=3))
+def train(run):
+    model = torch.nn.Linear(1024, 1024, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run.track(model=model, optimizer=optimizer)
+    for _ in run.steps(30):
+        for rows in run.microbatches(torch.ones(96, 1024)):
+            run.backward(model(rows).square().mean())
+        run.step(optimizer)
+
+train()
+"""
+STATE_BYTES = 3 * 4 * 1024 * 1024
+INDEX_BYTES = 64 << 10
+
+
+def test_a_job_takes_the_memory_that_memory_need_tells(tmp_path: Path) -> None:
+    script = tmp_path / "steady.py"
+    script.write_text(STEADY)
+    with launched(trainers(script, (), run_dir=tmp_path / "run", nodes=3)) as running:
+        directories = [arena_path(running.launcher.run, f"n{number}") for number in range(3)]
+        peak, outcome = 0, None
+        while outcome is None:
+            found = [taken_bytes(each, pattern=SNAPSHOTS) for each in directories]
+            peak, outcome = max(peak, *found), running.launcher.wait(0.001)
+        assert outcome.ok, outcome.message
+    least = holdfast.memory_need(STATE_BYTES // 3, nodes=3)
+    most = holdfast.memory_need(STATE_BYTES // 3 + INDEX_BYTES, nodes=3)
+    assert least.total <= peak <= most.total + most.lent
