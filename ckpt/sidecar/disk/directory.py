@@ -115,6 +115,7 @@ class SpillDirectory:
         """Map a block, every byte of it verified. Raises ``CorruptError``."""
         path = self._slot(snapshot.number, entry.rank)
         try:
+            _read_through(path)
             slot = SlotFile.open(path)
         except (OSError, ValueError) as error:
             raise CorruptError(f"{path}: cannot be read ({error}); use another copy") from error
@@ -132,6 +133,7 @@ class SpillDirectory:
         """Map a parity row that has bytes, all of them verified. Raises ``CorruptError``."""
         path = self._row(snapshot.number, entry)
         try:
+            _read_through(path)
             file = RowFile.open(path)
         except (OSError, ValueError) as error:
             raise CorruptError(
@@ -259,6 +261,17 @@ class SpillDirectory:
         _fsync(self._directory)
         part.rename(part.with_suffix(".json"))
         _fsync(self._directory)
+
+
+def _read_through(path: Path) -> None:
+    """Read a file to its end. Raises ``OSError`` if the disk does not return all of it.
+
+    A page that cannot be read ends a process that finds it in a mapping.
+    """
+    part = bytearray(_PIECE_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(part):
+            pass
 
 
 def _offered(what: _T, world: SnapshotWorld) -> _T:

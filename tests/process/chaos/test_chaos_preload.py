@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 from chaos_victims import Remote, Site, struck
+from doubles.blocks import make_world, random_payload
 
+from holdfast.ckpt.memory.arena import Arena
+from holdfast.ckpt.sidecar.disk.directory import SpillDirectory, SpilledHoldings
+from holdfast.ckpt.testing.shards import make_index
 from holdfast.elastic.events import StepDone, encode
 from holdfast.tools.chaos.faults.environment import together
 from holdfast.tools.chaos.faults.injector import Victim
@@ -98,6 +102,44 @@ def test_a_disk_that_fails_to_write_can_be_read(two: Two) -> None:
     two.disk.strike(struck("disk-write-error"), two.victim, two.site)
     assert two.hurt.does("os.write(fd, b'more')") == "EIO"
     assert two.hurt.does("os.pread(fd, 4, 0).decode()") == "some"
+
+
+READ_SPILLED = """
+from pathlib import Path
+from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.sidecar.disk.directory import SpillDirectory
+
+def read(folder):
+    spilled = SpillDirectory(Path(folder))
+    try:
+        for found in known:
+            spilled.open(found, found.blocks[0]).close()
+        return "read"
+    except CorruptError as error:
+        return str(error)
+
+known = SpillDirectory(Path({folder!r})).snapshots()
+"""
+
+
+def test_a_spilled_snapshot_that_the_disk_does_not_return_is_refused(two: Two) -> None:
+    folder, payload = two.folder / "disk", random_payload(3000, seed=(1,))
+    slot = Arena.open(two.folder / "arena", run="test").create(8000)
+    slot.block(3000)[:] = payload
+    entry = slot.finish(make_index(payload, run="test", generation=1, step=1, rank=0, world_size=1))
+    held = SpilledHoldings(
+        world=make_world({"a": "x"}, rank_nodes=("a",)),
+        step=1,
+        blocks={0: (slot, entry)},
+        rows=[],
+        sealed=[entry],
+    )
+    SpillDirectory(folder).write(held, pace=lambda nbytes: None)
+    two.hurt.does(f"!exec({READ_SPILLED.format(folder=str(folder))!r})")
+    assert two.hurt.does(f"read({str(folder)!r})") == "read"
+    two.disk.strike(struck("disk-error"), two.victim, two.site)
+    said = two.hurt.does(f"read({str(folder)!r})")
+    assert "cannot be read ([Errno 5] Input/output error); use another copy" in said
 
 
 def test_others_other_folders_and_what_tells_are_left_alone(two: Two, tmp_path: Path) -> None:
