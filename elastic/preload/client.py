@@ -215,7 +215,8 @@ class ForkServer:
                 try:
                     socket.send_fds(self.socket, [b"\0"], [described, theirs.fileno(), *fds])
                 except OSError as error:
-                    self._lose(str(error))
+                    code = self.child.wait(_END_S)
+                    self._lose(str(error) if code is None else describe_exit(code))
             pid = self._answer(ours)
         self._groups.add(pid)
         return ForkedProcess(pid)

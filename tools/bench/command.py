@@ -61,6 +61,7 @@ SECTIONS: Final = {
     "resize": Section("holdfast.tools.bench.faults.resize", "resize", shared=7, memory=12),
     "goodput": Section("holdfast.tools.bench.faults.goodput", "goodput", shared=5, memory=10),
     "join": Section("holdfast.tools.bench.faults.joining", "join", shared=5, memory=12),
+    "start": Section("holdfast.tools.bench.start", "start"),
     "rl": Section("holdfast.tools.bench.rl", "rl"),
     "plan": Section("holdfast.tools.bench.plan", "plan"),
     "control": Section("holdfast.tools.bench.control", "control"),

@@ -337,6 +337,17 @@ def test_a_server_that_was_killed_or_stopped_forks_no_more(tmp_path: Path) -> No
             assert child.wait(DEADLINE_S) == -signal.SIGKILL
 
 
+def test_an_order_to_a_server_that_is_gone_says_how_it_ended(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    with serving(python_command(script, []), "json") as server:
+        server.child.kill()
+        os.waitid(os.P_PID, server.child.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(PeerError, match=r"^killed by SIGKILL$"):
+            begun(server, tmp_path / "log")
+        assert (server.state, server.why) == (ServerState.ENDED, "killed by SIGKILL")
+
+
 def test_an_orphan_that_was_adopted_beside_a_worker_is_reaped(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

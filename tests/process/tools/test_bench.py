@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
-from holdfast.tools.bench import command
+from holdfast.tools.bench import command, start
 from holdfast.tools.bench.data_path import lost_time
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, Yardstick, in_turn
 from holdfast.tools.cli import EXIT_FAILED, EXIT_USAGE, main
@@ -37,7 +37,10 @@ PEERLESS = {
 }
 COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
-APART = {"plan", "lost", "memory", "mttr", "resize", "goodput", "join", "control", "exact", "rl"}
+APART = {
+    *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
+    "rl",
+}
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
 
@@ -157,6 +160,13 @@ def test_the_plan_of_small_worlds_in_a_table_of_its_own(
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert {figure["section"] for figure in figures} == {"plan"}
     assert any(figure["name"] == "64 ranks, alike: one rank's plan" for figure in figures)
+
+
+@pytest.mark.exhaustive
+def test_starts_are_timed_with_shared_imports_and_without(tmp_path: Path) -> None:
+    figures = figures_of("start", tmp_path, megabytes=1, timeout_s=250)
+    beside = {(each["name"], each["versus"]) for each in figures}
+    assert {(start.FORKED, start.STARTED), (start.SHARED, start.APART)} <= beside
 
 
 @pytest.mark.exhaustive
