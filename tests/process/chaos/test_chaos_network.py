@@ -44,8 +44,8 @@ class Peers:
         """Whether a message that is sent now arrives within the given number of seconds."""
         word = f"{time.monotonic_ns()};"
         sender.does(f"{to}.send(b'{word}')")
-        told = receiver.does(f"({at}.settimeout({s}), {at}.recv(1000).decode())[1]")
-        return bool(told.endswith(word))
+        message = receiver.does(f"({at}.settimeout({s}), {at}.recv(1000).decode())[1]")
+        return bool(message.endswith(word))
 
     def close(self) -> None:
         self.injector.close()

@@ -34,8 +34,8 @@ write_checkpoint(sys.argv[1], sample_arrays(), step=5)
 
 def scenario(*words: str, faults: list[dict[str, Any]], **more: Any) -> Scenario:
     command = ["{python}", str(JOB), "{folder}", *words]
-    told = {"name": "plain", "about": "", "workload": {"command": command}, "lifetime_s": 200.0}
-    return parse({**told, "fault": faults, **more}, source="test")
+    document = {"name": "plain", "about": "", "workload": {"command": command}, "lifetime_s": 200.0}
+    return parse({**document, "fault": faults, **more}, source="test")
 
 
 def kill(when: dict[str, Any], **target: Any) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def named(result: Result) -> list[tuple[int, str, str, bool]]:
 
 def longest_pause_s(folder: Path, rank: int) -> float:
     commits = of_kind(HookReader(folder / "history").new(), StepCommit)
-    told = [commit.t for commit in commits if commit.rank == rank]
-    return max(after - before for before, after in pairwise(told))
+    times = [commit.t for commit in commits if commit.rank == rank]
+    return max(after - before for before, after in pairwise(times))
 
 
 def test_a_job_that_goes_on_where_it_stood_holds(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_job_that_goes_on_where_it_stood_holds(tmp_path: Path) -> None:
     assert longest_pause_s(tmp_path, 0) > 0.4
     assert load(tmp_path) == result
     assert len(json.loads((tmp_path / "strikes.json").read_text())) == len(faults)
-    told = EventReader(tmp_path / "history").new()
-    assert [fault.number for fault in of_kind(told, FaultInjected)].count(0) == 1
-    over = [event.what for event in of_kind(told, FaultOver)]
+    events = EventReader(tmp_path / "history").new()
+    assert [fault.number for fault in of_kind(events, FaultInjected)].count(0) == 1
+    over = [event.what for event in of_kind(events, FaultOver)]
     assert over == ["stop of worker/0"]
 
 
@@ -161,8 +161,8 @@ def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_stray_file_among_the_checkpoints_is_told(tmp_path: Path) -> None:
     command = ["{python}", "-c", LEAVES, "{folder}/saved"]
-    told = {"name": "leaves", "about": "", "workload": {"command": command}, "lifetime_s": 60.0}
-    leaves = parse({**told, "checks": {"undisturbed": False}}, source="test")
+    document = {"name": "leaves", "about": "", "workload": {"command": command}, "lifetime_s": 60.0}
+    leaves = parse({**document, "checks": {"undisturbed": False}}, source="test")
     result = real.run(leaves, folder=tmp_path)
     stray = tmp_path / "work" / "saved" / "step-000000000005" / "data" / "stray.pack"
     assert not result.held

@@ -146,8 +146,8 @@ def test_what_is_wrong_fails_the_test_that_it_belongs_to(tmp_path: Path) -> None
     assert "there was no node to hit" in found["test_nobody_to_hit"]
     assert "parities" in found["test_marker"]
     for result in (tmp_path / "bad" / "made").rglob("result.json"):
-        told = load(result.parent)
-        assert told.held == told.name.endswith("::test_seen_failure"), told
+        run = load(result.parent)
+        assert run.held == run.name.endswith("::test_seen_failure"), run
     for pid in processes_of(str(tmp_path / "bad")):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # what the leaking test left
@@ -159,7 +159,7 @@ def test_the_plug_in_costs_other_tests_nothing() -> None:
         "import holdfast.tools.chaos.plugin; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
@@ -167,7 +167,7 @@ def test_the_plug_in_costs_other_tests_nothing() -> None:
         check=True,
     )
     heavy = {"torch", "numpy", "msgspec", "rich", "zmq"}
-    assert not heavy & set(told.stdout.split()), told.stdout
+    assert not heavy & set(done.stdout.split()), done.stdout
 
 
 def test_a_project_with_tools_of_its_own_has_both(

@@ -127,14 +127,14 @@ def test_a_spilled_snapshot_that_the_disk_does_not_return_is_refused(two: Two) -
     slot = Arena.open(two.folder / "arena", run="test").create(8000)
     slot.block(3000)[:] = payload
     entry = slot.finish(make_index(payload, run="test", generation=1, step=1, rank=0, world_size=1))
-    held = SpilledHoldings(
+    holdings = SpilledHoldings(
         world=make_world({"a": "x"}, rank_nodes=("a",)),
         step=1,
         blocks={0: (slot, entry)},
         rows=[],
         sealed=[entry],
     )
-    SpillDirectory(folder).write(held, pace=lambda nbytes: None)
+    SpillDirectory(folder).write(holdings, pace=lambda nbytes: None)
     two.hurt.does(f"!exec({READ_SPILLED.format(folder=str(folder))!r})")
     assert two.hurt.does(f"read({str(folder)!r})") == "read"
     two.disk.strike(struck("disk-error"), two.victim, two.site)
@@ -187,13 +187,13 @@ def test_a_clock_jumps_and_drifts_and_comes_back(two: Two) -> None:
     assert two.hurt.does("__import__('datetime').datetime.now().timestamp()") < time.time() - 7140
     hook = b'{"t":12345.5,"kind":"step","step":1,"rank":0}'
     lines = {"t": hook, "time_s": encode(StepDone(step=1, rank=0, node="a", time_s=12345.5))}
-    told = two.folder / "history-1.jsonl"
+    file = two.folder / "history-1.jsonl"
     for remote, line in itertools.product((two.hurt, two.well), lines.values()):
         whole = line + b"\n"
         wrong = f"{whole!r}.replace(b'12345.5', repr(time.time()).encode())"
-        wrote = f"os.write(os.open({str(told)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {wrong})"
+        wrote = f"os.write(os.open({str(file)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {wrong})"
         assert remote.does(wrote) > 0
-    for name, each in zip([*lines] * 2, told.read_text().splitlines(), strict=True):
+    for name, each in zip([*lines] * 2, file.read_text().splitlines(), strict=True):
         event = json.loads(each)
         assert abs(event[name] - time.time()) < 60
         assert event["rank"] == 0

@@ -22,17 +22,17 @@ BODY = b"x" * 10_000
 class Upstream(http.server.BaseHTTPRequestHandler):
     """Counts its requests, and lists the count."""
 
-    asked: list[str]
+    requests: list[str]
 
     def do_GET(self) -> None:
-        self._answer(str(len(self.asked)).encode() if "list-type=2" in self.path else BODY)
+        self._answer(str(len(self.requests)).encode() if "list-type=2" in self.path else BODY)
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(b"")
 
     def _answer(self, body: bytes) -> None:
-        self.asked.append(f"{self.command} {self.path}")
+        self.requests.append(f"{self.command} {self.path}")
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -45,8 +45,8 @@ class Upstream(http.server.BaseHTTPRequestHandler):
 class Store:
     """A client that sends a job's requests through the proxy."""
 
-    def __init__(self, folder: Path, asked: list[str]) -> None:
-        self.asked, self.site, self.injector = asked, Site(folder), StoreInjector()
+    def __init__(self, folder: Path, requests: list[str]) -> None:
+        self.requests, self.site, self.injector = requests, Site(folder), StoreInjector()
         self.victim = self.site.add("the store", part="store")
         self._place = urlsplit(self.injector.prepare(self.site, ())[ENDPOINT]).netloc
 
@@ -74,7 +74,7 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     requests: list[str] = []
-    handler = type("Handler", (Upstream,), {"asked": requests})
+    handler = type("Handler", (Upstream,), {"requests": requests})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{server.server_port}")
@@ -98,9 +98,9 @@ def test_replies_are_cut_off_or_lost(store: Store) -> None:
     assert [store.ask("GET", "/b/k") for _ in range(2)] == [(0, BODY[:5000]), (200, BODY)]
     undo()
     store.strike("store-lost-reply", 1)
-    before = len(store.asked)
+    before = len(store.requests)
     assert store.ask("PUT", "/b/k", b"done") == (0, b"")
-    assert store.asked[before:] == ["PUT /b/k"]
+    assert store.requests[before:] == ["PUT /b/k"]
 
 
 def test_bytes_come_and_go_slowly(store: Store) -> None:

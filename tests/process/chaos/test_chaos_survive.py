@@ -20,9 +20,9 @@ def survived(
     status = main([*words, "--json", str(matrix)])
     shown = capsys.readouterr()
     assert status == 0, (shown.out, shown.err)
-    told = json.loads(matrix.read_text())
-    assert told["broken"] == []
-    found: list[dict[str, Any]] = told["sets"]
+    report = json.loads(matrix.read_text())
+    assert report["broken"] == []
+    found: list[dict[str, Any]] = report["sets"]
     return found, shown.err
 
 

@@ -105,8 +105,8 @@ def test_what_was_changed_is_refused_and_counted(wire: Wire) -> None:
     flipped = wire.preload.flipped_bits
     assert flipped >= before + 3
     wire.injector.close()
-    told = json.loads((wire.site.folder / TOLD).read_text())
-    assert told == {"flipped_bits": flipped}
+    report = json.loads((wire.site.folder / TOLD).read_text())
+    assert report == {"flipped_bits": flipped}
     assert wire.asks(bulk=True) == "right" and wire.preload.flipped_bits == flipped
 
 

@@ -29,8 +29,8 @@ from holdfast.ckpt.transport import RunKey, Server
 
 def handle(request):
     if request.op == "files":  # of which a launcher or an agent needs some at any time
-        held = [patiently(lambda: os.open(os.devnull, 0)) for _ in range(request.body)]
-        for fd in held:
+        descriptors = [patiently(lambda: os.open(os.devnull, 0)) for _ in range(request.body)]
+        for fd in descriptors:
             os.close(fd)
     request.reply(len(os.listdir("/proc/self/fd")))
 

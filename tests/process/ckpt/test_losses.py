@@ -98,9 +98,9 @@ def refused(world: SnapshotWorld, lost: set[str], left: list[Inventory]) -> None
     points, reason = restore_points(left)
     assert 2 not in [point.step for point in points]
     if left:
-        told = reason.split("step 1 ")[0]
-        assert f"the block of rank {first_lost(world, lost)} " in told
-        assert missing(told) == lost
+        about_step_2 = reason.split("step 1 ")[0]
+        assert f"the block of rank {first_lost(world, lost)} " in about_step_2
+        assert missing(about_step_2) == lost
 
 
 def asked_in_vain(client: SidecarClient, world: SnapshotWorld, lost: set[str]) -> None:

@@ -120,14 +120,14 @@ def test_a_lone_sidecars_successor_knows_the_restore_point(one: SidecarGroup) ->
 
 
 @pytest.mark.parametrize("how", ["lifeline", "sigterm", "stop"])
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("has_holder", [False, True])
 def test_no_shared_memory_is_left_unless_somebody_holds_it(
-    one: SidecarGroup, how: str, held: bool
+    one: SidecarGroup, how: str, has_holder: bool
 ) -> None:
     write_step(one, one.adopt(), 1, sizes=(1000,))
     process = one.processes["a"]
     assert one.leftovers()
-    if not held:
+    if not has_holder:
         process.release()
     if how == "lifeline":
         assert process.process.stdin is not None
@@ -137,7 +137,7 @@ def test_no_shared_memory_is_left_unless_somebody_holds_it(
     else:
         one.clients["a"].stop()
     assert process.process.wait(DEADLINE_S) == 0
-    assert bool(one.leftovers()) == (held and how != "stop")
+    assert bool(one.leftovers()) == (has_holder and how != "stop")
     process.stop()
     assert one.leftovers() == []
 

@@ -122,11 +122,11 @@ def test_a_straggler_is_named_in_the_events_and_in_the_status(tmp_path: Path) ->
         found = running.await_event(lambda e: e["kind"] == "straggler")
         assert (found["victim"], found["on"], found["computes"]) == ("trainer/1", "n1", False)
         assert "takes 5.0 times as long as the others for a microbatch" in found["why"]
-        told: list[str] = []
+        troubles: list[str] = []
         deadline_s = time.monotonic() + DEADLINE_S
-        while not told and time.monotonic() < deadline_s:
-            told = [each for node in ask(tmp_path / "run") for each in node.troubles()]
-        assert found["why"] in told
+        while not troubles and time.monotonic() < deadline_s:
+            troubles = [each for node in ask(tmp_path / "run") for each in node.troubles()]
+        assert found["why"] in troubles
 
 
 def test_a_survivor_in_a_long_microbatch_is_waited_for(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def all_of(loader: Loader) -> list[int]:
 
 
 def test_a_killed_worker_process_costs_no_sample_and_no_error(tmp_path: Path) -> None:
-    told = LoaderEvents()
-    site = alone({}, 2, emit=told)
+    log = LoaderEvents()
+    site = alone({}, 2, emit=log)
     dataset = Deadly(40, tmp_path / "died")
     loader = make_loader(dataset, site, batch=8, num_workers=1)
     found = []
@@ -93,8 +93,8 @@ def test_a_killed_worker_process_costs_no_sample_and_no_error(tmp_path: Path) ->
         loader.advance()
     loader.close()
     assert sorted(found) == list(range(40))
-    (died,) = of_kind(told.events, DataWorkerDeath)
-    assert (told.kinds, died.times) == (["data_worker_died"], 1)
+    (died,) = of_kind(log.events, DataWorkerDeath)
+    assert (log.kinds, died.times) == (["data_worker_died"], 1)
     assert "killed by SIGKILL" in died.how
 
 
@@ -177,8 +177,8 @@ def rank(folder: Path, how: str, *, temporary: Path) -> Iterator[subprocess.Pope
     script = folder / "rank.py"
     script.write_text(RANK.format(paths=paths, how=how))
     env = {**os.environ, "TMPDIR": str(temporary)}
-    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen([sys.executable, script], **told, env=env, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([sys.executable, script], **pipes, env=env, text=True)
     try:
         yield process
     finally:
@@ -289,29 +289,29 @@ class LoaderEvents:
 
 
 def test_a_lock_that_a_thread_of_the_rank_holds_does_not_stop_the_workers() -> None:
-    told = LoaderEvents()
+    log = LoaderEvents()
     with LOCK:  # for ever, as a process sees it that is forked now
-        loader = make_loader(Locking(8), alone({}, 1, emit=told), batch=8, num_workers=2)
+        loader = make_loader(Locking(8), alone({}, 1, emit=log), batch=8, num_workers=2)
         assert sorted(all_of(loader)) == list(range(8))
     loader.close()
-    assert told.kinds == []
+    assert log.kinds == []
 
 
 def test_a_forked_worker_that_stands_still_is_replaced() -> None:
-    told, beats = LoaderEvents(), []
+    log, beats = LoaderEvents(), []
     LOCK.acquire()
     how = {"multiprocessing_context": "fork", "first_batch_s": 0.5}
 
     def emit(event: LoaderEvent) -> None:
-        told(event)
+        log(event)
         LOCK.release()
 
     site = alone({}, 1, emit=emit, beat=lambda: beats.append(1))
     loader = make_loader(Locking(8), site, batch=8, num_workers=1, **how)
     assert sorted(all_of(loader)) == list(range(8))
     loader.close()
-    assert told.kinds == ["data_worker_stuck"]
-    assert "gave nothing for 0.5 s" in of_kind(told.events, DataWorkerHang)[0].how
+    assert log.kinds == ["data_worker_stuck"]
+    assert "gave nothing for 0.5 s" in of_kind(log.events, DataWorkerHang)[0].how
     assert beats, "meanwhile the rank is not taken for hung itself"
 
 
@@ -320,10 +320,10 @@ def test_a_forked_worker_that_stands_still_is_replaced() -> None:
 def test_a_worker_that_hangs_in_its_start_is_replaced_by_a_forked_one(
     tmp_path: Path, stuck: int, factory: Callable[..., Any]
 ) -> None:
-    told = LoaderEvents()
+    log = LoaderEvents()
     how = {"worker_init_fn": Hanging(tmp_path, times=stuck), "first_batch_s": 2.0}
     loader = make_loader(
-        Numbers(8), alone({}, 2, emit=told), batch=4, num_workers=2, factory=factory, **how
+        Numbers(8), alone({}, 2, emit=log), batch=4, num_workers=2, factory=factory, **how
     )
     found = all_of(loader)
     loader.advance()
@@ -331,20 +331,20 @@ def test_a_worker_that_hangs_in_its_start_is_replaced_by_a_forked_one(
     pids = loader.worker_pids()
     loader.close()
     assert sorted(found) == list(range(8))
-    assert told.kinds[:stuck] == ["data_worker_stuck"] * stuck
+    assert log.kinds[:stuck] == ["data_worker_stuck"] * stuck
     assert not any(_lives(pid) for pid in pids)
 
 
 def test_workers_that_always_hang_in_their_start_end_the_job_with_the_remedy(
     tmp_path: Path,
 ) -> None:
-    told = LoaderEvents()
+    log = LoaderEvents()
     how = {"worker_init_fn": Hanging(tmp_path, times=99), "first_batch_s": 0.4}
-    loader = make_loader(Numbers(8), alone({}, 1, emit=told), batch=8, num_workers=1, **how)
+    loader = make_loader(Numbers(8), alone({}, 1, emit=log), batch=8, num_workers=1, **how)
     with pytest.raises(JobFailedError, match=r"stuck 3 times .*first_batch_s"):
         all_of(loader)
     loader.close()
-    assert told.kinds.count("data_worker_stuck") == 3
+    assert log.kinds.count("data_worker_stuck") == 3
 
 
 def test_tensors_of_workers_come_from_processes_that_the_rank_did_not_fork() -> None:
@@ -361,17 +361,17 @@ def test_what_cannot_be_pickled_is_read_by_forked_workers_and_the_log_says_why()
     class Local(Numbers):
         pass
 
-    told = LoaderEvents()
-    loader = make_loader(Local(8), alone({}, 1, emit=told), batch=8, num_workers=1)
+    log = LoaderEvents()
+    loader = make_loader(Local(8), alone({}, 1, emit=log), batch=8, num_workers=1)
     assert sorted(all_of(loader)) == list(range(8))
     loader.close()
-    assert told.kinds == ["data_workers_forked"]
-    assert "cannot be pickled" in of_kind(told.events, DataWorkersForked)[0].why
+    assert log.kinds == ["data_workers_forked"]
+    assert "cannot be pickled" in of_kind(log.events, DataWorkersForked)[0].why
 
 
 def test_a_starter_that_is_killed_is_started_anew() -> None:
-    told = LoaderEvents()
-    loader = make_loader(Numbers(64), alone({}, 1, emit=told), batch=4, num_workers=1)
+    log = LoaderEvents()
+    loader = make_loader(Numbers(64), alone({}, 1, emit=log), batch=4, num_workers=1)
     found = all_of(loader)
     loader.advance()
     pids = list(loader.worker_pids())
@@ -382,7 +382,7 @@ def test_a_starter_that_is_killed_is_started_anew() -> None:
         loader.advance()
     loader.close()
     assert sorted(found) == list(range(64))
-    assert told.kinds == ["data_worker_died"]
+    assert log.kinds == ["data_worker_died"]
 
 
 SCRIPT = """

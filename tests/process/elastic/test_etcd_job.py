@@ -28,8 +28,8 @@ STEPS = 40
 
 def _training(directory: Path, *more: str) -> tuple[str, ...]:
     directory.mkdir()
-    told = ("--protobuf", str(directory / "protobuf"), "--result", str(directory / "result"))
-    return python_command(TRAINING, [*told, "--steps", str(STEPS), *more])
+    flags = ("--protobuf", str(directory / "protobuf"), "--result", str(directory / "result"))
+    return python_command(TRAINING, [*flags, "--steps", str(STEPS), *more])
 
 
 def _train(directory: Path, coordinator: str) -> LaunchConfig:

@@ -22,8 +22,8 @@ STEPS, MICROBATCHES = 6, 6
 
 def undisturbed(folder: Path, kind: str, *, ep: int, exact: Exact) -> dict[str, Any]:
     """Return what one group with all experts comes to that nothing happens to."""
-    asked = Mesh(ep=2) if ep > 1 else Mesh(ep=(2, 1))
-    turn: mesh_bodies.Turn = (MeshSize(dp=ep, ep=ep), asked, [kind], exact)
+    mesh = Mesh(ep=2) if ep > 1 else Mesh(ep=(2, 1))
+    turn: mesh_bodies.Turn = (MeshSize(dp=ep, ep=ep), mesh, [kind], exact)
     body = functools.partial(
         mesh_bodies.train_in_turn,
         turns=[turn],

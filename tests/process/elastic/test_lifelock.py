@@ -24,9 +24,9 @@ page = ControlPage(int(sys.argv[1]))
 page.hold_life()
 for _ in range(3):
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-held = mmap.mmap(-1, int(sys.argv[2]))
-for at in range(0, len(held), 4096):
-    held[at] = 1
+memory = mmap.mmap(-1, int(sys.argv[2]))
+for at in range(0, len(memory), 4096):
+    memory[at] = 1
 os.write(1, b"x")
 {then}
 """
@@ -80,9 +80,9 @@ def seen_before_the_memory_was_freed(directory: Path) -> bool:
         return False
     assert holder.status == signal.SIGKILL
     holder.child.foretell(os.waitstatus_to_exitcode(holder.status))
-    told = holder.child.poll()
-    assert told is not None
-    assert (told.change, told.code) == (ChildChange.EXITED, -signal.SIGKILL)
+    status = holder.child.poll()
+    assert status is not None
+    assert (status.change, status.code) == (ChildChange.EXITED, -signal.SIGKILL)
     assert not holder.child.alive
     assert holder.child.poll() is None
     still_at_it = holder.child.wait(0.0) is None
@@ -135,8 +135,8 @@ def test_one_that_was_buried_before_anybody_looked_has_exited_all_the_same(tmp_p
         holder.child.bury()
         assert holder.child.await_end(0.0)
         if look == "poll":
-            told = holder.child.poll()
-            assert told is not None
-            assert told.change is ChildChange.EXITED
+            status = holder.child.poll()
+            assert status is not None
+            assert status.change is ChildChange.EXITED
         assert holder.child.wait(0.0) == -signal.SIGKILL
         holder.close()

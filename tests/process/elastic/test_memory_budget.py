@@ -100,12 +100,12 @@ def test_a_state_that_outgrows_its_budget_costs_snapshots_and_not_the_training(
         outcome = running.finish()
         assert outcome.ok, outcome.message
         assert max(event["step"] for event in running.events("step")) == 30
-        told = running.events("snapshots_left_out")
-    assert told, "it is said, once and then ever more rarely"
-    assert {event["newest"] for event in told} == {10}
-    for event in told:
+        left_out = running.events("snapshots_left_out")
+    assert left_out, "it is said, once and then ever more rarely"
+    assert {event["newest"] for event in left_out} == {10}
+    for event in left_out:
         assert "1,048,576 bytes are declared for a node: declare more" in event["reason"]
-    assert len(told) <= 2 * len(nodes) * 3
+    assert len(left_out) <= 2 * len(nodes) * 3
 
 
 STEADY = """

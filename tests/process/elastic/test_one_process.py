@@ -14,7 +14,7 @@ import gc, json, os, sys, threading, time
 import torch, torch.distributed as dist
 import holdfast
 
-def uncaught(*told):
+def uncaught(*args):
     pass
 
 sys.excepthook = uncaught

@@ -30,13 +30,15 @@ def config(folder: Path, name: str, *flags: str, nodes: int) -> LaunchConfig:
     )
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in (folder / "log").read_bytes().splitlines()]
 
 
 def ends(folder: Path) -> list[dict[str, Any]]:
     """Return the last line of every rank that came to the end, and check its game."""
-    found = sorted((line for line in told(folder) if "seat" in line), key=lambda line: line["rank"])
+    found = sorted(
+        (line for line in lines_of(folder) if "seat" in line), key=lambda line: line["rank"]
+    )
     for line in found:
         assert line["game"] == expected(line["seat"], line["turns"]), line
         assert line["best"][1] == "float32"
@@ -68,7 +70,7 @@ def test_no_turn_is_lost_or_played_twice_when_a_rank_dies_and_comes_back(tmp_pat
         assert [line["seat"] for line in found] == [0, 1, 2]
         assert [line["turns"] for line in found] == turns_by_events(job, 3)
         assert found[0]["best"][0] == 200
-    built = [line["built"] for line in told(tmp_path) if "built" in line]
+    built = [line["built"] for line in lines_of(tmp_path) if "built" in line]
     assert len(built) >= 4
     assert all(each == built[0] for each in built), (
         "the function is built alike, by every generator"

@@ -116,7 +116,7 @@ def test_one_that_comes_there_is_not_interrupted_later() -> None:
 
 
 def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
-    told: list[Mapping[str, Any]] = []
+    states: list[Mapping[str, Any]] = []
     channel: Any = _Channel()
     settings = Settings(batch=Batch(microbatches=2))
     with stage(record_of(["x:1"] * 2), rank=1, guard=_guard()) as world:
@@ -124,7 +124,7 @@ def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
         keeper = rehearsal.StageKeeper(
             channel, settings, world, pulse=pulse, maps=rehearsal.SlotMaps()
         )
-        keeper.tracked = told.append
+        keeper.tracked = states.append
         run = rehearsal.Run(channel, settings, world, pulse=pulse, keeper=keeper)
         model = nn.Linear(2, 2)
         run.track(model=model)
@@ -132,7 +132,7 @@ def test_the_state_is_told_and_the_first_step_ends_it(tmp_path: Path) -> None:
             next(run.steps(3))
         assert not run.is_leader
         run._close()
-    assert told[0].keys() == {"model", "holdfast", "holdfast-ranks"}
+    assert states[0].keys() == {"model", "holdfast", "holdfast-ranks"}
 
 
 class _Channel:

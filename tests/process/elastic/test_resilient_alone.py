@@ -86,7 +86,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "        check()\n"
         "        looked.append(time.time())\n"
         "        time.sleep(0.3)\n"
-        "    def told(event):\n"
+        "    def printed(event):\n"
         "        if event.kind == 'step':\n"
         "            print(json.dumps([event.start_s + event.seconds, looked[-1]]))\n"
         "        emit(event)\n"
@@ -94,7 +94,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "        for _ in run.microbatches():\n"
         "            run.backward(model(torch.ones(2)).sum())\n"
         "        run.step(optimizer)\n"
-        "        guard.check, session.emit = paused, told\n"
+        "        guard.check, session.emit = paused, printed\n"
         "train()\n"
     )
     done = subprocess.run(

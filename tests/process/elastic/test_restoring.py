@@ -219,9 +219,9 @@ def test_a_damaged_block_is_rebuilt_and_the_same_step_restored(group: SidecarGro
     assert [value(state) for state in states] == [2, 2]
     assert {each.tier for each in results} == {"parity"}
     assert all(each.how.startswith("rank 1 rebuilt on b: ") for each in results)
-    (told,) = ranks.events
-    assert (told.step, told.next_step) == (2, 2)
-    assert "of rank 1 fails its checksum" in told.reason
+    (event,) = ranks.events
+    assert (event.step, event.next_step) == (2, 2)
+    assert "of rank 1 fails its checksum" in event.reason
     assert group.clients["b"].status()["counters"]["distrusted"] >= 1
     assert steps_held(group) == {1, 2}
 

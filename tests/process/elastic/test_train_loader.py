@@ -58,8 +58,8 @@ def test_killed_ranks_and_killed_readers_leave_no_trace(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     result = tmp_path / "result.json"
-    told = ["--epochs", str(EPOCHS), "--workers", "1", "--result", str(result), *flags]
-    config = trainers(EXAMPLE, told, slots=2, run_dir=tmp_path / "run")
+    words = ["--epochs", str(EPOCHS), "--workers", "1", "--result", str(result), *flags]
+    config = trainers(EXAMPLE, words, slots=2, run_dir=tmp_path / "run")
     with launched(config) as running:
         kill_a_rank_and_a_reader(running)
         assert running.finish().ok

@@ -330,9 +330,9 @@ def test_a_tracked_generator_in_a_microbatch(run: Run, is_nested: bool) -> None:
         for x in run.microbatches(DATA):
             run.backward((its.net(x + noise.draw()) - x).square().mean())
 
-    held: Any = {"generator": noise.generator} if is_nested else noise
+    tracked: Any = {"generator": noise.generator} if is_nested else noise
     words = r"^run\.track: noise\.generator changed inside the pass over .*run\.generator\('noise"
-    refused(run, words, update, noise=held)
+    refused(run, words, update, noise=tracked)
 
 
 def test_tracked_generators_between_passes_are_right(run: Run) -> None:

@@ -23,8 +23,8 @@ _LISTENS = """
 import errno, json, os, socket, sys, threading, time
 for line in sys.stdin:
     try:
-        told = "exec" if line.startswith("!") else "eval"
-        found = exec(line[1:]) if told == "exec" else eval(line)
+        mode = "exec" if line.startswith("!") else "eval"
+        found = exec(line[1:]) if mode == "exec" else eval(line)
         print(json.dumps([True, found]), flush=True)
     except OSError as error:
         print(json.dumps([False, errno.errorcode.get(error.errno, str(error))]), flush=True)

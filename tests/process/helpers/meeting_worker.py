@@ -17,7 +17,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     total = torch.ones(1)
     dist.all_reduce(total)
-    told = {
+    report = {
         "pid": os.getpid(),
         "rank": dist.get_rank(),
         "world": dist.get_world_size(),
@@ -26,7 +26,7 @@ def main() -> None:
         "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
     }
     with Path(os.environ["HOLDFAST_TEST_LOG"]).open("ab", buffering=0) as log:
-        log.write(msgspec.json.encode(told) + b"\n")
+        log.write(msgspec.json.encode(report) + b"\n")
     while not Path(os.environ["HOLDFAST_TEST_END"]).exists() and os.getppid() == parent:
         time.sleep(0.02)
 

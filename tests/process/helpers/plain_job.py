@@ -46,9 +46,9 @@ def await_strike(number: str | None) -> None:
     if number is None or folder.name == "calm":
         return
     drawn = json.loads((folder.parent / "strikes.json").read_text())
-    told = folder / "events-chaos.jsonl"
+    event_log = folder / "events-chaos.jsonl"
     while int(number) in {strike["number"] for strike in drawn}:
-        if told.exists() and f'"number":{number},' in told.read_text():
+        if event_log.exists() and f'"number":{number},' in event_log.read_text():
             return
         time.sleep(0.01)
 

@@ -82,8 +82,8 @@ def _run_generation(
         channel.fail(str(error), user_error=True)
         raise
     except CkptError as error:
-        told: dict[str, Json] = {"generation": number, "rank": rank, "error": str(error)}
-        channel.emit(UserEvent(name="interrupted", fields=told))
+        fields: dict[str, Json] = {"generation": number, "rank": rank, "error": str(error)}
+        channel.emit(UserEvent(name="interrupted", fields=fields))
         while not channel.fenced(number):
             time.sleep(0.01)
         return False

@@ -85,7 +85,7 @@ def train(run):
 if __name__ == "__main__":
     train()
     mine = [adapters, ckpt, ckpt.mine, elastic, tools, tools.deep.below]
-    told = {
+    report = {
         "mine": [module.__file__ for module in mine],
         "path": sys.path,
         "argv": sys.argv,
@@ -93,7 +93,7 @@ if __name__ == "__main__":
         "folder": os.getcwd(),
     }
     with open(os.environ["TOLD"], "w") as file:
-        json.dump(told, file)
+        json.dump(report, file)
 """
 
 USER = """
@@ -244,7 +244,7 @@ def neighbours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(wheel: Environment, words: list[str], *, script: Path, cwd: Path, by: str) -> Any:
+def report_of(wheel: Environment, words: list[str], *, script: Path, cwd: Path, by: str) -> Any:
     """Return what the user's script tells that Python or `holdfast run` starts with ``words``."""
     note = wheel.home / f"{by}.json"
     command = [wheel.folder / "bin" / "holdfast", "run"] if by == "run" else [wheel.python]
@@ -258,17 +258,17 @@ def test_a_script_meets_its_own_neighbours_by_python_and_by_holdfast_run(
     wheel: Environment, neighbours: Path, tmp_path: Path
 ) -> None:
     script = neighbours / "train.py"
-    by_hand = told(wheel, [str(script)], script=script, cwd=tmp_path, by="python")
+    by_hand = report_of(wheel, [str(script)], script=script, cwd=tmp_path, by="python")
     assert by_hand["path"][0] == str(neighbours)
-    assert told(wheel, [str(script)], script=script, cwd=tmp_path, by="run") == by_hand
+    assert report_of(wheel, [str(script)], script=script, cwd=tmp_path, by="run") == by_hand
 
 
 def test_a_module_meets_its_own_neighbours_by_python_and_by_holdfast_run(
     wheel: Environment, neighbours: Path
 ) -> None:
     script = neighbours / "train.py"
-    by_hand = told(wheel, ["-m", "train"], script=script, cwd=neighbours, by="python")
-    assert told(wheel, ["-m", "train"], script=script, cwd=neighbours, by="run") == by_hand
+    by_hand = report_of(wheel, ["-m", "train"], script=script, cwd=neighbours, by="python")
+    assert report_of(wheel, ["-m", "train"], script=script, cwd=neighbours, by="run") == by_hand
 
 
 def checked(wheel: Environment, text: str, folder: Path, *, status: int = 0) -> str:

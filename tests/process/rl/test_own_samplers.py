@@ -50,10 +50,10 @@ def patiently(job: Job, wanted: Callable[[Event], bool]) -> Event:
 def test_kills_of_a_sampler_and_of_the_loop_leave_no_trace(tmp_path: Path) -> None:
     alone, result = tmp_path / "alone.json", tmp_path / "result.json"
     words = [sys.executable, EXAMPLES / "wrap_grpo.py", "--steps", STEPS, "--result", alone]
-    told = ["--example", "own_samplers", "--count", tmp_path, "--trained", 2]
-    told += ["--directory", tmp_path / "meet", "--steps", STEPS, "--result", result]
+    flags = ["--example", "own_samplers", "--count", tmp_path, "--trained", 2]
+    flags += ["--directory", tmp_path / "meet", "--steps", STEPS, "--result", result]
     config = LaunchConfig(
-        command=python_command(DYING, [*map(str, told)]),
+        command=python_command(DYING, [*map(str, flags)]),
         nodes=tuple(NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in "ab"),
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",

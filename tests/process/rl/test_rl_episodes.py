@@ -65,13 +65,15 @@ def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
 
     (tmp_path / "gate").touch()
     with rl_job(tmp_path, config_in(tmp_path)) as job:
-        held: set[tuple[int, int]] = set()
+        episodes: set[tuple[int, int]] = set()
         job.await_event(lambda e: e["kind"] == "sampling" and e["seat"] == "rollout/0")
         dead = job.worker("rollout/0")
 
         def holds_some() -> bool:
-            held.update((o, s) for pid, o, s, turn in calls_in(tmp_path) if turn and pid == dead)
-            return len(held) >= 4
+            episodes.update(
+                (o, s) for pid, o, s, turn in calls_in(tmp_path) if turn and pid == dead
+            )
+            return len(episodes) >= 4
 
         wait_until(holds_some, "second turns under way in one worker")
         hurt(dead)
@@ -89,7 +91,7 @@ def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
     assert result["heldout"] == expected["heldout"]
     assert result["ledger"]["ok"], result["ledger"]
     calls = calls_in(tmp_path)
-    for ordinal, sample in held:
+    for ordinal, sample in episodes:
         turns = [turn for _, o, s, turn in calls if (o, s) == (ordinal, sample)]
         assert sorted(turns) == [0, 1, 1], "the reply that was there is used, the other asked for"
     assert [event["turns_mean"] for event in figures] == [2.0] * 3

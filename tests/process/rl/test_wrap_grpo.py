@@ -37,11 +37,11 @@ def test_the_plain_loop_runs_and_is_wrapped_by_forty_lines(
 def test_kills_in_sampling_and_in_training_leave_no_trace(tmp_path: Path) -> None:
     alone, result = tmp_path / "alone.json", tmp_path / "result.json"
     words = [sys.executable, EXAMPLES / "wrap_grpo.py", "--steps", STEPS, "--result", alone]
-    told = ["--count", tmp_path, "--sampled", 300, "--trained", 3]
-    told += ["--steps", STEPS, "--result", result]
+    flags = ["--count", tmp_path, "--sampled", 300, "--trained", 3]
+    flags += ["--steps", STEPS, "--result", result]
     nodes = [NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in ("a", "b")]
     config = LaunchConfig(
-        command=python_command(DYING, [*map(str, told)]),
+        command=python_command(DYING, [*map(str, flags)]),
         nodes=tuple(nodes),
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",

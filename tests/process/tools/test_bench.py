@@ -184,14 +184,14 @@ def test_memory_is_shown_by_purpose_beside_full_copies(tmp_path: Path) -> None:
     assert left_in_memory() <= before
     figures = {each["name"]: each for each in json.loads(target.read_text())["figures"]}
     for guard in ("parity 1 of 3", "a whole copy"):
-        held = {
+        memory = {
             name.rpartition(": ")[2]: each["value"]
             for name, each in figures.items()
             if name.startswith(f"16 MiB a node, {guard}")
         }
-        assert held["slots"] > 16
-        assert held["sidecar, PSS beyond"] > 0
-        assert held["beyond slots and parity"] > 0
+        assert memory["slots"] > 16
+        assert memory["sidecar, PSS beyond"] > 0
+        assert memory["beyond slots and parity"] > 0
         assert f"16 MiB a node, {guard}" in done.stdout
     parity = [figures[f"16 MiB a node, {guard}: parity"]["value"] for guard in ("parity 1 of 3",)]
     copies = figures["16 MiB a node, a whole copy: parity"]["value"]
@@ -312,7 +312,7 @@ def test_the_table_says_what_was_compared_with_what(width: int) -> None:
     command.show([row], console=console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    for told in (
+    for phrase in (
         "persist",
         "ckpt.save",
         "2.00 s",
@@ -323,7 +323,7 @@ def test_the_table_says_what_was_compared_with_what(width: int) -> None:
         "2.50",
         "12.5",
     ):
-        assert told in text
+        assert phrase in text
 
 
 Faulted = Callable[..., dict[str, dict[str, Any]]]

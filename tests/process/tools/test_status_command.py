@@ -65,11 +65,11 @@ def test_watching_ends_with_the_job(tmp_path: Path) -> None:
         )
         assert watching.stdout is not None
         lines = [watching.stdout.readline() for _ in range(3)]
-    _, told = watching.communicate(timeout=DEADLINE_S)
+    _, error = watching.communicate(timeout=DEADLINE_S)
     steps = [msgspec.json.decode(line)["nodes"]["n0"]["status"]["protected"] for line in lines]
     assert steps == sorted(steps)
     assert watching.returncode == 1
-    assert told.startswith(b"error: ")
+    assert error.startswith(b"error: ")
 
 
 def test_a_job_that_is_over_is_an_error_with_its_ending(tmp_path: Path) -> None:

@@ -72,13 +72,13 @@ def in_worker() -> None:
 
     emit = Session.emit
 
-    def told(session: Session, event: Event) -> None:
+    def emit_and_record(session: Session, event: Event) -> None:
         emit(session, event)
         if isinstance(event, StepDone):
             ended = event.start_s + event.seconds
             record("step", session._channel.node, event.generation, t=ended)
 
-    Session.emit = told  # type: ignore[method-assign]
+    Session.emit = emit_and_record  # type: ignore[method-assign]
 
 
 if _FOLDER:
