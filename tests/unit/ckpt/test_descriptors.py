@@ -23,9 +23,9 @@ def many() -> Iterator[None]:
     allow_many()
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200:
         pytest.skip("the hard limit of descriptors is too low")
-    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
+    descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
     yield
-    for fd in held:
+    for fd in descriptors:
         os.close(fd)
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 

@@ -95,7 +95,7 @@ def test_success_is_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (CorruptError("pack 3:\n   CRC differs"), "error: pack 3: CRC differs\n"),
         (JobFailedError("no node is left"), "error: no node is left\n"),
@@ -125,10 +125,10 @@ def test_what_users_can_cause_is_one_paragraph_and_1(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: Exception,
-    told: str,
+    message: str,
 ) -> None:
     assert run_with(monkeypatch, error) == cli.EXIT_FAILED
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == message
 
 
 def test_a_wrong_setting_is_2(

@@ -117,12 +117,12 @@ def test_memory_that_changes_while_it_is_written_is_not_published(tmp_path: Path
 
 def test_the_pace_is_told_of_every_byte(tmp_path: Path) -> None:
     index, payload = captured(1)[0]
-    told: list[int] = []
-    options = PackOptions(threads=0, around_cache=True, watch=told.append)
+    sizes: list[int] = []
+    options = PackOptions(threads=0, around_cache=True, watch=sizes.append)
     receipt = write_pack(
         tmp_path, step=1, index=index, payload=memoryview(payload), options=options
     )
-    assert sum(told) == receipt.files.pack.nbytes
-    assert max(told) <= pack._WATCH_BYTES + max(
+    assert sum(sizes) == receipt.files.pack.nbytes
+    assert max(sizes) <= pack._WATCH_BYTES + max(
         c.nbytes for e in index.tensors.values() for c in e.chunks
     )

@@ -84,12 +84,12 @@ def test_a_save_by_hand_needs_no_fence_and_leaves_it_alone(tmp_path: Path) -> No
 
 
 def test_a_lost_right_to_act_is_found_right_before_the_publication(tmp_path: Path) -> None:
-    asked = 0
+    checks = 0
 
     def check() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+        nonlocal checks
+        checks += 1
+        if checks == 2:
             raise FencedError("the lease ran out")
 
     receipt = written(tmp_path, "a", 1, 4)

@@ -90,7 +90,7 @@ def test_values_are_found_however_the_path_divides() -> None:
 
 
 @pytest.mark.parametrize(
-    "held",
+    "mapping",
     [
         {"z": 7, "loss": 5},
         OrderedDict(z=7, loss=5),
@@ -99,8 +99,8 @@ def test_values_are_found_however_the_path_divides() -> None:
         {0: 1, "loss": 5},
     ],
 )
-def test_values_are_found_in_dicts_of_every_kind(held: Any) -> None:
-    assert value_at({"a": plain.encode({"b": held}, "a")}, "a.b.loss") == 5
+def test_values_are_found_in_dicts_of_every_kind(mapping: Any) -> None:
+    assert value_at({"a": plain.encode({"b": mapping}, "a")}, "a.b.loss") == 5
 
 
 @pytest.mark.parametrize("text", ["loss", "loss:low", ":min", "loss:min:x", "loss:min:0"])

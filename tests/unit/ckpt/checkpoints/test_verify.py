@@ -104,9 +104,9 @@ def test_several_faults_are_all_told_in_the_order_they_lie(tmp_path: Path) -> No
     starts = {name: index.tensors[name].chunks[0].at for name in chosen}
     for at in starts.values():
         flip(tmp_path / folder / record.pack.path, at)
-    told = found(store)
-    assert [(f.tensor, f.offset) for f in told] == sorted(starts.items(), key=lambda kv: kv[1])
-    assert told[0].chunk == Box(offset=(0, 0), shape=(700, 250))
+    damages = found(store)
+    assert [(f.tensor, f.offset) for f in damages] == sorted(starts.items(), key=lambda kv: kv[1])
+    assert damages[0].chunk == Box(offset=(0, 0), shape=(700, 250))
 
 
 def test_a_pack_that_was_cut_off_names_what_is_missing(tmp_path: Path) -> None:

@@ -290,14 +290,17 @@ def test_compression_stays_unless_another_is_asked_for(tmp_path: Path) -> None:
         step=1,
         compression={"*.a": "zstd:5"},
     )
-    for target, asked, wanted in (
+    for target, compression, wanted in (
         ("same", None, {"m.a": "zstd:5", "m.b": "None"}),
         ("none", {}, {"m.a": "None", "m.b": "None"}),
         ("all", {"*": "blosc-lz4"}, {"m.a": "blosc-lz4:5", "m.b": "blosc-lz4:5"}),
     ):
         with StoreSource(tmp_path / "s", 1) as source:
             reshard(
-                source, tmp_path / target, layout=TargetLayout(mesh={"dp": 2}), compression=asked
+                source,
+                tmp_path / target,
+                layout=TargetLayout(mesh={"dp": 2}),
+                compression=compression,
             )
         with StoreSource(tmp_path / target, 1) as source:
             found = {fqn: str(tensor.codec) for fqn, tensor in source.manifest.tensors.items()}

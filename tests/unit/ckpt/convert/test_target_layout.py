@@ -51,8 +51,8 @@ def test_replicas_are_written_once_and_the_bytes_balance() -> None:
     layout = TargetLayout(mesh={"dp": 1, "tp": 2})
     specs = {f"w{n}": spec(8, 8, fqn=f"w{n}") for n in range(6)}
     writers = layout.writers(specs)
-    held = [sum(c.nbytes for entry in w.values() for c in entry.chunks) for w in writers]
-    assert held == [6 * 128, 6 * 128]
+    sizes = [sum(c.nbytes for entry in w.values() for c in entry.chunks) for w in writers]
+    assert sizes == [6 * 128, 6 * 128]
 
 
 def test_every_tensor_is_listed_even_an_empty_one() -> None:

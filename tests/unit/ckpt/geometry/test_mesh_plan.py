@@ -31,8 +31,8 @@ ROWS, COLUMNS = Split(dim=0), Split(dim=1)
 
 def test_fsdp_over_tensor_parallel_cuts_inside_the_tensor_parallel_shard() -> None:
     saved = layout((2, 2), Split(dim=0, after=2), ROWS, w=(8, 3))
-    held = {rank: saved.boxes("w", rank)[0].offset[0] for rank in range(4)}
-    assert held == {0: 0, 2: 2, 1: 4, 3: 6}
+    first_rows = {rank: saved.boxes("w", rank)[0].offset[0] for rank in range(4)}
+    assert first_rows == {0: 0, 2: 2, 1: 4, 3: 6}
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -125,16 +125,16 @@ def test_a_successor_finds_sealed_slots_and_removes_the_rest(tmp_path: Path) -> 
 
 
 def test_sweep_takes_only_what_nobody_holds(tmp_path: Path) -> None:
-    held, left = tmp_path / "holdfast-a-n", tmp_path / "holdfast-b-n"
+    owned, left = tmp_path / "holdfast-a-n", tmp_path / "holdfast-b-n"
     other = tmp_path / "something-else"
     other.mkdir()
-    fd, lost = hold(held), hold(left)
+    fd, lost = hold(owned), hold(left)
     os.close(lost)
     assert sweep(tmp_path) == [left]
-    assert held.exists()
+    assert owned.exists()
     assert other.exists()
     os.close(fd)
-    assert sweep(tmp_path) == [held]
+    assert sweep(tmp_path) == [owned]
 
 
 def test_what_others_may_have_prepared_is_neither_used_nor_swept(tmp_path: Path) -> None:

@@ -141,10 +141,10 @@ def test_a_row_that_is_being_read_is_not_written_to(arena: Arena) -> None:
     parities.expect([1000], keep=1)
     row = seal(parities, 1)
     with row.lock:
-        held = row.buffer
+        buffer = row.buffer
         parities.drop((1, 1))
         seal(parities, 2, fill=9)
-        assert held is not None and bytes(held) == bytes([7]) * 1000
+        assert buffer is not None and bytes(buffer) == bytes([7]) * 1000
 
 
 def test_a_successor_takes_sealed_rows_over_and_removes_the_rest(arena: Arena) -> None:

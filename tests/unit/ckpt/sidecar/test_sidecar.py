@@ -134,11 +134,11 @@ def test_who_asks_before_the_generation_is_adopted_waits_for_it(one: SidecarGrou
         with pytest.raises(NotFoundError, match="generation 2 is not known here yet"):
             client.protected_step(generation=2, timeout_s=timeout_s)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(client.protected_step, generation=2, at_least=7, timeout_s=60)
+        future = pool.submit(client.protected_step, generation=2, at_least=7, timeout_s=60)
         with pytest.raises(TimeoutError):
-            asked.result(timeout=0.1)
+            future.result(timeout=0.1)
         write_step(one, one.adopt(generation=2), 7)
-        assert asked.result(timeout=60) == 7
+        assert future.result(timeout=60) == 7
 
 
 def test_an_older_generation_is_refused_everywhere(one: SidecarGroup) -> None:

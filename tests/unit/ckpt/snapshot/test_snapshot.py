@@ -465,11 +465,11 @@ def test_closing_does_not_wait_for_a_snapshot_that_had_not_begun(
 def test_leaving_does_not_wait_for_a_thread_that_writes_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked, busy, lanes = Event(), Event(), ClosingLanes()
+    arrived, busy, lanes = Event(), Event(), ClosingLanes()
 
     class BusySidecar(FakeSidecar):
         def acquire(self, **wanted: Any) -> Any:
-            asked.set()
+            arrived.set()
             busy.wait()
             return super().acquire(**wanted)
 
@@ -478,7 +478,7 @@ def test_leaving_does_not_wait_for_a_thread_that_writes_no_more(
     snapshotter.snapshot(make_state(), 0)
     thread = snapshotter._pending
     assert thread
-    assert asked.wait(20)
+    assert arrived.wait(20)
     began_s = time.monotonic()
     snapshotter.leave(timeout_s=20)
     assert time.monotonic() - began_s < 10

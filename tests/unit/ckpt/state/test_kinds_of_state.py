@@ -250,9 +250,9 @@ def test_the_order_and_the_types_of_values_come_back(tmp_path: Path) -> None:
 def test_what_a_caller_holds_is_refilled_in_the_saved_order(tmp_path: Path) -> None:
     state = {"d": {"z": 1, "a": 2}, "q": deque([1, 2], 2), "s": {1}, "b": bytearray(b"ab")}
     live = {"d": OrderedDict(a=0), "q": deque([0], 2), "s": {2, 3}, "b": bytearray(3)}
-    held = dict(live)
+    before = dict(live)
     through_a_checkpoint(tmp_path, state, live)
-    assert all(live[name] is held[name] for name in live)
+    assert all(live[name] is before[name] for name in live)
     assert list(live["d"].items()) == [("z", 1), ("a", 2)]  # type: ignore[attr-defined]
     assert [live["q"], live["s"], live["b"]] == [state["q"], state["s"], state["b"]]
 

@@ -296,7 +296,7 @@ def test_another_kind_of_optimizer_is_refused(tmp_path: Path, turned: bool) -> N
     saved, live = (sgd, adamw) if turned else (adamw, sgd)
     ckpt.save(tmp_path, {"model": model, "optimizer": saved}, step=1)
     setting = "betas" if turned else "momentum"
-    told = f"missing: value optimizer.groups.0.{setting}.*another kind"
-    with pytest.raises(MismatchError, match=told):
+    message = f"missing: value optimizer.groups.0.{setting}.*another kind"
+    with pytest.raises(MismatchError, match=message):
         ckpt.load(tmp_path, {"model": model, "optimizer": live})
     assert setting in live.param_groups[0]

@@ -47,16 +47,16 @@ def pool(gate: Gate) -> Iterator[ClientPool]:
     server.close()
 
 
-def asked(pool: ClientPool, op: str) -> object:
+def answer_of(pool: ClientPool, op: str) -> object:
     with pool.lend() as client:
         return client.call(op)[0]
 
 
 def test_a_call_that_waits_holds_up_no_other(pool: ClientPool, gate: Gate) -> None:
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(asked, pool, "wait") for _ in range(2)]
+        waiting = [threads.submit(answer_of, pool, "wait") for _ in range(2)]
         assert all(gate.arrived.acquire(timeout=WAIT_S) for _ in waiting)
-        assert asked(pool, "now") == "now"
+        assert answer_of(pool, "now") == "now"
         gate.opened.set()
         assert [each.result(WAIT_S) for each in waiting] == ["wait", "wait"]
 
@@ -71,10 +71,10 @@ def test_an_idle_connection_is_lent_again(pool: ClientPool) -> None:
 
 def test_closing_ends_a_lent_connection_with_its_call(pool: ClientPool, gate: Gate) -> None:
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(asked, pool, "wait")
+        waiting = threads.submit(answer_of, pool, "wait")
         assert gate.arrived.acquire(timeout=WAIT_S)
         pool.close()
         gate.opened.set()
         assert waiting.result(WAIT_S) == "wait"
     with pytest.raises(PeerError, match="this client is closed"):
-        asked(pool, "now")
+        answer_of(pool, "now")

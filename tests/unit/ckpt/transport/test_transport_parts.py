@@ -70,13 +70,13 @@ def test_memory_has_the_length_asked_for_and_wastes_little(nbytes: int) -> None:
 def test_one_owner_gets_a_quarter_and_all_together_the_limit() -> None:
     buffers = Buffers(keep_bytes=0, limit_bytes=8 * _MIB)
     buffers.check(2 * _MIB, owner=b"a")
-    held = [buffers.take(_MIB, owner=b"a") for _ in range(2)]
+    blocks = [buffers.take(_MIB, owner=b"a") for _ in range(2)]
     with pytest.raises(BusyError, match="2,097,152 of them by this client"):
         buffers.check(1, owner=b"a")
-    held += [buffers.take(_MIB, owner=owner) for owner in (b"b", b"c", b"d") for _ in range(2)]
+    blocks += [buffers.take(_MIB, owner=owner) for owner in (b"b", b"c", b"d") for _ in range(2)]
     with pytest.raises(BusyError, match="8,388,608 bytes are unanswered"):
         buffers.check(1, owner=b"e")
-    held.pop()
+    blocks.pop()
     buffers.check(_MIB, owner=b"e")
 
 

@@ -25,7 +25,7 @@ def steps(*ends: float) -> list[Event]:
     return events
 
 
-def told(seat: str, *totals: tuple[float, int]) -> list[Event]:
+def events_of(seat: str, *totals: tuple[float, int]) -> list[Event]:
     return [
         TokensSampled(
             seat=seat,
@@ -51,13 +51,15 @@ def test_too_few_steps_have_no_pace() -> None:
 
 
 def test_tokens_between_two_times_are_shared_out_evenly() -> None:
-    events = told("rollout/0", (0.0, 0), (1.0, 100), (2.0, 300))
+    events = events_of("rollout/0", (0.0, 0), (1.0, 100), (2.0, 300))
     assert sampled(events, since_s=0.5, until_s=1.5) == pytest.approx(50 + 100)
     assert sampled(events, since_s=2.0, until_s=9.0) == 0
 
 
 def test_a_process_that_begins_anew_takes_nothing_back() -> None:
-    events = told("rollout/0", (0.0, 0), (1.0, 100)) + told("rollout/0", (3.0, 0), (4.0, 50))
+    events = events_of("rollout/0", (0.0, 0), (1.0, 100)) + events_of(
+        "rollout/0", (3.0, 0), (4.0, 50)
+    )
     assert sampled(events, since_s=0.0, until_s=9.0) == pytest.approx(150)
     found = logged(events)
     assert (found.tokens, found.nbytes) == (150, 900)

@@ -32,7 +32,7 @@ def cat(root: Path, *words: str) -> int:
     return main(["cat", str(root), *words])
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def report_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -44,7 +44,7 @@ def test_small_selections_are_printed_whole(
     array = sample_arrays()["model.weight"][0]
     wanted = eval(f"array{inner}", {"array": array})
     assert cat(root, f"model.weight{inner}", "--json") == 0
-    found = told(capsys)
+    found = report_of(capsys)
     np.testing.assert_array_equal(np.array(found["values"], "<f4").reshape(wanted.shape), wanted)
     assert found["shape"] == list(wanted.shape)
     assert cat(root, f"model.weight{inner}") == 0
@@ -62,7 +62,7 @@ def test_large_selections_show_their_corners_as_numpy_does(
     threshold = 0 if wanted.size > 1000 else 1000
     assert printed.strip() == np.array2string(wanted, threshold=threshold, max_line_width=100)
     assert cat(root, f"large{inner}", "--full", "--json") == 0
-    np.testing.assert_array_equal(np.array(told(capsys)["values"], "<f4"), wanted)
+    np.testing.assert_array_equal(np.array(report_of(capsys)["values"], "<f4"), wanted)
 
 
 def test_numbers_that_numpy_lacks_are_shown_as_float32(
@@ -70,20 +70,20 @@ def test_numbers_that_numpy_lacks_are_shown_as_float32(
 ) -> None:
     assert cat(root, "halves[2000:2002]", "--json") == 0
     wanted = (HALVES[2000:2002].astype("<u4") << 16).view("<f4")
-    assert told(capsys)["values"] == wanted.tolist()
+    assert report_of(capsys)["values"] == wanted.tolist()
     assert cat(root, "model.phase[0, 0]", "--json") == 0
-    assert complex(told(capsys)["values"]) == sample_arrays()["model.phase"][0][0, 0]
+    assert complex(report_of(capsys)["values"]) == sample_arrays()["model.phase"][0][0, 0]
 
 
 def test_a_name_with_brackets_and_a_tied_name_are_found(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cat(root, "odd[0]", "--json") == 0
-    assert told(capsys)["values"] == [0, 1, 2]
+    assert report_of(capsys)["values"] == [0, 1, 2]
     assert cat(root, "odd[0][1]", "--json") == 0
-    assert told(capsys)["values"] == 1
+    assert report_of(capsys)["values"] == 1
     assert cat(root, "tied[0, 0, 0]", "--json") == 0
-    assert told(capsys)["name"] == "large"
+    assert report_of(capsys)["name"] == "large"
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_plain_values_are_printed(root: Path, capsys: pytest.CaptureFixture[str]
         'schedule.name = "cosine"',
     ]
     assert cat(root, "rank", "--json") == 0
-    assert told(capsys)["values"] == {"rank (rank 0)": 0, "rank (rank 1)": 1}
+    assert report_of(capsys)["values"] == {"rank (rank 0)": 0, "rank (rank 1)": 1}
 
 
 def test_statistics_are_those_of_the_selection(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cat(root, "large[::7, :, 1]", "--stats", "--json", "--bins", "5") == 0
-    found, wanted = told(capsys), LARGE[::7, :, 1].astype(float)
+    found, wanted = report_of(capsys), LARGE[::7, :, 1].astype(float)
     assert found["stats"]["mean"] == pytest.approx(wanted.mean())
     assert found["stats"]["norm"] == pytest.approx(np.linalg.norm(wanted))
     assert found["stats"]["count"] == wanted.size == sum(b["count"] for b in found["histogram"])

@@ -69,8 +69,8 @@ def test_the_layout_shows_who_wrote_what(root: Path, capsys: pytest.CaptureFixtu
     assert "model.none  0 x 3  no elements" in shown
     assert main(["inspect", str(root), "--layout", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["layout"]
-    told = [(part["writer"], part["offset"], part["shape"]) for part in found["model.weight"]]
-    assert told == [(0, [0, 0], [5, 7]), (1, [5, 0], [5, 7])]
+    parts = [(part["writer"], part["offset"], part["shape"]) for part in found["model.weight"]]
+    assert parts == [(0, [0, 0], [5, 7]), (1, [5, 0], [5, 7])]
     assert found["model.weight"][1]["pack"].startswith("data/00001-")
 
 

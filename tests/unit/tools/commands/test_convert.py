@@ -59,7 +59,7 @@ def opened(path: Path, kind: str) -> Iterator[TensorSource]:
         yield source
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def report_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     assert main([*words, "--json"]) == 0, capsys.readouterr().err
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -75,7 +75,9 @@ def test_every_format_becomes_every_other(
     last.parent.mkdir()
     assert main(["convert", str(root), str(middle), "--to", first, "--prefix", ""]) == 0
     assert source_format(str(middle)) == first
-    found = told(["convert", str(middle), str(last), "--to", second, "--memory", "8MiB"], capsys)
+    found = report_of(
+        ["convert", str(middle), str(last), "--to", second, "--memory", "8MiB"], capsys
+    )
     assert found["source"]["format"] == first
     with opened(root, "holdfast") as start, opened(last, second) as end:
         wanted = read_all(start)
@@ -96,7 +98,7 @@ def test_a_model_comes_back_from_safetensors_and_loads(
     from safetensors.torch import load_file
 
     out = tmp_path / "hf"
-    found = told(["convert", str(root), str(out), "--to", "safetensors"], capsys)
+    found = report_of(["convert", str(root), str(out), "--to", "safetensors"], capsys)
     assert (found["tensors"], found["tied"], found["values_left_out"]) == (4, 1, 0)
     files = load_file(out / "model.safetensors")
     assert all(torch.equal(files[name], net.state_dict()[name]) for name in files)
@@ -153,7 +155,7 @@ def test_ties_are_told_or_stored_twice(
     with opened(first, "safetensors") as source:
         assert {"embed.weight", "head.weight"} <= source.specs.keys()
     words = ["convert", str(first), str(second), "--select", "embed*", "--select", "tied"]
-    assert told([*words, "--tie", "tied=embed.weight"], capsys)["tied"] == 1
+    assert report_of([*words, "--tie", "tied=embed.weight"], capsys)["tied"] == 1
     with opened(second, "safetensors") as source:
         assert source.aliases == {"tied": "embed.weight"}
 

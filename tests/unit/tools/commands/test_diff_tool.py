@@ -31,7 +31,7 @@ def changed(root: Path, *, world_size: int = 3, values: dict[str, Any] | None = 
     return root
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def report_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -51,7 +51,7 @@ def test_everything_that_differs_is_told(
 ) -> None:
     b = changed(tmp_path / "b")
     assert main(["diff", str(a), str(b), "--json"]) == 1
-    found = told(capsys)
+    found = report_of(capsys)
     assert not found["same"]
     assert (found["only_a"], found["only_b"]) == (["model.mask"], ["model.new"])
     (kind,) = found["kinds"]
@@ -86,9 +86,9 @@ def test_what_is_within_tolerance_is_not_different(
     b = changed(tmp_path / "b", values={"lr": 0.25})
     words = ["diff", str(a), str(b), "--select", "model.weight", "--json"]
     assert main([*words, "--rtol", "1e-3"]) == 1
-    assert told(capsys)["tensors"][0]["tally"]["outside"] == 1
+    assert report_of(capsys)["tensors"][0]["tally"]["outside"] == 1
     assert main([*words, "--atol", "1.01"]) == 0
-    assert told(capsys)["tensors"][0]["tally"]["differing"] == 2
+    assert report_of(capsys)["tensors"][0]["tally"]["differing"] == 2
 
 
 def test_many_different_tensors_make_a_table(
@@ -112,10 +112,10 @@ def test_only_names_or_only_values_are_compared_on_request(
 ) -> None:
     b = changed(tmp_path / "b")
     assert main(["diff", str(a), str(b), "--keys", "--json"]) == 1
-    found = told(capsys)
+    found = report_of(capsys)
     assert found["tensors"] == [] and found["values"] == [] and found["kinds"]
     assert main(["diff", str(a), str(b), "--values", "--json"]) == 1
-    found = told(capsys)
+    found = report_of(capsys)
     assert found["kinds"] == [] and found["only_a"] == [] and found["values"]
 
 
@@ -125,7 +125,7 @@ def test_equal_checksums_are_taken_on_request_and_said_to_be_no_proof(
     b = changed(tmp_path / "b", world_size=2, values={"lr": 0.25})
     words = ["diff", str(a), str(b), "--checksums", "--select", "model.[wp]*"]
     assert main([*words, "--json"]) == 1
-    read = {tensor["name"]: tensor["read"] for tensor in told(capsys)["tensors"]}
+    read = {tensor["name"]: tensor["read"] for tensor in report_of(capsys)["tensors"]}
     assert read == {"model.weight": True, "model.phase": False}
     assert main(words) == 1
     assert "which is no proof" in capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_tied_names_are_compared_under_every_name(
     other = {"x": (array, "float64"), "y": (array + 1, "float64")}
     write_checkpoint(tmp_path / "b", other)
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 1
-    found = told(capsys)
+    found = report_of(capsys)
     assert {t["name"]: t["tally"]["differing"] for t in found["tensors"]} == {"x": 0, "y": 6}
     assert "tie different names" in found["notes"][0]
 

@@ -68,16 +68,16 @@ def row(text: str, *words: str) -> list[str]:
 
 
 def test_the_first_line_says_what_could_be_returned_to() -> None:
-    told = summary([SILENT, ANSWERING])
+    line = summary([SILENT, ANSWERING])
     assert (
-        told == "job 4d95-d21b7b: 2 nodes, generation 3; newest restore point step 40, 0.25 s old"
+        line == "job 4d95-d21b7b: 2 nodes, generation 3; newest restore point step 40, 0.25 s old"
     )
 
 
 def test_a_job_without_a_protected_snapshot_says_so() -> None:
     fresh = {**STORED, "protected": -1, "restore_point_age_s": None}
-    told = summary([NodeStatus(node="n0", sidecar=7, status=fresh)])
-    assert told.endswith("1 node, generation 3; no snapshot is protected yet")
+    line = summary([NodeStatus(node="n0", sidecar=7, status=fresh)])
+    assert line.endswith("1 node, generation 3; no snapshot is protected yet")
 
 
 def test_a_node_is_a_row_of_steps_age_and_time_to_protected() -> None:
@@ -115,19 +115,19 @@ def test_everything_wrong_is_a_line() -> None:
 
 def test_lost_data_workers_are_a_line() -> None:
     said = "trainer/0 lost data workers (1 died), the last of loader 'data': killed by SIGKILL"
-    told = NodeStatus(node="n0", sidecar=7, status=STORED, data_troubles={"trainer/0": said})
-    assert f"n0: {said}" in shown(told).splitlines()
+    node = NodeStatus(node="n0", sidecar=7, status=STORED, data_troubles={"trainer/0": said})
+    assert f"n0: {said}" in shown(node).splitlines()
 
 
 def test_a_node_that_is_not_reached_is_a_line() -> None:
-    told = NodeStatus(node="n0", sidecar=7, status=STORED, unreachable=("n2",))
-    assert "n0: does not reach node n2" in shown(told).splitlines()
+    node = NodeStatus(node="n0", sidecar=7, status=STORED, unreachable=("n2",))
+    assert "n0: does not reach node n2" in shown(node).splitlines()
 
 
 def test_what_was_protected_before_a_loss_does_not_count_as_protected() -> None:
     lost = NodeStatus(node="n0", sidecar=7, status={**STORED, "protected": -1, "held": 40})
-    told = "; no snapshot is protected yet, step 40 of an earlier generation is available"
-    assert summary([lost]).endswith(told)
+    ending = "; no snapshot is protected yet, step 40 of an earlier generation is available"
+    assert summary([lost]).endswith(ending)
 
 
 def test_a_sidecar_that_has_just_started_is_shown_without_figures() -> None:

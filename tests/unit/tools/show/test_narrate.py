@@ -38,7 +38,7 @@ from holdfast.elastic.events import (
 from holdfast.tools.show.narrate import Narrator
 
 
-def told(*events: Event, quiet: bool = False) -> list[str]:
+def lines_of(*events: Event, quiet: bool = False) -> list[str]:
     narrator = Narrator(quiet=quiet)
     return [line for event in events for line in narrator.lines(event)]
 
@@ -62,12 +62,12 @@ def formed(t: float, number: int, ranks: int, step: int) -> list[Event]:
 
 
 def test_a_start_is_one_line() -> None:
-    assert told(job(4), *formed(1.0, 1, 4, 0)) == ["generation 1: 4 trainers; started"]
+    assert lines_of(job(4), *formed(1.0, 1, 4, 0)) == ["generation 1: 4 trainers; started"]
 
 
 def test_a_failure_is_told_with_its_cause_and_its_price() -> None:
     killed = lost(5.0, "trainer/2", "exit", "killed by SIGKILL")
-    assert told(job(4), killed, *formed(5.31, 3, 3, 41)) == [
+    assert lines_of(job(4), killed, *formed(5.31, 3, 3, 41)) == [
         "trainer/2 was killed by SIGKILL",
         "generation 3: 3 of 4 trainers after trainer/2 was killed by SIGKILL; "
         "resumed at step 41 in 0.31 s",
@@ -75,7 +75,9 @@ def test_a_failure_is_told_with_its_cause_and_its_price() -> None:
 
 
 def test_a_start_from_nothing_is_told_as_such() -> None:
-    lines = told(job(1), *formed(1.0, 1, 1, 0), lost(5.0, "n0", "node_lost"), *formed(9.0, 2, 1, 1))
+    lines = lines_of(
+        job(1), *formed(1.0, 1, 1, 0), lost(5.0, "n0", "node_lost"), *formed(9.0, 2, 1, 1)
+    )
     assert lines[-1] == (
         "generation 2: 1 trainer after n0 was lost; "
         "nothing was left to restore, started over from step 0 in 4.00 s"
@@ -86,7 +88,7 @@ def test_nodes_that_do_not_reach_each_other_are_told_and_that_they_do_again() ->
     why = "node n1 does not reach node n2"
     missed = lost(5.0, "n2", "unreachable", why)
     again = NodeReachable(time_s=9.0, node="n1", victim="n2")
-    assert told(job(3), missed, *formed(5.5, 2, 2, 7), again) == [
+    assert lines_of(job(3), missed, *formed(5.5, 2, 2, 7), again) == [
         why,
         f"generation 2: 2 of 3 trainers after {why}; resumed at step 7 in 0.50 s",
         "node n1 reaches node n2 again",
@@ -94,21 +96,21 @@ def test_nodes_that_do_not_reach_each_other_are_told_and_that_they_do_again() ->
 
 
 def test_a_join_has_no_price() -> None:
-    assert told(job(2), lost(1.0, "trainer/1", "join"), *formed(2.0, 4, 2, 9)) == [
+    assert lines_of(job(2), lost(1.0, "trainer/1", "join"), *formed(2.0, 4, 2, 9)) == [
         "generation 4: 2 trainers after trainer/1 joined; resumed at step 9"
     ]
 
 
 def test_other_roles_are_told_but_do_not_explain_a_generation() -> None:
     crashed = lost(1.0, "rollout/0", "exit", "exit status 1: ValueError")
-    assert told(job(1), crashed, *formed(2.0, 1, 1, 0)) == [
+    assert lines_of(job(1), crashed, *formed(2.0, 1, 1, 0)) == [
         "rollout/0 ended with exit status 1: ValueError",
         "generation 1: 1 trainer; started",
     ]
 
 
 def test_quiet_says_nothing() -> None:
-    assert told(job(1), *formed(1.0, 1, 1, 0), quiet=True) == []
+    assert lines_of(job(1), *formed(1.0, 1, 1, 0), quiet=True) == []
 
 
 def step(rank: int, **fields: Any) -> Event:
@@ -125,18 +127,18 @@ def test_the_end_says_what_snapshots_cost() -> None:
         step(1, copied_bytes=2 << 20, discarded=1),
         step(0, copied_bytes=1 << 20, generation=2),
     ]
-    assert told(*steps, *protected, ended) == [
+    assert lines_of(*steps, *protected, ended) == [
         "snapshots held training for 1.0% of the step time; protected after 30 ms (median; "
         "200 ms at most); 5.0 MiB copied, 1 discarded"
     ]
 
 
 def test_a_job_that_took_no_step_has_no_costs() -> None:
-    assert told(JobEnded(ok=False, message="no")) == []
+    assert lines_of(JobEnded(ok=False, message="no")) == []
 
 
 def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
-    assert told(
+    assert lines_of(
         CheckpointStarted(step=40, bytes=100),
         CheckpointProgress(step=40, bytes=43, total_bytes=100),
         CheckpointRetried(step=40, error="it failed: full", attempt=2),
@@ -166,7 +168,7 @@ def test_snapshots_without_room_are_told_of_in_a_loud_voice() -> None:
         count=4,
         reason="it has no room in memory: declare more",
     )
-    assert told(left_out) == [
+    assert lines_of(left_out) == [
         "trainer/1: SNAPSHOTS ARE SKIPPED since step 10, 4 so far: it has no room in memory: "
         "declare more"
     ]

@@ -50,7 +50,7 @@ def protect(book: Book, step: int, generation: int = 1) -> list[Instruction]:
     return done
 
 
-def told(instructions: list[Instruction]) -> list[tuple[str, int]]:
+def names_and_steps(instructions: list[Instruction]) -> list[tuple[str, int]]:
     """Return the name of each instruction with its step."""
     return [
         (type(each).__name__, each.key[1] if isinstance(each, Release) else each.snapshot.step)
@@ -65,9 +65,9 @@ def point(step: int, world: SnapshotWorld = PAIR) -> RestorePoint:
 def test_a_snapshot_commits_with_the_last_rank_and_is_protected_with_the_last_row() -> None:
     book = in_world()
     assert book.seal(entry(0, 1)) == []
-    assert told(book.seal(entry(1, 1))) == [("CommitSnapshot", 1)]
+    assert names_and_steps(book.seal(entry(1, 1))) == [("CommitSnapshot", 1)]
     assert book.seal_row((1, 1), (0, 0)) == []
-    assert told(book.seal_row((1, 1), (1, 0))) == [("Protect", 1)]
+    assert names_and_steps(book.seal_row((1, 1), (1, 0))) == [("Protect", 1)]
     assert book.newest(SnapshotPhase.PROTECTED) == 1
 
 
@@ -76,12 +76,12 @@ def test_rows_that_are_heard_of_before_the_seals_count_too() -> None:
     for stripe in (0, 1):
         book.seal_row((1, 1), (stripe, 0))
     book.seal(entry(0, 1))
-    assert told(book.seal(entry(1, 1))) == [("CommitSnapshot", 1), ("Protect", 1)]
+    assert names_and_steps(book.seal(entry(1, 1))) == [("CommitSnapshot", 1), ("Protect", 1)]
 
 
 def test_without_parity_committed_is_protected() -> None:
     book = in_world(make_world({"a": "tcp://a"}))
-    assert told(book.seal(entry(0, 1))) == [("CommitSnapshot", 1), ("Protect", 1)]
+    assert names_and_steps(book.seal(entry(0, 1))) == [("CommitSnapshot", 1), ("Protect", 1)]
 
 
 def test_the_keep_newest_protected_steps_stay() -> None:
@@ -97,7 +97,7 @@ def test_a_step_overtaken_by_a_later_one_is_still_protected() -> None:
         book.seal(entry(rank, 1))
     protect(book, 2)
     book.seal_row((1, 1), (0, 0))
-    assert told(book.seal_row((1, 1), (1, 0))) == [("Protect", 1), ("Release", 1)]
+    assert names_and_steps(book.seal_row((1, 1), (1, 0))) == [("Protect", 1), ("Release", 1)]
 
 
 def test_a_late_message_about_a_released_step_changes_nothing() -> None:
@@ -173,7 +173,7 @@ def test_what_a_generation_began_from_can_be_read_although_its_parity_never_came
         book.find(2, generation=None)
     book.adopt(msgspec.structs.replace(PAIR, generation=2, keep=3), point(3))
     assert [book.find(step, generation=None).key for step in (1, 2, 3)] == [(1, 1), (1, 2), (1, 3)]
-    assert told(protect(book, 4, generation=2)) == [
+    assert names_and_steps(protect(book, 4, generation=2)) == [
         ("CommitSnapshot", 4),
         ("Protect", 4),
         ("Release", 1),

@@ -192,10 +192,10 @@ def test_rows_that_are_released_while_they_are_spilled_keep_their_bytes(
     hold, spilling = threading.Event(), threading.Event()
     write = SpillDirectory.write
 
-    def slow(self: SpillDirectory, held: SpilledHoldings, **options: Any) -> Any:
+    def slow(self: SpillDirectory, holdings: SpilledHoldings, **options: Any) -> Any:
         spilling.set()
         assert hold.wait(20)
-        return write(self, held, **options)
+        return write(self, holdings, **options)
 
     monkeypatch.setattr(SpillDirectory, "write", slow)
     (tmp_path / "earlier").mkdir()

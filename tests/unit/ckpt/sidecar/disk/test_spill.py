@@ -64,8 +64,8 @@ def held_of(arena: Arena, step: int, *, nbytes: int = NBYTES) -> SpilledHoldings
 
 
 def spill(directory: Path, arena: Arena, step: int, *, nbytes: int = NBYTES) -> None:
-    held = held_of(arena, step, nbytes=nbytes)
-    SpillDirectory(directory).write(held, pace=lambda nbytes: None)
+    holdings = held_of(arena, step, nbytes=nbytes)
+    SpillDirectory(directory).write(holdings, pace=lambda nbytes: None)
 
 
 def steps(directory: Path) -> list[int]:
@@ -135,7 +135,7 @@ def test_after_a_death_between_any_two_changes_the_newest_is_still_there(
         for step in range(before):
             spill(directory, arena, 10 * (step + 1))
         left, died = [changes], False
-        held = held_of(arena, 90)
+        holdings = held_of(arena, 90)
         with monkeypatch.context() as patch:
             for place, name in (
                 (os, "write"),
@@ -149,7 +149,7 @@ def test_after_a_death_between_any_two_changes_the_newest_is_still_there(
             ):
                 patch.setattr(place, name, counted(getattr(place, name), left))
             try:
-                SpillDirectory(directory).write(held, pace=lambda nbytes: None)
+                SpillDirectory(directory).write(holdings, pace=lambda nbytes: None)
             except Died:
                 died = True
         assert steps(directory)[0] in (10 * before, 90)

@@ -121,11 +121,11 @@ def test_a_row_whose_columns_moved_is_built_over_the_wire(
 
 
 def _build_while_slots_move(group: SidecarGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[int, int] = {}
+    calls: dict[int, int] = {}
 
     def once(self: MappedColumn) -> bool:
-        asked[id(self)] = asked.get(id(self), 0) + 1
-        return asked[id(self)] == 1
+        calls[id(self)] = calls.get(id(self), 0) + 1
+        return calls[id(self)] == 1
 
     monkeypatch.setattr(MappedColumn, "is_current", once)
     world = group.adopt()

@@ -84,12 +84,12 @@ def test_bytes_that_changed_since_the_seal_are_said_and_not_sealed(
 def test_a_column_that_moved_is_had_over_the_wire(
     two: SidecarGroup, made: list[type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[int, int] = {}
+    calls: dict[int, int] = {}
     current = builder.MappedColumn.is_current
 
     def once(self: builder.MappedColumn) -> bool:
-        asked[id(self)] = asked.get(id(self), 0) + 1
-        return asked[id(self)] == 1 and current(self)
+        calls[id(self)] = calls.get(id(self), 0) + 1
+        return calls[id(self)] == 1 and current(self)
 
     monkeypatch.setattr(builder.MappedColumn, "is_current", once)
     world = two.adopt(parity=1)

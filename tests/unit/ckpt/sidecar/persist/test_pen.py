@@ -20,7 +20,7 @@ class Flaky:
 
     def __init__(self, failures: int, error: Exception | None = None) -> None:
         self.left, self.error = failures, error or StoreError("full")
-        self.told: list[int] = []
+        self.attempts: list[int] = []
 
     def work(self) -> str:
         if self.left:
@@ -30,7 +30,7 @@ class Flaky:
 
     def failed(self, attempt: int, error: Exception) -> None:
         assert error is self.error
-        self.told.append(attempt)
+        self.attempts.append(attempt)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_what_fails_is_tried_again_and_told() -> None:
     flaky = Flaky(3)
     target = CheckpointTarget(root="x", retries=3)
     assert PacedWriter().persevere(flaky.work, target, failed=flaky.failed) == "done"
-    assert flaky.told == [1, 2, 3]
+    assert flaky.attempts == [1, 2, 3]
 
 
 def test_the_last_failure_is_raised() -> None:
@@ -51,7 +51,7 @@ def test_the_last_failure_is_raised() -> None:
         PacedWriter().persevere(
             flaky.work, CheckpointTarget(root="x", retries=3), failed=flaky.failed
         )
-    assert flaky.told == [1, 2, 3]
+    assert flaky.attempts == [1, 2, 3]
 
 
 def test_damage_is_not_tried_again() -> None:
@@ -60,7 +60,7 @@ def test_damage_is_not_tried_again() -> None:
         PacedWriter().persevere(
             flaky.work, CheckpointTarget(root="x", retries=3), failed=flaky.failed
         )
-    assert flaky.told == []
+    assert flaky.attempts == []
 
 
 def test_closing_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

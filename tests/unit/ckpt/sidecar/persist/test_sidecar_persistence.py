@@ -54,13 +54,13 @@ class Gate:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.opened = threading.Event()
-        self.held: set[tuple[int, int]] = set()
+        self.packs: set[tuple[int, int]] = set()
         self._write = commit.write_pack
 
     def write_pack(self, *arguments: Any, **options: Any) -> commit.WriterReceipt:
         index = options["index"]
         if index.writer in self.ranks:
-            self.held.add((index.step, index.writer))
+            self.packs.add((index.step, index.writer))
             assert self.opened.wait(DEADLINE_S)
         return self._write(*arguments, **options)
 
@@ -171,10 +171,10 @@ def test_nothing_is_published_past_the_nodes_lease(three: SidecarGroup) -> None:
 def test_while_a_store_is_slow_the_newest_waits_and_training_goes_on(
     three: SidecarGroup, gate: Callable[..., Gate]
 ) -> None:
-    held, world, target = gate(0, 1, 2), three.adopt(keep=1), target_of(three)
+    barrier, world, target = gate(0, 1, 2), three.adopt(keep=1), target_of(three)
     saved = {step: save(three, world, step, target) for step in (1, 2, 3, 4)}
-    assert {step for step, _ in held.held} == {1}
-    held.opened.set()
+    assert {step for step, _ in barrier.packs} == {1}
+    barrier.opened.set()
     await_durable(three, 4)
     for client in three.clients.values():
         status = client.status()
@@ -298,16 +298,16 @@ def test_news_are_told_once(three: SidecarGroup) -> None:
 def test_a_checkpoint_under_way_is_carried_over(
     three: SidecarGroup, gate: Callable[..., Gate]
 ) -> None:
-    held, world, target = gate(1), three.adopt(keep=1), target_of(three)
+    barrier, world, target = gate(1), three.adopt(keep=1), target_of(three)
     payloads = save(three, world, 5, target)
-    wait_until(lambda: bool(held.held), "rank 1 is being written")
+    wait_until(lambda: bool(barrier.packs), "rank 1 is being written")
     save(three, world, 6, target)
     after = three.adopt(generation=2, restore=best(three), keep=1)
     for step in (7, 8):
         for rank, node in enumerate(after.rank_nodes):
             write_block(three.clients[node], after, step=step, rank=rank, nbytes=NBYTES)
         three.await_protected(after, step)
-    held.opened.set()
+    barrier.opened.set()
     await_durable(three, 6)
     assert three.clients["b"].status()["persisted"] == [5, 6]
     assert_saved(three, 5, payloads)
@@ -319,17 +319,17 @@ def test_a_checkpoint_under_way_is_carried_over(
 def test_the_block_of_a_lost_node_is_rebuilt_for_its_checkpoint(
     three: SidecarGroup, gate: Callable[..., Gate], lost: str
 ) -> None:
-    held, world = gate(*range(3)), three.adopt()
+    barrier, world = gate(*range(3)), three.adopt()
     payloads = save(three, world, 5, target_of(three))
-    wait_until(lambda: len(held.held) == 3, "all ranks are being written")
+    wait_until(lambda: len(barrier.packs) == 3, "all ranks are being written")
     three.kill(lost, wipe=True)
     left = tuple(sorted(three.clients))
     three.adopt(generation=2, rank_nodes=left, restore=best(three))
-    held.opened.set()
+    barrier.opened.set()
     await_durable(three, 5)
     assert_saved(three, 5, payloads)
-    told = three.clients[left[0]].news()
-    carried = [item.event for item in told if isinstance(item.event, CheckpointCarried)]
+    items = three.clients[left[0]].news()
+    carried = [item.event for item in items if isinstance(item.event, CheckpointCarried)]
     assert carried[0].rebuilt == (world.rank_nodes.index(lost),)
     wait_until(lambda: all_unpinned(three), "every block is let go")
 
@@ -338,13 +338,13 @@ def test_the_block_of_a_lost_node_is_rebuilt_for_its_checkpoint(
 def test_a_sidecar_killed_while_it_writes_goes_on(
     three: SidecarGroup, gate: Callable[..., Gate], killed: str
 ) -> None:
-    held, world = gate("abc".index(killed)), three.adopt()
+    barrier, world = gate("abc".index(killed)), three.adopt()
     payloads = save(three, world, 5, target_of(three))
-    wait_until(lambda: bool(held.held), "its rank is being written")
+    wait_until(lambda: bool(barrier.packs), "its rank is being written")
     three.kill(killed, wipe=False)
     three.start(killed)
     three.adopt(generation=2, restore=best(three))
-    held.opened.set()
+    barrier.opened.set()
     await_durable(three, 5)
     assert_saved(three, 5, payloads)
     wait_until(lambda: all_unpinned(three), "every block is let go")
@@ -353,27 +353,27 @@ def test_a_sidecar_killed_while_it_writes_goes_on(
 def test_the_very_state_a_generation_began_with_is_written_once(
     three: SidecarGroup, gate: Callable[..., Gate]
 ) -> None:
-    held, world, target = gate(1), three.adopt(), target_of(three)
+    barrier, world, target = gate(1), three.adopt(), target_of(three)
     payloads = save(three, world, 5, target)
-    wait_until(lambda: bool(held.held), "rank 1 is being written")
+    wait_until(lambda: bool(barrier.packs), "rank 1 is being written")
     after = three.adopt(generation=2, restore=best(three))
     save(three, after, 5, target)
-    held.opened.set()
+    barrier.opened.set()
     await_durable(three, 5)
     wait_until(
         lambda: not three.clients["a"].status()["persist_pending"], "nothing is left to write"
     )
     assert_saved(three, 5, payloads)
-    assert held.held == {(5, 1)}
+    assert barrier.packs == {(5, 1)}
 
 
 def test_what_was_rolled_back_is_given_up_and_says_so(
     three: SidecarGroup, gate: Callable[..., Gate]
 ) -> None:
-    held, world, target = gate(1), three.adopt(), target_of(three)
+    barrier, world, target = gate(1), three.adopt(), target_of(three)
     save(three, world, 4, CheckpointTarget(root=target.root))
     save(three, world, 5, target)
-    wait_until(lambda: bool(held.held), "rank 1 is being written")
+    wait_until(lambda: bool(barrier.packs), "rank 1 is being written")
     points, _ = restore_points(inventories(three))
     older = next(point for point in points if point.step == 4)
     three.adopt(generation=2, restore=older)
@@ -381,7 +381,7 @@ def test_what_was_rolled_back_is_given_up_and_says_so(
         with pytest.raises(StoreError, match="step 5: given up, the snapshot was rolled back"):
             client.durable_step(at_least=5, timeout_s=DEADLINE_S)
         assert client.status()["persist_failed_in_a_row"] == 0
-    held.opened.set()
+    barrier.opened.set()
     await_durable(three, 4)
     wait_until(lambda: all_unpinned(three), "every block is let go")
 
@@ -389,14 +389,14 @@ def test_what_was_rolled_back_is_given_up_and_says_so(
 def test_a_checkpoint_that_nobody_can_complete_is_given_up_with_the_reason(
     three: SidecarGroup, gate: Callable[..., Gate]
 ) -> None:
-    held, world = gate(0, 1, 2), three.adopt(keep=2)
+    barrier, world = gate(0, 1, 2), three.adopt(keep=2)
     save(three, world, 5, target_of(three))
-    wait_until(lambda: len(held.held) == 3, "all ranks are being written")
+    wait_until(lambda: len(barrier.packs) == 3, "all ranks are being written")
     point = best(three)
     three.kill("b", wipe=True)
     three.kill("c", wipe=True)
     three.adopt(generation=2, rank_nodes=("a",), restore=point)
-    held.opened.set()
+    barrier.opened.set()
     with pytest.raises(StoreError, match=r"step 5: given up, the block of rank [12] was lost"):
         three.clients["a"].durable_step(at_least=5, timeout_s=DEADLINE_S)
     wait_until(lambda: all_unpinned(three), "every block is let go")

@@ -87,8 +87,8 @@ def test_a_budget_that_cannot_hold_the_state_is_refused_before_anything_is_made(
     world = adopt(two, memory_bytes=200_000)
     with pytest.raises(BudgetError, match=r"node a needs .* even in the smaller mode") as caught:
         write_block(two.clients["a"], world, step=1, rank=0, nbytes=LENGTH)
-    for told in ("200,000 bytes are declared", "keep fewer snapshots (keep=1)", "more nodes"):
-        assert told in str(caught.value)
+    for phrase in ("200,000 bytes are declared", "keep fewer snapshots (keep=1)", "more nodes"):
+        assert phrase in str(caught.value)
     assert list(arena_path(two.run, "a").glob("*.slot")) == []
 
 
@@ -254,7 +254,7 @@ def test_nobody_goes_on_making_a_slot_for_a_generation_that_is_over(
 ) -> None:
     adopt(two)
     large, client = 50 * LENGTH, two.clients["a"]
-    held, refused = HeldAllocation(monkeypatch, large), threading.Event()
+    allocation, refused = HeldAllocation(monkeypatch, large), threading.Event()
 
     def acquire() -> None:
         with pytest.raises(FencedError, match="generation 1 is over"):
@@ -263,14 +263,14 @@ def test_nobody_goes_on_making_a_slot_for_a_generation_that_is_over(
 
     asking = threading.Thread(target=acquire)
     asking.start()
-    assert held.reached.wait(30)
+    assert allocation.reached.wait(30)
     with contextlib.closing(SidecarClient(two.addresses()["a"], two.key)) as other:
         other.fence(1)
-    held.let_go()
+    allocation.let_go()
     asking.join(30)
     assert refused.is_set()
     wait_until(lambda: not files_bytes(two), "what was made of it is gone")
-    assert held.pieces == 1
+    assert allocation.pieces == 1
     after = adopt(two, generation=2)
     write_step(two, after, 1, sizes=(large, large))
 
@@ -283,18 +283,18 @@ def test_no_slot_is_made_ahead_for_a_generation_that_is_over(
     size_bytes = large + INDEX_ROOM_BYTES
     grant = client.acquire(generation=1, step=1, rank=0, size_bytes=size_bytes, timeout_s=30)
     before = files_bytes(two)
-    held = HeldAllocation(monkeypatch, size_bytes)
+    allocation = HeldAllocation(monkeypatch, size_bytes)
     slot = SlotFile.open(grant.path)
     slot.block(large)[:] = payload
     index = make_index(payload, run=world.run, generation=1, step=1, rank=0, world_size=1)
     client.seal(slot_id=grant.slot_id, entry=slot.finish(index))
     slot.close()
-    assert held.reached.wait(30), "one is made ahead"
+    assert allocation.reached.wait(30), "one is made ahead"
     assert files_bytes(two) == 2 * before
     client.fence(1)
-    held.let_go()
+    allocation.let_go()
     wait_until(lambda: files_bytes(two) == before, "it is given up")
-    assert held.pieces == 1
+    assert allocation.pieces == 1
 
 
 def acquire(two: SidecarGroup, step: int, *, patience_s: float) -> tuple[int, float]:
@@ -411,8 +411,8 @@ def test_logs_have_a_share_of_what_was_declared_and_are_shown(two: SidecarGroup)
     world = adopt(two, memory_bytes=40 * LENGTH)
     client = two.clients["a"]
     said = fill_log(client)
-    for told in ("may hold 500,000, one part in 8 of memory=4,000,000", "or raise memory="):
-        assert told in said
+    for phrase in ("may hold 500,000, one part in 8 of memory=4,000,000", "or raise memory="):
+        assert phrase in said
     status = client.status()
     assert 0 < status["bytes"]["logs"] <= status["memory"]["logs_most_bytes"] == 5 * LENGTH
     assert status["memory"]["logs_refused"] == said

@@ -140,18 +140,18 @@ def test_tensors_arrays_lists_and_dicts_are_filled_in_place() -> None:
     old = {"t": PerRank(tensor), "a": PerRank(array), "mix": PerRank({"rows": rows, "c": counts})}
     mine, other = torch.zeros(3), np.zeros(4, int)
     inner: dict[str, int] = {}
-    held: list[Any] = [0, inner]
+    items: list[Any] = [0, inner]
     many: Counter[str] = Counter(z=9)
     new = {
         "t": PerRank(mine),
         "a": PerRank(other),
-        "mix": PerRank({"rows": held, "c": many}),
+        "mix": PerRank({"rows": items, "c": many}),
     }
     restored(old, new)
     assert torch.equal(mine, tensor)
     assert (other == array).all()
-    assert (held, inner, many) == ([1, {"n": 2}], {"n": 2}, {"a": 2})
-    assert held[1] is inner
+    assert (items, inner, many) == ([1, {"n": 2}], {"n": 2}, {"a": 2})
+    assert items[1] is inner
     assert (new["t"].value is mine, new["a"].value is other) == (True, True)
 
 

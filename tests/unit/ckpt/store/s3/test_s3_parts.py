@@ -95,10 +95,10 @@ def test_a_missing_object_is_told_from_a_missing_bucket() -> None:
     ],
 )
 def test_a_refusal_says_where_what_and_how_on(error: Exception, words: str) -> None:
-    told = refusal(error, where="s3://b/k", doing="read it")
-    assert isinstance(told, StoreError)
-    assert str(told).startswith("s3://b/k: cannot read it: ")
-    assert words in str(told)
+    store_error = refusal(error, where="s3://b/k", doing="read it")
+    assert isinstance(store_error, StoreError)
+    assert str(store_error).startswith("s3://b/k: cannot read it: ")
+    assert words in str(store_error)
 
 
 class Clock:

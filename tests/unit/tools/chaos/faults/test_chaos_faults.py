@@ -175,14 +175,14 @@ def test_bits_flip_in_a_nodes_memory(tmp_path: Path, kind: str, name: str) -> No
     with pytest.raises(MissedError, match="no file"):
         BitsInjector().strike(struck(kind), victim, site)
     folder = arena_path(run, "a")
-    held = hold(folder)  # a job beside this test sweeps what nobody holds
+    fd = hold(folder)  # a job beside this test sweeps what nobody holds
     try:
         (folder / name).write_bytes(bytes(100))
         BitsInjector().strike(struck(kind), victim, site)
         assert int.from_bytes((folder / name).read_bytes(), "big").bit_count() == 1
     finally:
         shutil.rmtree(folder)
-        os.close(held)
+        os.close(fd)
 
 
 def test_a_filter_drops_all_or_a_share() -> None:

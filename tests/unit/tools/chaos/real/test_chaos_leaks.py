@@ -92,8 +92,8 @@ def test_what_may_be_left_depends_on_how_a_job_ended(
 ) -> None:
     each = Unreferenced(where="x", step=5, kind=kind)
     assert is_leak(each, ended_well=ended_well, hurt=hurt, not_saved=set()) is leak
-    told = is_leak(each, ended_well=ended_well, hurt=hurt, not_saved={5})
-    assert told is (kind is UnreferencedKind.FILE)
+    verdict = is_leak(each, ended_well=ended_well, hurt=hurt, not_saved={5})
+    assert verdict is (kind is UnreferencedKind.FILE)
 
 
 def test_what_lies_among_the_checkpoints_of_a_job_is_told_unless_it_was_there(

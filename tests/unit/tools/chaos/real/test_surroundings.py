@@ -93,9 +93,9 @@ def test_surroundings_that_cannot_be_made_are_refused_with_the_reason(
 def test_a_scenario_that_does_not_fit_together_is_refused(
     workload: dict[str, Any], wrong: str
 ) -> None:
-    told = {"name": "wrong", "about": "", "workload": {"command": ["true"], **workload}}
+    document = {"name": "wrong", "about": "", "workload": {"command": ["true"], **workload}}
     with pytest.raises(ScenarioError, match=wrong):
-        parse(told, source="test")
+        parse(document, source="test")
 
 
 @pytest.mark.parametrize("part", ["launcher", "coordinator"])

@@ -114,8 +114,8 @@ def test_what_was_predicted_of_lost_nodes_stands_beside_what_came_of_it(tmp_path
     page = render(runs)
     assert "1 of 1 ended otherwise" in page
     assert "≠ predicted: checkpoint" in page and 'class="set o-memory differs"' in page
-    told = json.loads(to_json(runs))
-    (cell,) = (each for each in told["summary"]["survival"]["1"] if each["count"])
+    report = json.loads(to_json(runs))
+    (cell,) = (each for each in report["summary"]["survival"]["1"] if each["count"])
     assert (cell["outcome"], cell["predicted"]) == ("memory", "checkpoint")
 
 
@@ -193,13 +193,13 @@ def test_the_command_writes_a_page_junit_and_json(
     assert "recovery, kill: p95" in shown
     assert_self_contained(out["page.html"].read_text())
     ElementTree.parse(out["junit.xml"])
-    told = json.loads(out["all.json"].read_text())
-    assert told["format"] == 2
-    assert told["summary"]["repairs"][0]["count"] == 7
-    assert [run["held"] for run in told["runs"]] == [True, True, True, False]
-    assert told["runs"][0]["recoveries"][0]["victim"] == "trainer/1"
-    assert "timeline" not in told["runs"][0]
-    assert told["compared"]
+    report = json.loads(out["all.json"].read_text())
+    assert report["format"] == 2
+    assert report["summary"]["repairs"][0]["count"] == 7
+    assert [run["held"] for run in report["runs"]] == [True, True, True, False]
+    assert report["runs"][0]["recoveries"][0]["victim"] == "trainer/1"
+    assert "timeline" not in report["runs"][0]
+    assert report["compared"]
 
 
 def test_a_folder_without_a_run_is_told_as_that(

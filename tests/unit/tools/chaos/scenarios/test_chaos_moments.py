@@ -13,8 +13,8 @@ from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, par
 
 
 def scenario(**when: Any) -> Scenario:
-    told = {"name": "x", "about": "", "workload": {"command": ["true"]}}
-    return parse({**told, "fault": [{"kind": "kill", "when": when}]}, source="test")
+    document = {"name": "x", "about": "", "workload": {"command": ["true"]}}
+    return parse({**document, "fault": [{"kind": "kill", "when": when}]}, source="test")
 
 
 @pytest.mark.parametrize("field", ["state", "recovery"])

@@ -55,8 +55,8 @@ def test_the_scenario_of_the_guide_is_one() -> None:
     found = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     scenarios = [tomllib.loads(text) for text in found if text.startswith("name = ")]
     assert scenarios
-    for told in scenarios:
-        assert draw(parse(told, source="docs/how-to/chaos.md"))
+    for document in scenarios:
+        assert draw(parse(document, source="docs/how-to/chaos.md"))
 
 
 def test_every_kind_of_a_real_world_has_an_injector() -> None:
@@ -134,8 +134,13 @@ class Imagined(ScenarioRuns):
 
 def imagined(tmp_path: Path) -> Imagined:
     fault = {"kind": "kill", "when": {"every_s": 1.0, "times": 8}}
-    told = {"name": "imagined", "about": "", "workload": {"command": ["true"]}, "fault": [fault]}
-    scenario: Scenario = parse(told, source="test")
+    document = {
+        "name": "imagined",
+        "about": "",
+        "workload": {"command": ["true"]},
+        "fault": [fault],
+    }
+    scenario: Scenario = parse(document, source="test")
     file = tmp_path / "imagined.toml"
     file.write_text("")
     return Imagined(scenario, file, name=str(file), world="real", tell=lambda text: None)

@@ -25,7 +25,7 @@ NODES = {"left": {"trainer": 1}, "middle": {"trainer": 1}, "right": {"trainer": 
 
 
 def scenario(*faults: dict[str, Any], **more: Any) -> Scenario:
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": "tried",
         "about": "a test",
         "workload": {"command": ["train"], "nodes": NODES},
@@ -34,7 +34,7 @@ def scenario(*faults: dict[str, Any], **more: Any) -> Scenario:
         "lifetime_s": 60.0,
         "fault": list(faults),
     }
-    return parse({**told, **more}, source="test")
+    return parse({**document, **more}, source="test")
 
 
 def fault(kind: str, **more: Any) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def test_the_report_tells_where_a_job_that_lost_nodes_went_on_from(
     target = {"part": "node", "node": lost, "which": "all"}
     wanted = scenario(fault("lose", target=target, lasts_s=1.0, when={"step": 25}), checks={})
     assert run(wanted, seed=1, folder=tmp_path).held
-    (told,) = reading.read(tmp_path)
-    assert [(loss.nodes, loss.of, loss.outcome) for loss in told.losses] == [(lost, 3, outcome)]
-    assert told.verdict.undone == sum(each.steps_lost for each in told.recoveries[:1])
+    (reported,) = reading.read(tmp_path)
+    assert [(loss.nodes, loss.of, loss.outcome) for loss in reported.losses] == [(lost, 3, outcome)]
+    assert reported.verdict.undone == sum(each.steps_lost for each in reported.recoveries[:1])
 
 
 def test_strikes_come_at_their_moments() -> None:
@@ -215,12 +215,12 @@ def test_job_that_cannot_go_on_is_told() -> None:
 
 def test_scenario_of_the_guide_holds(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "how-to" / "chaos.md").read_text()
-    told = next(
+    text = next(
         block
         for block in re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
         if "[simulated]" in block
     )
-    wanted = parse(tomllib.loads(told), source="docs/how-to/chaos.md")
+    wanted = parse(tomllib.loads(text), source="docs/how-to/chaos.md")
     for seed in range(3):
         result = run(wanted, seed=seed, folder=tmp_path / str(seed))
         assert result.held, (result.problems, result.verdict.violations)

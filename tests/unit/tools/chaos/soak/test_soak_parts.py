@@ -111,15 +111,17 @@ def test_clocks_jump_forwards_and_backwards() -> None:
 
 
 def test_a_fault_is_told_with_its_amount_its_seconds_and_its_node() -> None:
-    def told(kind: SoakFaultKind, amount: float | None = None, seconds: float = 2.0) -> str:
+    def text_of(kind: SoakFaultKind, amount: float | None = None, seconds: float = 2.0) -> str:
         return str(SoakFault(kind=kind, node="b", pick=0.5, seconds=seconds, amount=amount))
 
-    assert told(SoakFaultKind.JUMP_CLOCK, -3600.0) == "jump a clock by -3600 s for 2.0 s: b"
-    assert told(SoakFaultKind.JUMP_CLOCKS, 60.0) == "jump all clocks by +60 s for 2.0 s"
-    assert told(SoakFaultKind.DRIFT_CLOCK, 0.1) == "drift a clock by +0.10 s a second for 2.0 s: b"
-    assert told(SoakFaultKind.SLOW_DISK, 0.05) == "slow a disk by 0.05 s a call for 2.0 s: b"
-    assert told(SoakFaultKind.FAIL_DISK) == "fail a disk for 2.0 s: b"
-    assert told(SoakFaultKind.KILL_NODE, seconds=0.0) == "kill all of a node: b"
+    assert text_of(SoakFaultKind.JUMP_CLOCK, -3600.0) == "jump a clock by -3600 s for 2.0 s: b"
+    assert text_of(SoakFaultKind.JUMP_CLOCKS, 60.0) == "jump all clocks by +60 s for 2.0 s"
+    assert (
+        text_of(SoakFaultKind.DRIFT_CLOCK, 0.1) == "drift a clock by +0.10 s a second for 2.0 s: b"
+    )
+    assert text_of(SoakFaultKind.SLOW_DISK, 0.05) == "slow a disk by 0.05 s a call for 2.0 s: b"
+    assert text_of(SoakFaultKind.FAIL_DISK) == "fail a disk for 2.0 s: b"
+    assert text_of(SoakFaultKind.KILL_NODE, seconds=0.0) == "kill all of a node: b"
 
 
 def after(*harmed: str, parity: int, restored: int, durable: int = -1) -> list[str]:
@@ -175,8 +177,8 @@ def test_a_pause_is_measured_by_the_soaks_own_clock() -> None:
 def test_counts_are_told_the_largest_first_and_briefly() -> None:
     assert listed({}) == "none"
     assert listed({"exit": 1, "join": 20}) == "20 × join, 1 × exit"
-    (told,) = listed({"x" * 500: 3}).splitlines()
-    assert told.startswith("3 × xxx") and told.endswith("x…") and len(told) < 80
+    (line,) = listed({"x" * 500: 3}).splitlines()
+    assert line.startswith("3 × xxx") and line.endswith("x…") and len(line) < 80
     assert sources({"none": 1, "parity": 2}) == {"nothing: begun anew": 1, "parity": 2}
 
 
@@ -249,10 +251,10 @@ def striker_of_a_writer(tmp_path: Path) -> Iterator[tuple[SoakStriker, Callable[
     ) as process:
         launcher.processes.return_value = {"a": NodeProcesses(agent=process.pid, sidecar=0)}
         assert process.stdin and process.stdout
-        told, replies = process.stdin, process.stdout
+        requests, replies = process.stdin, process.stdout
 
         def write() -> float:
-            print("line", file=told, flush=True)
+            print("line", file=requests, flush=True)
             return float(replies.readline())
 
         try:

@@ -43,8 +43,8 @@ def test_all_sets_are_tried_or_some_by_the_seed_small_ones_first() -> None:
 def test_nothing_worse_than_predicted_may_come_of_it(
     predicted: str | None, outcome: str, wrong: str
 ) -> None:
-    told = {"nodes": ("n0",), "of": 3, "outcome": outcome, "predicted": predicted}
-    found = broken(msgspec.convert(told, Loss))
+    document = {"nodes": ("n0",), "of": 3, "outcome": outcome, "predicted": predicted}
+    found = broken(msgspec.convert(document, Loss))
     assert wrong in found and bool(found) == bool(wrong)
 
 
