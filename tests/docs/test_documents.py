@@ -41,8 +41,8 @@ GENERATED = {
 def commands() -> list[str]:
     """Every `holdfast …` line of a console block, comments and output left out."""
     lines = [line for d in DOCUMENTS for body in blocks(d, "console") for line in body.splitlines()]
-    told = [line.removeprefix("$ ").split(" #")[0].strip() for line in lines if line[:2] == "$ "]
-    return sorted({line for line in told if line.startswith("holdfast ")})
+    inputs = [line.removeprefix("$ ").split(" #")[0].strip() for line in lines if line[:2] == "$ "]
+    return sorted({line for line in inputs if line.startswith("holdfast ")})
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

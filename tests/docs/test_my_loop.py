@@ -36,7 +36,9 @@ def test_the_test_of_a_loop_of_ones_own_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = (tmp_path / "made").rglob("result.json")
-    told = json.loads(result.read_text())
-    assert told["held"]
-    assert [each["kind"] for each in told["struck"]] == ["kill", "lose"]
-    assert {"state of the reference", "samples of the reference"} <= set(told["verdict"]["checked"])
+    report = json.loads(result.read_text())
+    assert report["held"]
+    assert [each["kind"] for each in report["struck"]] == ["kill", "lose"]
+    assert {"state of the reference", "samples of the reference"} <= set(
+        report["verdict"]["checked"]
+    )

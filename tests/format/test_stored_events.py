@@ -67,8 +67,8 @@ def test_every_fact_of_an_old_event_is_in_the_one_that_is_read() -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_an_old_job_has_the_story_that_it_had(job: str) -> None:
     story = timeline.build(EventReader(EVENTS / "v1" / job).new())
-    told = json.loads((EVENTS / "v1" / job / "story.json").read_text())
-    assert json.loads(msgspec.json.encode(story)) == told
+    document = json.loads((EVENTS / "v1" / job / "story.json").read_text())
+    assert json.loads(msgspec.json.encode(story)) == document
 
 
 def test_an_old_event_of_the_users_own_is_one_still() -> None:

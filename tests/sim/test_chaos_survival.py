@@ -21,13 +21,13 @@ def test_what_parity_covers_is_survived_and_more_goes_back(
     assert main([*words, "--json", str(tmp_path / "matrix.json")]) == 0
     shown = capsys.readouterr().out
     assert f"{parity} {'node' if parity == 1 else 'nodes'} lost, covered by parity" in shown
-    told = json.loads((tmp_path / "matrix.json").read_text())
-    assert len(told["sets"]) == 2**nodes - 1
-    for each in told["sets"]:
+    matrix = json.loads((tmp_path / "matrix.json").read_text())
+    assert len(matrix["sets"]) == 2**nodes - 1
+    for each in matrix["sets"]:
         if len(each["nodes"]) <= parity:
             assert each["outcome"] == "parity", each
-    assert told["sets"][-1]["outcome"] == "checkpoint", "with all nodes all memory is gone"
-    assert told["broken"] == []
+    assert matrix["sets"][-1]["outcome"] == "checkpoint", "with all nodes all memory is gone"
+    assert matrix["broken"] == []
 
 
 def test_no_two_nodes_of_a_group_are_covered_by_one_fragment() -> None:

@@ -128,29 +128,29 @@ def lived(
     )
     job = Simulation(config, seed=seed, faults=[*faults(seed, count=count)])
     job.training.start_at(first_step)
-    held: list[JobContents] = []
+    contents: list[JobContents] = []
 
     def end() -> None:
         job.outcome = JobOutcome(ok=False, message=ENOUGH)
 
     for number in range(1, samples + 1):
         moment = number * count // samples  # the end of a pause between two faults
-        job.schedule.after(moment * EVERY_S, lambda: held.append(JobContents.by(job)))
+        job.schedule.after(moment * EVERY_S, lambda: contents.append(JobContents.by(job)))
     job.schedule.after(end_s + 1.0, end)
     report = job.run()
     assert report.outcome.message == ENOUGH
-    return job, held
+    return job, contents
 
 
-def check_flat(held: list[JobContents]) -> None:
+def check_flat(contents: list[JobContents]) -> None:
     """Compare the means of the last and the second quarter: a job that has just begun is small."""
-    quarter = len(held) // 4
-    early, late = held[quarter : 2 * quarter], held[3 * quarter :]
+    quarter = len(contents) // 4
+    early, late = contents[quarter : 2 * quarter], contents[3 * quarter :]
     for name in SIZES:
         before, after = (fmean(getattr(each, name) for each in part) for part in (early, late))
         assert after <= before * SLACK, f"{name} grew from {before:,.0f} to {after:,.0f}"
     assert max(each.keys for each in late) <= KEYS
-    assert max(each.shared for each in held) <= 8 * NODES  # of the newest generation
+    assert max(each.shared for each in contents) <= 8 * NODES  # of the newest generation
     assert max(each.leases for each in late) <= 2 * NODES  # of a lost node until it ends
 
 
@@ -171,11 +171,11 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("reached_soon")
 def test_a_job_of_half_a_day_holds_no_more_than_after_two_hours() -> None:
-    job, held = lived(seed=3, count=200, first_step=999_900, samples=100)
+    job, contents = lived(seed=3, count=200, first_step=999_900, samples=100)
     assert job.newest > 150
     assert len(job.training.history) > 1_000_000
     assert job.training.restores["nothing"] == 1, "at its beginning"
-    check_flat(held)
+    check_flat(contents)
 
 
 @pytest.mark.exhaustive
@@ -184,7 +184,7 @@ def test_a_job_of_a_month_with_ten_thousand_generations_holds_no_more_than_in_it
 ):
     count = 12_000
     assert count * EVERY_S > MONTH_S
-    job, held = lived(seed=3, count=count, first_step=950_000, samples=400)
+    job, contents = lived(seed=3, count=count, first_step=950_000, samples=400)
     assert job.newest > 10_000
     assert len(job.training.history) > 1_000_000
-    check_flat(held)
+    check_flat(contents)

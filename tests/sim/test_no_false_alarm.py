@@ -32,7 +32,7 @@ def drawn(seed: int) -> Scenario:
     draw_from = random.Random(f"clean scenario {seed}")
     names = "abcd"[: draw_from.choice((2, 3, 3, 4))]
     faults = [_fault(draw_from) for _ in range(draw_from.randint(1, 4))]
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": f"drawn {seed}",
         "about": "drawn by a test",
         "workload": {"command": ["train"], "nodes": {name: {"trainer": 1} for name in names}},
@@ -47,7 +47,7 @@ def drawn(seed: int) -> Scenario:
         "lifetime_s": 120.0,
         "fault": faults,
     }
-    return parse(told, source=f"seed {seed}")
+    return parse(document, source=f"seed {seed}")
 
 
 def _fault(source: random.Random) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def test_five_hundred_clean_runs_hold() -> None:
     for number in range(CLEAN_RUNS):
         seed, which = divmod(number, len(ready) + 1)
         scenario = ready[which] if which < len(ready) else drawn(1000 + number)
-        if told := alarms(scenario, seed=seed):
-            found[scenario.name, seed] = told
+        if problems := alarms(scenario, seed=seed):
+            found[scenario.name, seed] = problems
     assert found == {}
 
 

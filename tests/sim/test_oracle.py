@@ -54,8 +54,10 @@ def test_block_of_another_node_is_missed() -> None:
     view, sidecars, point = ended()
     other = point.sources[1].node
     wrong = (BlockSource(rank=0, node=other), *point.sources[1:])
-    told = unreadable(msgspec.structs.replace(point, sources=wrong), view=view, sidecars=sidecars)
-    assert told == f"the block of rank 0 is asked of {other}, which does not have it"
+    message = unreadable(
+        msgspec.structs.replace(point, sources=wrong), view=view, sidecars=sidecars
+    )
+    assert message == f"the block of rank 0 is asked of {other}, which does not have it"
 
 
 def test_as_many_nodes_as_the_parity_may_be_gone() -> None:

@@ -131,10 +131,10 @@ class SimulatedWorker:
             self.engine = Episodes(engine, self.calls, tokenizer=TOKENIZER, waiting=8)
         self.store = FakeLog()
         self.log = TokenLog(lambda: self.store, name)
-        self.held: dict[SampleId, Trajectory] = {}
+        self.finished: dict[SampleId, Trajectory] = {}
 
     def holding(self) -> list[Trajectory]:
-        return [*self.held.values(), *self.engine.running()]
+        return [*self.finished.values(), *self.engine.running()]
 
 
 class SimulatedJob:
@@ -222,15 +222,15 @@ class SimulatedJob:
                 self._renew(engine, assignment.version)
                 engine.put(assignment.trajectory)
         for _ in range(self.random.randint(1, 6)):
-            worker.held |= {trajectory.key: trajectory for trajectory in engine.tick()}
+            worker.finished |= {trajectory.key: trajectory for trajectory in engine.tick()}
         if self.random.random() < 0.7:
             worker.log.append(engine.take_deltas(), worker.holding)
         if self.random.random() < 0.5:
-            for trajectory in worker.held.values():
+            for trajectory in worker.finished.values():
                 self.ledger.deliver(trajectory)
             self._set_aside(worker)
         released = self.ledger.released(max(0, self.ledger.trained_steps - 2))
-        worker.held = {k: t for k, t in worker.held.items() if k[0] >= released}
+        worker.finished = {k: t for k, t in worker.finished.items() if k[0] >= released}
         worker.log.release(released)
 
     def _set_aside(self, worker: SimulatedWorker) -> None:
@@ -306,8 +306,8 @@ class SimulatedJob:
         batch = collate(
             samples, torch.zeros(len(samples)), rows=len(samples), length=self.config.model.context
         )
-        (told,) = Recomputed(build_policy(self.config), self._weights).logprobs([batch])
-        torch.testing.assert_close(told, batch.behavior, atol=1e-5, rtol=0)
+        (logprobs,) = Recomputed(build_policy(self.config), self._weights).logprobs([batch])
+        torch.testing.assert_close(logprobs, batch.behavior, atol=1e-5, rtol=0)
 
     def _restore(self) -> None:
         """The trainer dies; one of its two newest snapshots remains."""
@@ -346,10 +346,10 @@ class SimulatedJob:
             for trajectory in engine.running():
                 self.ledger.recover(trajectory)
             engine.unload()
-        for trajectory in worker.held.values():
+        for trajectory in worker.finished.values():
             self.ledger.deliver(trajectory, again=True)
-        held = self.ledger.hold(worker.name, engine.progress(), oldest=engine.oldest())
-        engine.drop(held)
+        keys = self.ledger.hold(worker.name, engine.progress(), oldest=engine.oldest())
+        engine.drop(keys)
 
 
 UNDISTURBED = SimulatedJob(0).run()

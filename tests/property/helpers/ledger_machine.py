@@ -81,7 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Begin with workers that have nothing; ``late`` ones have yet to meet a new leader."""
         self.weights: dict[str, Weights | None] = dict.fromkeys(NAMES)
         self.running: dict[str, dict[SampleId, Trajectory]] = {name: {} for name in NAMES}
-        self.held: dict[str, dict[SampleId, Trajectory]] = {name: {} for name in NAMES}
+        self.finished: dict[str, dict[SampleId, Trajectory]] = {name: {} for name in NAMES}
         self.late: set[str] = set()
 
     def snapshot(self) -> None:
@@ -107,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert weights is not None
             self.running[worker][key] = grown(trajectory, token, weights)
             if self.plan.limits.finished(self.running[worker][key]):
-                self.held[worker][key] = self.running[worker].pop(key)
+                self.finished[worker][key] = self.running[worker].pop(key)
 
     @rule(worker=WORKERS, part=st.floats(0, 1))
     def lose_worker(self, worker: str, part: float) -> None:
@@ -119,9 +119,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def forget(self, worker: str) -> None:
         """Let go of a worker, whose finished samples go back into the ledger."""
-        for finished in self.held[worker].values():
+        for finished in self.finished[worker].values():
             self.ledger.recover(finished)
-        self.running[worker], self.held[worker], self.weights[worker] = {}, {}, None
+        self.running[worker], self.finished[worker], self.weights[worker] = {}, {}, None
         self.late.discard(worker)
 
     def go_back(self, back: int) -> None:

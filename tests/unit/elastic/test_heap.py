@@ -22,10 +22,10 @@ torch.set_num_threads(1)
 if not tuning.keep():
     sys.exit(77)
 first = faults()
-held = state()
+tensors = state()
 before = faults()
-del held
-held = state()
+del tensors
+tensors = state()
 print(before - first, faults() - before)
 """
 

@@ -77,12 +77,12 @@ def test_ranks_that_joined_late_learn_from_the_others() -> None:
 
 
 def test_the_watch_says_what_becomes_of_a_step() -> None:
-    told: list[tuple[str, LossAction]] = []
+    reports: list[tuple[str, LossAction]] = []
     watch = LossWatch(LossGuard(steps_back=2, limit=1))
 
     def skips(loss: float, step: int, wrong: str = "") -> bool:
         metrics = {"loss": loss}
-        tell = lambda why, action: told.append((why, action))  # noqa: E731
+        tell = lambda why, action: reports.append((why, action))  # noqa: E731
         return watch.skips(metrics, step=step, wrong=wrong, tell=tell)
 
     assert not skips(1.0, 4)
@@ -91,7 +91,7 @@ def test_the_watch_says_what_becomes_of_a_step() -> None:
     assert caught.value.at_most == 3
     with pytest.raises(JobFailedError, match="step 5: loss is nan, again after going back 1 times"):
         skips(math.nan, 5)
-    assert [action for _, action in told] == [LossAction.ROLL_BACK, LossAction.STOP]
+    assert [action for _, action in reports] == [LossAction.ROLL_BACK, LossAction.STOP]
 
 
 def test_a_loop_that_does_not_log_the_loss_is_told_so() -> None:

@@ -86,9 +86,9 @@ def resident_mib():
 torch.set_num_threads(1)
 if not tuning.keep():
     sys.exit(77)
-held = [torch.empty(1 << 20, dtype=torch.uint8).fill_(1) for _ in range(256)]
+tensors = [torch.empty(1 << 20, dtype=torch.uint8).fill_(1) for _ in range(256)]
 before = resident_mib()
-del held
+del tensors
 kept = resident_mib()
 tuning.release()
 print(before - kept, kept - resident_mib())

@@ -33,13 +33,13 @@ def test_another_process_goes_on_where_one_died_without_sampling_anything_again(
     first = job.enter("p")
     job.step(first)
     samples = first.samples()
-    told = finish(next(samples)) + finish(next(samples), most=1)  # and it is killed
+    tokens = finish(next(samples)) + finish(next(samples), most=1)  # and it is killed
     second = job.enter("q", node=node)
     work = list(second.samples())
     assert [s.tokens != () for s in work] == [True, False, False]
-    assert sum(len(t.tokens) for t in second.ledger.samples()) == told
+    assert sum(len(t.tokens) for t in second.ledger.samples()) == tokens
     event = of_kind(job.events, RolloutRecovered)[-1]
-    assert (event.tokens, event.unfinished) == (told, 1)
+    assert (event.tokens, event.unfinished) == (tokens, 1)
     for sample in work:
         finish(sample)
     batch = second.batch()
@@ -52,21 +52,21 @@ def test_another_process_goes_on_where_one_died_without_sampling_anything_again(
 def test_a_process_that_goes_on_in_the_next_generation_reads_its_own_log() -> None:
     job = Job()
     first = job.enter("p")
-    told = sum(finish(sample) for sample in first.samples())
+    tokens = sum(finish(sample) for sample in first.samples())
     second = job.enter("p")
     assert list(second.samples()) == []
     assert second.ledger.counters.workers_lost == 0
-    assert sum(len(t.tokens) for t in second.batch()) == told
+    assert sum(len(t.tokens) for t in second.batch()) == tokens
 
 
 def test_two_losses_in_a_row_lose_nothing() -> None:
     job = Job()
-    told = finish(next(job.enter("p").samples()))
+    tokens = finish(next(job.enter("p").samples()))
     second = job.enter("q")
-    told += finish(next(second.samples()), most=2)
+    tokens += finish(next(second.samples()), most=2)
     third = job.enter("r")
     open_ = list(third.samples())
-    assert sum(len(t.tokens) for t in third.ledger.samples()) == told
+    assert sum(len(t.tokens) for t in third.ledger.samples()) == tokens
     assert len(open_[0].tokens) in (1, 2)
 
 

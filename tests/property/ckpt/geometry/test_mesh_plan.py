@@ -226,8 +226,8 @@ def test_replicas_write_the_same_within_one_share_of_each_kind_of_tensor(
         partition = layout.partition(fqn)
         sizes = np.array([partition.box(cell).size for cell in range(partition.cells)])
         kind = (placed.spec.shape, placed.axes, placed.nested)
-        held = np.bincount(partition.holders(np.arange(len(sizes))), sizes, minlength=1)
-        kinds.setdefault(alike, {})[kind] = int(held.max())
+        counts = np.bincount(partition.holders(np.arange(len(sizes))), sizes, minlength=1)
+        kinds.setdefault(alike, {})[kind] = int(counts.max())
         load = loads.setdefault(alike, np.zeros(layout.world_size, dtype=int))
         np.add.at(load, layout.writers(fqn, turn=turns[fqn]), sizes)
     for alike, load in loads.items():

@@ -53,8 +53,10 @@ def shard_box(
 ) -> Box:
     """Return the one box that the rank at ``coordinate`` of ``mesh`` holds; it may be empty."""
     runs = shard_runs(shape, mesh=mesh, coordinate=coordinate, axes=axes)
-    spans = [held[0] if held else (extent, 0) for held, extent in zip(runs, shape, strict=True)]
-    assert max((len(held) for held in runs), default=0) <= 1
+    spans = [
+        pieces[0] if pieces else (extent, 0) for pieces, extent in zip(runs, shape, strict=True)
+    ]
+    assert max((len(pieces) for pieces in runs), default=0) <= 1
     return Box(offset=tuple(start for start, _ in spans), shape=tuple(n for _, n in spans))
 
 
@@ -151,11 +153,11 @@ def test_replicas_are_written_once_and_all_of_it_is_written(data: st.DataObject)
 @settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 8), st.lists(st.integers(1, 1000), min_size=1, max_size=40))
 def test_replicas_are_spread_evenly(world: int, sizes: list[int]) -> None:
-    held = []
+    holdings = []
     for i, n in enumerate(sizes):
         spec = TensorSpec(fqn=f"t{i:03d}", dtype="uint8", shape=(n,))
-        held.append(Holding(spec=spec, box=Box(offset=(0,), shape=(n,)), nbytes=n))
-    _, writes = choose_writers([held] * world)
+        holdings.append(Holding(spec=spec, box=Box(offset=(0,), shape=(n,)), nbytes=n))
+    _, writes = choose_writers([holdings] * world)
     loads = [sum(holding.nbytes for holding in part) for part in writes]
     assert sum(loads) == sum(sizes)
     assert max(loads) - min(loads) <= max(sizes)

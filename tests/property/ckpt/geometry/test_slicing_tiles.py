@@ -36,8 +36,8 @@ def test_tiles_one_after_the_other_are_the_selection(
     for tile in tiles(chosen, itemsize=8, most_bytes=most, cell=[cell] * len(shape)):
         box = tile.box
         assert np.prod(box.shape) * 8 <= most or tile.size == 1
-        held = array[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))]
-        part = held[tile.within_box]
+        block = array[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))]
+        part = block[tile.within_box]
         assert array[tile.at(tile.size - 1)] == part.reshape(-1)[-1]
         found.append(part.reshape(-1))
     together = np.concatenate(found) if found else np.empty(0)

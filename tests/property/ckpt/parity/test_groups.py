@@ -45,8 +45,8 @@ def test_groups_partition_the_nodes_evenly_in_size_and_in_domains(
     assert max(lengths) - min(lengths) <= 1
     totals = Counter(domain_of(node, domains) for node in domains)
     for group in groups:
-        for label, held in Counter(domain_of(node, domains) for node in group).items():
-            assert held <= -(-totals[label] // len(groups))
+        for label, count in Counter(domain_of(node, domains) for node in group).items():
+            assert count <= -(-totals[label] // len(groups))
     names = list(domains)
     rng.shuffle(names)  # type: ignore[attr-defined]
     again, _ = form_groups({name: domains[name] for name in names}, parity=parity, size=size)

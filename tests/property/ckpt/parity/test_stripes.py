@@ -51,31 +51,33 @@ def models(draw: st.DrawFn) -> ParityModel:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(models())
-def test_any_m_nodes_of_each_group_may_vanish(held: ParityModel) -> None:
-    world = held.world
+def test_any_m_nodes_of_each_group_may_vanish(parity_model: ParityModel) -> None:
+    world = parity_model.world
     losses = [set(group[:2][: world.parity]) for group in world.parity_groups()]
     everywhere = set().union(*losses)
     for lost in (*losses, everywhere):
         for rank, home in enumerate(world.rank_nodes):
             if home in lost:
-                plan, reason = held.plan(rank, lost)
+                plan, reason = parity_model.plan(rank, lost)
                 assert plan is not None, reason
-                assert held.rebuild(rank, plan) == held.blocks[rank]
+                assert parity_model.rebuild(rank, plan) == parity_model.blocks[rank]
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(models(), st.data())
-def test_what_is_refused_could_not_have_been_had(held: ParityModel, data: st.DataObject) -> None:
-    lost = set(data.draw(st.lists(st.sampled_from(held.geometry.nodes), min_size=1)))
-    for rank, home in enumerate(held.world.rank_nodes):
+def test_what_is_refused_could_not_have_been_had(
+    parity_model: ParityModel, data: st.DataObject
+) -> None:
+    lost = set(data.draw(st.lists(st.sampled_from(parity_model.geometry.nodes), min_size=1)))
+    for rank, home in enumerate(parity_model.world.rank_nodes):
         if home not in lost:
             continue
-        plan, reason = held.plan(rank, lost)
+        plan, reason = parity_model.plan(rank, lost)
         if plan is not None:  # zeros behind short blocks, or distance, may save more than m
-            assert held.rebuild(rank, plan) == held.blocks[rank]
+            assert parity_model.rebuild(rank, plan) == parity_model.blocks[rank]
             continue
-        group = next(group for group in held.world.parity_groups() if home in group)
-        assert len(lost & set(group)) > held.world.parity
+        group = next(group for group in parity_model.world.parity_groups() if home in group)
+        assert len(lost & set(group)) > parity_model.world.parity
         named = reason.split("those of nodes ")[1].removesuffix(" are missing").split(", ")
         assert home in named
         assert set(named) <= lost & set(group)
@@ -149,20 +151,20 @@ def entry(rank: int, nbytes: int) -> BlockEntry:
 @settings(max_examples=examples(30), deadline=None)
 @given(models(), st.data())
 def test_a_byte_flipped_anywhere_in_a_fragment_is_detected(
-    held: ParityModel, data: st.DataObject
+    parity_model: ParityModel, data: st.DataObject
 ) -> None:
-    rank = data.draw(st.integers(0, len(held.world.rank_nodes) - 1))
-    plan, _ = held.plan(rank, {held.world.rank_nodes[rank]})
+    rank = data.draw(st.integers(0, len(parity_model.world.rank_nodes) - 1))
+    plan, _ = parity_model.plan(rank, {parity_model.world.rank_nodes[rank]})
     assert plan is not None
     places = [(each, row) for each in plan for row in each.rows]
     each, row = data.draw(st.sampled_from(places))
     at = data.draw(st.integers(each.lo, each.hi - 1))
-    held.rows[each.stripe, row.row][at] ^= 1 << data.draw(st.integers(0, 7))
-    block = held.rebuild(rank, plan)
-    assert block != held.blocks[rank]
-    wanted = held.entries[rank]
+    parity_model.rows[each.stripe, row.row][at] ^= 1 << data.draw(st.integers(0, 7))
+    block = parity_model.rebuild(rank, plan)
+    assert block != parity_model.blocks[rank]
+    wanted = parity_model.entries[rank]
     differs = np.flatnonzero(
-        np.frombuffer(block, np.uint8) != np.frombuffer(held.blocks[rank], np.uint8)
+        np.frombuffer(block, np.uint8) != np.frombuffer(parity_model.blocks[rank], np.uint8)
     )
     if wanted.payload_bytes <= differs[0] < -(-wanted.payload_bytes // 8) * 8:
         return  # the padding before the index means nothing
@@ -188,16 +190,19 @@ def test_every_loss_of_m_nodes_is_made_good_and_larger_ones_are_told(
     homes = [nodes[0], nodes[0], *nodes[1 : n - 1]] if n > 2 else nodes  # the last one is bare
     sizes = [5000, 0, 9000, 1, 4096, 12_345][: len(homes)]
     world = make_world(dict.fromkeys(nodes, "tcp://x"), rank_nodes=homes, parity=m, columns=columns)
-    held = model(world, sizes)
+    parity_model = model(world, sizes)
     refused = 0
     for count in range(1, n + 1):
         for lost in map(set, combinations(nodes, count)):
             for rank, home in enumerate(homes):
                 if home not in lost:
                     continue
-                plan, reason = held.plan(rank, lost)
+                plan, reason = parity_model.plan(rank, lost)
                 if plan is not None:
-                    assert held.rebuild(rank, plan) == held.blocks[rank], (rank, lost)
+                    assert parity_model.rebuild(rank, plan) == parity_model.blocks[rank], (
+                        rank,
+                        lost,
+                    )
                     continue
                 refused += 1
                 assert count > m, reason

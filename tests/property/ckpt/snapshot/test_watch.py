@@ -344,25 +344,25 @@ def test_tensors_of_an_object_that_were_one_and_are_two_are_found() -> None:
 
 
 def test_a_tensor_that_others_share_with_an_object_is_found_when_that_gets_another() -> None:
-    held, norm = OwnTensors(), nn.BatchNorm1d(3)
-    norm.running_mean = held.tree["mean"]
-    held.tree["scale"] = norm.weight
-    state = {"held": held, "loose": held.tree["mean"], "norm": norm}
+    owner, norm = OwnTensors(), nn.BatchNorm1d(3)
+    norm.running_mean = owner.tree["mean"]
+    owner.tree["scale"] = norm.weight
+    state = {"held": owner, "loose": owner.tree["mean"], "norm": norm}
     for name in ("mean", "scale"):
         watch = ChangeWatch()
         watch.flatten(state)
-        held.tree[name] = torch.rand(3)
+        owner.tree[name] = torch.rand(3)
         found = described(lambda: watch.flatten(state)[0])  # noqa: B023 - called at once
         assert found == described(lambda: flatten(state))
     assert {"loose", "norm.weight"} <= set(found["names"])
 
 
 def test_a_parameter_that_only_its_optimizer_still_holds_is_refused() -> None:
-    held, watch = OwnTensors(), ChangeWatch()
-    held.tree["scale"] = nn.Parameter(torch.zeros(3))
-    state = {"held": held, "optimizer": torch.optim.SGD([held.tree["scale"]], lr=0.1)}
+    owner, watch = OwnTensors(), ChangeWatch()
+    owner.tree["scale"] = nn.Parameter(torch.zeros(3))
+    state = {"held": owner, "optimizer": torch.optim.SGD([owner.tree["scale"]], lr=0.1)}
     watch.flatten(state)
-    held.tree["scale"] = torch.rand(3)
+    owner.tree["scale"] = torch.rand(3)
     with pytest.raises(StateError, match="belongs to no module of the state"):
         watch.flatten(state)
 

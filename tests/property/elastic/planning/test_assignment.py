@@ -174,16 +174,16 @@ def test_trainers_of_a_world_cut_anew_move_the_fewest_bytes(
         fakes.node(names[r], ranks[r][1], inventory=fakes.inventory(names[r], old.snapshots, 5))
         for r in left
     ]
-    held = BlockHoldings(
+    holdings = BlockHoldings(
         fakes.held(old.snapshots, 5),
         nodes={node.node: node for node in there},
         saved=MeshSize(dp=saved),
         mesh=mesh,
     )
     ready = data.draw(st.permutations([(node, node.workers[0]) for node in there]))
-    placed = Placer(mesh, old=None, holdings=held).place(ready).ranks
-    here = sum(held.of(node.node).get(rank, 0) for rank, (node, _) in enumerate(placed))
-    assert abs(here - best([dict(held.of(node.node)) for node in there])) <= 2 * saved
+    placed = Placer(mesh, old=None, holdings=holdings).place(ready).ranks
+    here = sum(holdings.of(node.node).get(rank, 0) for rank, (node, _) in enumerate(placed))
+    assert abs(here - best([dict(holdings.of(node.node)) for node in there])) <= 2 * saved
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -197,22 +197,22 @@ def test_many_nodes_hold_together_what_each_of_them_holds(
     there = {
         name: fakes.node(name, inventory=fakes.inventory(name, old.snapshots, 5)) for name in names
     }
-    held = BlockHoldings(
+    holdings = BlockHoldings(
         fakes.held(old.snapshots, 5),
         nodes=there,
         saved=MeshSize(dp=saved),
         mesh=MeshSize(dp=cut),
     )
-    asked = data.draw(st.lists(st.sampled_from([*names, "new"]), max_size=60))
-    edges = held.edges(asked)
+    takers = data.draw(st.lists(st.sampled_from([*names, "new"]), max_size=60))
+    edges = holdings.edges(takers)
     if saved == cut:
         assert edges is None
     else:
         assert edges is not None
-        found: list[dict[int, int]] = [{} for _ in asked]
+        found: list[dict[int, int]] = [{} for _ in takers]
         for taker, place, gain in zip(*(each.tolist() for each in edges), strict=True):
             found[taker][place] = gain
-        assert found == [dict(held.of(node)) for node in asked]
-    places = [(data.draw(st.integers(0, cut - 1)), node) for node in asked]
-    alone = [held.moved(rank, node=node) for rank, node in places]
-    assert held.moved_in_all(places) == sum(alone)
+        assert found == [dict(holdings.of(node)) for node in takers]
+    places = [(data.draw(st.integers(0, cut - 1)), node) for node in takers]
+    alone = [holdings.moved(rank, node=node) for rank, node in places]
+    assert holdings.moved_in_all(places) == sum(alone)

@@ -52,7 +52,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger(PLAN)
         self.ledger.resume(1, restored=0)
         self.running: dict[str, dict[tuple[int, int], int]] = {"u": {}, "v": {}, "w": {}}
-        self.held: dict[str, list[Trajectory]] = {"u": [], "v": [], "w": []}
+        self.finished: dict[str, list[Trajectory]] = {"u": [], "v": [], "w": []}
         self.late: set[str] = set()
         self.trained: list[list[Trajectory]] = []
         self.snapshots: list[dict[str, Any]] = []
@@ -92,12 +92,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.running[worker][key] += 1
             if self.running[worker][key] >= len(answer(*key)):
                 del self.running[worker][key]
-                self.held[worker].append(trajectory(*key, generation=self.generation))
+                self.finished[worker].append(trajectory(*key, generation=self.generation))
 
     @rule(worker=WORKERS, again=st.booleans())
     def deliver(self, worker: str, again: bool) -> None:
         self.announce(worker)
-        for finished in self.held[worker]:
+        for finished in self.finished[worker]:
             self.ledger.deliver(finished, again=again)
 
     @rule(worker=WORKERS, part=st.floats(0, 1))
@@ -108,9 +108,9 @@ class LedgerMachine(RuleBasedStateMachine):
             logged = trajectory(*key, int(count * part), generation=self.generation)
             if logged.tokens:
                 self.ledger.recover(logged)
-        for finished in self.held[worker]:
+        for finished in self.finished[worker]:
             self.ledger.recover(finished)
-        self.running[worker], self.held[worker] = {}, []
+        self.running[worker], self.finished[worker] = {}, []
 
     @precondition(lambda self: len(self.trained) < PLAN.steps)
     @rule()
@@ -142,7 +142,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if worker not in self.late:
             return
         self.late.remove(worker)
-        for finished in self.held[worker]:
+        for finished in self.finished[worker]:
             self.ledger.deliver(finished, again=True)
         running = self.running[worker]
         void = {key for key in running if PLAN.version_of(key[0]) > len(self.trained)}

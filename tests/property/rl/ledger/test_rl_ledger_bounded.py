@@ -25,10 +25,10 @@ class BoundedMachine(LedgerMachine):
     @rule(worker=WORKERS, free=st.integers(1, 6))
     def claim(self, worker: str, free: int) -> None:
         self.announce(worker)
-        held = self.weights[worker]
-        work = self.ledger.claim(worker, free=free, version=held[1] if held else None)
+        weights = self.weights[worker]
+        work = self.ledger.claim(worker, free=free, version=weights[1] if weights else None)
         oldest = max((each.version for each in work), default=0)
-        if work and (held is None or held[1] < oldest):
+        if work and (weights is None or weights[1] < oldest):
             self.weights[worker] = (self.generation, oldest)
         for each in work:
             self.running[worker][each.trajectory.key] = each.trajectory
@@ -46,7 +46,7 @@ class BoundedMachine(LedgerMachine):
     @rule(worker=WORKERS, again=st.booleans())
     def deliver(self, worker: str, again: bool) -> None:
         self.announce(worker)
-        for finished in self.held[worker].values():
+        for finished in self.finished[worker].values():
             self.ledger.deliver(finished, again=again)
 
     @precondition(lambda self: len(self.trained) < PLAN.steps)
@@ -74,7 +74,7 @@ class BoundedMachine(LedgerMachine):
         if worker not in self.late:
             return
         self.late.remove(worker)
-        for finished in self.held[worker].values():
+        for finished in self.finished[worker].values():
             self.ledger.deliver(finished, again=True)
         weights = self.weights[worker]
         if weights and not self.ledger.current(generation=weights[0], version=weights[1]):

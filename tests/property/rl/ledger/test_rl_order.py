@@ -20,8 +20,8 @@ def worlds(draw: st.DrawFn) -> tuple[list[Open], int, int]:
     due: list[int | None] = []
     for _ in range(count):
         wish = draw(st.none() | st.integers(step, step + ETA))
-        told = [each for each in (*due, wish) if each is not None]
-        due.append(wish if fits(told, step=step, groups=groups) else None)
+        steps = [each for each in (*due, wish) if each is not None]
+        due.append(wish if fits(steps, step=step, groups=groups) else None)
     begun = [index for index, each in enumerate(due) if each is not None]
     complete = draw(st.lists(st.sampled_from(begun), unique=True)) if begun else []
     places = {index: place for place, index in enumerate(complete)}

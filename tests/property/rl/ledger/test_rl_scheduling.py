@@ -38,13 +38,13 @@ class SchedulingMachine(LedgerMachine):
     @rule(worker=WORKERS, free=st.integers(1, 6), full=st.booleans())
     def claim(self, worker: str, free: int, full: bool) -> None:
         self.exchange(worker)
-        held, awaited = self.weights[worker], self.ledger.awaited()
+        weights, awaited = self.weights[worker], self.ledger.awaited()
         pressed = self.ledger.pressure != "none"
-        version = held[1] if held else None
+        version = weights[1] if weights else None
         work = self.ledger.claim(worker, free=free, version=version, full=full)
         needed = max((each.version for each in work), default=0)
         assert needed <= len(self.trained), "the version is there"
-        if work and (held is None or held[1] < needed):
+        if work and (weights is None or weights[1] < needed):
             self.weights[worker] = (self.generation, needed)
         for each in work:
             assert not (full or pressed) or each.trajectory.ordinal in awaited
@@ -65,7 +65,7 @@ class SchedulingMachine(LedgerMachine):
         """Deliver finished samples, report running ones, set aside those beyond the budget."""
         again = worker in self.late
         self.late.discard(worker)
-        for finished in self.held[worker].values():
+        for finished in self.finished[worker].values():
             self.ledger.deliver(finished, again=again)
         weights, running = self.weights[worker], self.running[worker]
         if weights and not self.ledger.current(generation=weights[0], version=weights[1]):
@@ -136,17 +136,19 @@ class SchedulingMachine(LedgerMachine):
             assert 0 < step - first[each[0].ordinal] <= config.max_age
         again = Ledger(plan)
         again.load_state_dict(json.loads(json.dumps(self.ledger.state_dict())))
-        told = again.batch(step)
-        assert told is not None
-        assert told[len(told) - len(reused) :] == reused or not reused
+        samples = again.batch(step)
+        assert samples is not None
+        assert samples[len(samples) - len(reused) :] == reused or not reused
 
     def _release(self) -> None:
         protected = max(0, len(self.trained) - 2)
         released = self.ledger.released(protected)
         kept = {each.ordinal for batch in self.trained[:protected] for each in batch}
         assert set(range(released)) <= kept
-        for worker, held in self.held.items():
-            self.held[worker] = {key: each for key, each in held.items() if key[0] >= released}
+        for worker, finished in self.finished.items():
+            self.finished[worker] = {
+                key: each for key, each in finished.items() if key[0] >= released
+            }
 
 
 class TightMachine(SchedulingMachine):

@@ -247,11 +247,11 @@ def test_a_node_that_cannot_renew_fences_itself_and_gives_its_lease_up(kind: typ
 
 def test_a_renewal_that_is_answered_too_late_extends_nothing() -> None:
     coordinator, lost, extended = MemoryCoordinator(), threading.Event(), []
-    asked, answer = threading.Event(), threading.Event()
+    request, answer = threading.Event(), threading.Event()
     renew = coordinator.keep_alive
 
     def slowly(lease: int) -> None:
-        asked.set()
+        request.set()
         answer.wait(DEADLINE_S)
         renew(lease)
 
@@ -260,7 +260,7 @@ def test_a_renewal_that_is_answered_too_late_extends_nothing() -> None:
     keeper = LeaseKeeper(
         coordinator, timing=timing, fence=lambda: None, lost=lost.set, extend=extended.append
     )
-    assert asked.wait(DEADLINE_S) and lost.wait(DEADLINE_S)
+    assert request.wait(DEADLINE_S) and lost.wait(DEADLINE_S)
     answer.set()
     keeper.close()
     assert len(extended) == 1, "only what was granted with the lease"

@@ -28,13 +28,13 @@ class Service:
     refuses: int = 0
     deaf: bool = False
     action: str = ""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     given: int = 0
     valid: str = ""
     url: str = ""
 
     def put(self, path: str, ttl: str | None) -> tuple[int, str]:
-        self.asked.append("PUT")
+        self.requests.append("PUT")
         if self.refuses:
             return self.refuses, ""
         if path != "/latest/api/token" or not (ttl and 1 <= int(ttl) <= 21600):
@@ -44,7 +44,7 @@ class Service:
         return 200, self.valid
 
     def get(self, path: str, token: str | None) -> tuple[int, str]:
-        self.asked.append("GET")
+        self.requests.append("GET")
         if self.deaf or not (self.refuses or token == self.valid):
             return 401, "Unauthorized"
         return (200, self.action) if path == PATH and self.action else (404, "Not Found")
@@ -89,14 +89,14 @@ def test_one_token_serves_many_questions(service: Service, session: MetadataSess
     assert [session.ask(), session.ask()] == ["", ""]
     service.action = ACTION
     assert session.ask() == ACTION
-    assert service.asked == ["PUT", "GET", "GET", "GET"]
+    assert service.requests == ["PUT", "GET", "GET", "GET"]
 
 
 def test_a_token_that_is_refused_is_renewed(service: Service, session: MetadataSession) -> None:
     assert session.ask() == ""
     service.valid, service.action = "of another service", ACTION
     assert session.ask() == ACTION
-    assert service.asked == ["PUT", "GET", "GET", "PUT", "GET"]
+    assert service.requests == ["PUT", "GET", "GET", "PUT", "GET"]
 
 
 def test_a_service_that_takes_no_token_of_its_own_is_not_asked_without_end(
@@ -104,7 +104,7 @@ def test_a_service_that_takes_no_token_of_its_own_is_not_asked_without_end(
 ) -> None:
     service.deaf = True
     assert session.ask() == ""
-    assert service.asked == ["PUT", "GET"]
+    assert service.requests == ["PUT", "GET"]
 
 
 @pytest.mark.parametrize("refuses", [403, 404, 405, 500])
@@ -136,8 +136,8 @@ def test_other_urls_and_tokens_of_the_users_own_need_no_session(
 
 def test_the_notice_reaches_the_node(service: Service) -> None:
     service.action = ACTION
-    told: queue.Queue[str] = queue.Queue()
-    watch = NoticeWatch(NoticeConfig(url=service.url, every_s=0.01), node="a", notice=told.put)
-    assert told.get(timeout=60) == f"{service.url} says {ACTION}"
+    notices: queue.Queue[str] = queue.Queue()
+    watch = NoticeWatch(NoticeConfig(url=service.url, every_s=0.01), node="a", notice=notices.put)
+    assert notices.get(timeout=60) == f"{service.url} says {ACTION}"
     watch.close()
     assert service.given == 1

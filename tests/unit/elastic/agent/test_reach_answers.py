@@ -51,25 +51,25 @@ def test_nobody_answers_where_nobody_serves(key: RunKey) -> None:
 
 
 def test_the_handler_is_not_asked(key: RunKey) -> None:
-    asked = threading.Event()
-    server = Server(lambda request: asked.set(), key=key)
+    call = threading.Event()
+    server = Server(lambda request: call.set(), key=key)
     try:
         assert answers(server.address, key, timeout_s=30.0)
     finally:
         server.close()
-    assert not asked.is_set()
+    assert not call.is_set()
 
 
 def test_all_are_asked_though_many_are_silent(
     server: Server, key: RunKey, mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.elastic.agent.reach.TRIES_S", (SOON_S, 30.0))
-    asked = {"there": ProbedNode(address=server.address, mark="there#1/1")}
-    found = ask_all(asked, key, over=threading.Event())
+    nodes = {"there": ProbedNode(address=server.address, mark="there#1/1")}
+    found = ask_all(nodes, key, over=threading.Event())
     assert found == {"there"}
     monkeypatch.setattr("holdfast.elastic.agent.reach.TRIES_S", (SOON_S, SOON_S))
     silent = {f"n{i}": ProbedNode(address=mute, mark="#") for i in range(AT_ONCE // 8)}
     assert ask_all(silent, key, over=threading.Event()) == frozenset()
     over = threading.Event()
     over.set()
-    assert ask_all(asked, key, over=over) == frozenset()
+    assert ask_all(nodes, key, over=over) == frozenset()

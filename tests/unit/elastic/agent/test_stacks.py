@@ -42,8 +42,8 @@ def probe(code: str) -> Stacks:
     fd = os.memfd_create("stacks")
     try:
         with process(code, fd) as child:
-            asked = StackProbe(child.pid, fd=fd)
-            while (answer := asked.poll()) is None:
+            stack_probe = StackProbe(child.pid, fd=fd)
+            while (answer := stack_probe.poll()) is None:
                 time.sleep(0.005)
             return answer
     finally:

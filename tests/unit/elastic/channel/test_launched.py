@@ -21,8 +21,8 @@ from holdfast.elastic.membership.records import JobSpec
 
 def joiner(rank: int, node: str = "a", *, address: str = "tcp://a", **spec: int) -> Joiner:
     file = SidecarFile(run="r", node=node, domain="", address=address, key_file="k", pid=1)
-    told = JobSpec(**spec)  # type: ignore[arg-type]
-    return Joiner(rank=rank, incarnation=f"i{rank}", sidecar=file, spec=told, info={})
+    job = JobSpec(**spec)  # type: ignore[arg-type]
+    return Joiner(rank=rank, incarnation=f"i{rank}", sidecar=file, spec=job, info={})
 
 
 def test_the_channel_has_everything_that_a_channel_has() -> None:

@@ -107,10 +107,10 @@ def test_memory_outlives_its_launcher_and_goes_when_none_comes_back(
 ) -> None:
     serving = make(0.5)
     serving.launcher()
-    held = hold(NODE)
+    descriptor = hold(NODE)
     serving.thread.start()
     wait_for(lambda: serving.service._arenas.get("n0", -1) >= 0)
-    os.close(held)
+    os.close(descriptor)
     assert sweep(exactly=NODE.name) == [], "the service holds it"
     serving.launchers[0].kill()
     serving.thread.join(DEADLINE_S)

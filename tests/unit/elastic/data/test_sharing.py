@@ -50,18 +50,18 @@ def run(rank: int, speeds: Sequence[float], microbatches: int, **how: Any) -> li
 
 
 def test_the_slow_rank_gets_fewer_and_all_ranks_agree() -> None:
-    told: list[Any] = []
+    reports: list[Any] = []
     speeds = [10.0, 10.0, 2.5]
 
     def tell(reason: str, shares: Sequence[int]) -> None:
-        told.append((reason, list(shares)))
+        reports.append((reason, list(shares)))
 
     parts = [run(rank, speeds, 9, tell=tell) for rank in range(3)]
     assert [part[0] for part in parts] == [range(3), range(3, 6), range(6, 9)]
     assert [part[LOOK_EVERY - 1] for part in parts] == [part[0] for part in parts]
     assert [part[LOOK_EVERY] for part in parts] == [range(4), range(4, 8), range(8, 9)]
-    assert [shares for _, shares in told] == [[4, 4, 1]] * 3
-    assert "by measured speed" in told[0][0]
+    assert [shares for _, shares in reports] == [[4, 4, 1]] * 3
+    assert "by measured speed" in reports[0][0]
 
 
 def test_the_shares_of_the_generation_stand_while_they_are_good() -> None:
@@ -91,7 +91,7 @@ def test_a_group_is_as_fast_as_its_slowest_rank() -> None:
 
 def test_groups_abreast_have_as_many_side_by_side_and_the_speed_of_the_slowest() -> None:
     speeds = [9.0, 3.0, 9.0, 9.0]
-    parts, told = [], []
+    parts, reports = [], []
     for rank in range(4):
         ranks = FakeGroups(rank, speeds)
         sharing = Sharing(
@@ -100,7 +100,7 @@ def test_groups_abreast_have_as_many_side_by_side_and_the_speed_of_the_slowest()
             abreast=2,
             gather=ranks.gather,
             clock=ranks.clock,
-            tell=lambda _reason, shares: told.append(list(shares)),
+            tell=lambda _reason, shares: reports.append(list(shares)),
         )
         before = list(sharing.mine())
         for _ in range(LOOK_EVERY):
@@ -108,7 +108,7 @@ def test_groups_abreast_have_as_many_side_by_side_and_the_speed_of_the_slowest()
         parts.append((before, list(sharing.mine())))
     assert [before for before, _ in parts] == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert [after for _, after in parts] == [[0], [1], [2, 4, 6], [3, 5, 7]]
-    assert told == [[1, 1, 3, 3]] * 4
+    assert reports == [[1, 1, 3, 3]] * 4
 
 
 def test_a_rank_without_steps_of_its_own_says_so() -> None:

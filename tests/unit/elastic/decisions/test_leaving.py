@@ -69,17 +69,17 @@ def test_it_leaves_when_the_time_is_up_or_nobody_there_trains() -> None:
 def test_workers_that_do_not_train_have_a_moment_to_hand_over() -> None:
     at = view("a", "b", a=1, c=1)
 
-    def told(node: str, *handed: str, since_s: float, due_s: float = LONG_S) -> type:
+    def decision(node: str, *handed: str, since_s: float, due_s: float = LONG_S) -> type:
         found, reason = depart(at, node=node, handed=handed, since_s=since_s, due_s=due_s, others=2)
         assert reason
         return type(found)
 
-    assert told("c", since_s=0.0) is Stay
-    assert told("c", since_s=LINGER_S) is Leave
-    assert told("c", since_s=0.0, due_s=RUSH_S) is Leave
-    assert told("a", since_s=SETTLE_S) is HandOver, "its trainers need not wait for them"
-    assert told("a", "a-worker", since_s=SETTLE_S) is Stay
-    assert told("a", "a-worker", since_s=LINGER_S) is Leave
+    assert decision("c", since_s=0.0) is Stay
+    assert decision("c", since_s=LINGER_S) is Leave
+    assert decision("c", since_s=0.0, due_s=RUSH_S) is Leave
+    assert decision("a", since_s=SETTLE_S) is HandOver, "its trainers need not wait for them"
+    assert decision("a", "a-worker", since_s=SETTLE_S) is Stay
+    assert decision("a", "a-worker", since_s=LINGER_S) is Leave
 
 
 @pytest.mark.parametrize("wrong", [{"every_s": 0.0}, {"grace_s": -1.0}, {"url": "file:///etc"}])

@@ -28,9 +28,9 @@ STEP = StepDone(time_s=5.0, node="a", source="worker", seat="trainer/1", step=7,
 
 
 def test_an_event_is_one_object_with_its_kind_and_the_envelope_beside_its_fields() -> None:
-    told = json.loads(encode(STEP))
+    document = json.loads(encode(STEP))
     at = {"kind": "step", "v": VERSION, "time_s": 5.0, "node": "a", "source": "worker"}
-    assert told | at | {"seat": "trainer/1", "step": 7, "seconds": 0.5} == told
+    assert document | at | {"seat": "trainer/1", "step": 7, "seconds": 0.5} == document
     assert decode(encode(STEP)) == STEP
 
 
@@ -86,8 +86,8 @@ def test_an_event_of_the_users_that_reads_as_another_is_refused(
 
 
 def test_values_that_are_not_finite_are_told_as_nothing() -> None:
-    told = decode(encode(MetricsLogged(step=1, values={"loss": float("nan"), "reward": 1.0})))
-    assert told == MetricsLogged(step=1, values={"loss": None, "reward": 1.0})
+    event = decode(encode(MetricsLogged(step=1, values={"loss": float("nan"), "reward": 1.0})))
+    assert event == MetricsLogged(step=1, values={"loss": None, "reward": 1.0})
 
 
 def test_a_line_of_a_newer_version_is_refused_with_the_remedy() -> None:

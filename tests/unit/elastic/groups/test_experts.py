@@ -37,11 +37,13 @@ from holdfast.elastic.membership.records import MeshSize
 
 
 @contextmanager
-def rank_of(rank: int, size: MeshSize, asked: Mesh) -> Iterator[tuple[DeviceMesh, DeviceMesh]]:
+def rank_of(
+    rank: int, size: MeshSize, mesh_config: Mesh
+) -> Iterator[tuple[DeviceMesh, DeviceMesh]]:
     """Be one rank of a world whose others are not there; give its meshes."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size.ranks)
     try:
-        yield meshes_of(size, asked.axes)
+        yield meshes_of(size, mesh_config.axes)
     finally:
         dist.destroy_process_group()
         _clear_python_sharding_prop_cache()
@@ -60,7 +62,7 @@ def ranks_in(group: dist.ProcessGroup | None) -> list[int] | None:
 
 
 @pytest.mark.parametrize(
-    ("size", "asked", "ep", "data", "dp", "edp"),
+    ("size", "mesh_config", "ep", "data", "dp", "edp"),
     [
         (MeshSize(dp=4, ep=2), Mesh(ep=2), [2, 3], [0, 1, 2, 3], None, [1, 3]),
         (MeshSize(dp=4), Mesh(ep=(2, 1)), [3], [0, 1, 2, 3], None, None),
@@ -86,25 +88,27 @@ def ranks_in(group: dist.ProcessGroup | None) -> list[int] | None:
 )
 def test_experts_are_carved_out_of_the_data_parallel_ranks(
     size: MeshSize,
-    asked: Mesh,
+    mesh_config: Mesh,
     ep: list[int],
     data: list[Any],
     dp: list[int] | None,
     edp: list[int] | None,
 ) -> None:
     """As rank 3 sees it."""
-    with rank_of(3, size, asked) as (mesh, data_mesh):
-        assert mesh.mesh_dim_names == asked.axes
+    with rank_of(3, size, mesh_config) as (mesh, data_mesh):
+        assert mesh.mesh_dim_names == mesh_config.axes
         assert mesh["ep"].mesh.tolist() == ep
         assert data_mesh.mesh.tolist() == data
-        assert data_mesh.mesh_dim_names == (("replicate", "shard") if asked.shard else ("dp",))
+        assert data_mesh.mesh_dim_names == (
+            ("replicate", "shard") if mesh_config.shard else ("dp",)
+        )
         groups: GradientGroups = groups_of(mesh, size, data_mesh=data_mesh)
         assert ranks_in(groups.dp) == dp
         assert ranks_in(groups.edp) == edp
 
 
 @pytest.mark.parametrize(
-    ("size", "asked"),
+    ("size", "mesh_config"),
     [
         (MeshSize(dp=1, tp=2), Mesh(tp=2)),
         (MeshSize(dp=1, tp=2, pp=2), Mesh(tp=2, pp=2)),
@@ -115,13 +119,13 @@ def test_experts_are_carved_out_of_the_data_parallel_ranks(
         (MeshSize(dp=2, tp=2), Mesh(tp=2)),
     ],
 )
-def test_no_axis_of_the_model_has_the_default_group(size: MeshSize, asked: Mesh) -> None:
-    with rank_of(0, size, asked) as (mesh, _):
-        names = {mesh.get_group(a).group_name for a in asked.axes if a in MODEL_AXES}
+def test_no_axis_of_the_model_has_the_default_group(size: MeshSize, mesh_config: Mesh) -> None:
+    with rank_of(0, size, mesh_config) as (mesh, _):
+        names = {mesh.get_group(a).group_name for a in mesh_config.axes if a in MODEL_AXES}
         assert names
         assert dist.group.WORLD is not None
         assert dist.group.WORLD.group_name not in names
-        for axis in asked.axes:
+        for axis in mesh_config.axes:
             group = mesh[axis].get_group()
             assert ranks_in(group) == mesh[axis].mesh.tolist()
 

@@ -21,13 +21,13 @@ RECORD = SharedJobRecord(run="r", machines=2, wanted={}, return_s=600.0)
 
 
 @pytest.mark.parametrize(
-    ("told", "domains"),
+    ("names", "domains"),
     [(("", ""), ["machine3", "machine3"]), (("rack-1", "rack-2"), ["rack-1", "rack-2"])],
 )
 def test_a_nodes_domain_is_the_machine_unless_it_is_named(
-    tmp_path: Path, told: tuple[str, str], domains: list[str]
+    tmp_path: Path, names: tuple[str, str], domains: list[str]
 ) -> None:
-    nodes = [NodeSpec(name=f"node{i}", domain=each, slots={}) for i, each in enumerate(told)]
+    nodes = [NodeSpec(name=f"node{i}", domain=each, slots={}) for i, each in enumerate(names)]
     launcher = JointLauncher(
         LaunchConfig(command=("true",), nodes=tuple(nodes), wanted={}, run_dir=tmp_path),
         JointConfig(

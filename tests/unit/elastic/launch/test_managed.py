@@ -18,7 +18,7 @@ FAR = "192.0.2.200"
 
 
 @pytest.mark.parametrize(
-    ("first", "host", "told", "begins"),
+    ("first", "host", "may_host", "begins"),
     [
         ("127.0.0.2", "127.0.0.2", None, True),
         ("127.0.0.2", "127.0.0.3", None, False),
@@ -29,8 +29,8 @@ FAR = "192.0.2.200"
         ("127.0.0.2", "", False, False),
     ],
 )
-def test_the_first_host_begins(first: str, host: str, told: bool | None, begins: bool) -> None:
-    assert founds(first, host, told=told) is begins
+def test_the_first_host_begins(first: str, host: str, may_host: bool | None, begins: bool) -> None:
+    assert founds(first, host, told=may_host) is begins
 
 
 def launcher(run_dir: Path, url: str, *, joins: bool = False, host: str = "") -> ManagedLauncher:

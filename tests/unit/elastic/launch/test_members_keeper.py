@@ -32,7 +32,7 @@ class PlayedAdmin:
     def __init__(self, *members: ListedMember) -> None:
         self.there = {each.id: each for each in members}
         self.silent: set[int] = set()
-        self.asked = 0
+        self.requests = 0
         self.reached = True
 
     @property
@@ -55,7 +55,7 @@ class PlayedAdmin:
         del self.there[id]
 
     def answers(self, member: ListedMember) -> bool:
-        self.asked += 1
+        self.requests += 1
         return bool(member.client) and member.id not in self.silent
 
     def close(self) -> None:
@@ -163,14 +163,14 @@ def test_one_launcher_has_the_turn(make: Make) -> None:
     admin, table = PlayedAdmin(listed(1, "x")), MemoryCoordinator()
     first, second = make("a", admin, table), make("b", admin, table)
     first._turn()
-    assert admin.asked == 1
+    assert admin.requests == 1
     second._turn()
-    assert admin.asked == 1, "the other one only looks"
+    assert admin.requests == 1, "the other one only looks"
     assert first._lease is not None
     table.revoke(first._lease)
     first._turn()
     second._turn()
-    assert admin.asked == 2
+    assert admin.requests == 2
 
 
 def test_silence_before_its_turn_does_not_count(

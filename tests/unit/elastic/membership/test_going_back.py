@@ -14,10 +14,10 @@ NUMBER = 4
 STEPS = (7, 8, 9)
 
 
-def view(*asked: int | None, left: int = NUMBER) -> JobView:
+def view(*wishes: int | None, left: int = NUMBER) -> JobView:
     """Nodes whose trainers are parked, some of which ask to go back; all hold the same steps."""
     nodes: list[NodeRecord] = []
-    for i, most in enumerate(asked):
+    for i, most in enumerate(wishes):
         worker = msgspec.structs.replace(
             fakes.worker(f"trainer/{i}", ready_after=left),
             info={} if most is None else {RESTORE_AT_MOST: most},
@@ -44,9 +44,9 @@ def test_without_a_wish_the_newest_is_restored() -> None:
     assert restored(view(None, None)) == 9
 
 
-@pytest.mark.parametrize(("asked", "step"), [((8, 8), 8), ((8, None), 8), ((9, 7), 7)])
-def test_the_oldest_wish_counts_for_all(asked: tuple[int | None, ...], step: int) -> None:
-    at = view(*asked)
+@pytest.mark.parametrize(("wishes", "step"), [((8, 8), 8), ((8, None), 8), ((9, 7), 7)])
+def test_the_oldest_wish_counts_for_all(wishes: tuple[int | None, ...], step: int) -> None:
+    at = view(*wishes)
     assert restored(at) == step
     assert all(point.step <= step for point in choose_restore(at)[0]), "the fallbacks too"
 

@@ -167,10 +167,10 @@ def test_a_garbled_change_is_named_by_its_key() -> None:
 def test_records_name_the_same_object_for_what_all_nodes_repeat() -> None:
     nodes = [fakes.node(name, fakes.worker(f"trainer/{name}")) for name in ("a", "b")]
     world = fakes.generation(1, nodes, ranks=[(n.node, n.workers[0]) for n in nodes]).snapshots
-    told = [
+    records = [
         fakes.node(n.node, *n.workers, inventory=fakes.inventory(n.node, world, 3)) for n in nodes
     ]
-    entries = [entry(node_key("run", node.node), node) for node in told]
+    entries = [entry(node_key("run", node.node), node) for node in records]
     a, b = JobView.from_entries(entries, run="run", wanted=WANTED).nodes.values()
     assert a.workers[0].spec is b.workers[0].spec
     assert a.inventory is not None

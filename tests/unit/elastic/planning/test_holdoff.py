@@ -93,8 +93,8 @@ def ask(view: JobView, *, at_s: float, node: str = "a") -> tuple[object, str]:
 
 def test_leaving_on_notice_does_not_count_and_is_known_after_the_node_is_gone() -> None:
     old = generation("a", "b", losses={"b": 1})
-    told = msgspec.structs.replace(fakes.node("b"), leaving=1)
-    seen = observe(fakes.view(member("a"), told, generation=old), FirstSeen(), now_s=0.0)
+    leaver = msgspec.structs.replace(fakes.node("b"), leaving=1)
+    seen = observe(fakes.view(member("a"), leaver, generation=old), FirstSeen(), now_s=0.0)
     for now_s in (1.0, 2.0):
         back = fakes.view(member("a"), returned("b"), generation=old)
         seen = observe(back, seen, now_s=now_s)

@@ -231,13 +231,13 @@ def test_overlap_of_every_axis_counts() -> None:
     old = fakes.generation(1, nodes, ranks=[(n, fakes.worker(f"trainer/{n}")) for n in names])
     there = {n: fakes.node(n, inventory=fakes.inventory(n, old.snapshots, 5)) for n in names}
     point = fakes.held(old.snapshots, 5)
-    held = BlockHoldings(point, nodes=there, saved=saved, mesh=wanted)
-    eighth = held.total_bytes / 8
+    holdings = BlockHoldings(point, nodes=there, saved=saved, mesh=wanted)
+    eighth = holdings.total_bytes / 8
     # rank 0 saved one half of the rows of the left half of the columns
-    assert dict(held.of("a")) == pytest.approx({0: eighth, 1: eighth}, rel=0.01)
-    assert dict(held.of("d")) == pytest.approx({2: eighth, 3: eighth}, rel=0.01)
-    assert held.moved(0, node="a") == pytest.approx(eighth, rel=0.01)
-    assert held.moved(0, node="d") == pytest.approx(2 * eighth, rel=0.01), "a quarter"
+    assert dict(holdings.of("a")) == pytest.approx({0: eighth, 1: eighth}, rel=0.01)
+    assert dict(holdings.of("d")) == pytest.approx({2: eighth, 3: eighth}, rel=0.01)
+    assert holdings.moved(0, node="a") == pytest.approx(eighth, rel=0.01)
+    assert holdings.moved(0, node="d") == pytest.approx(2 * eighth, rel=0.01), "a quarter"
     assert saved_mesh(point, known={1: saved}) == saved
     assert saved_mesh(point, known={}) == MeshSize(dp=4)
 

@@ -201,9 +201,11 @@ def test_replicas_on_one_node_read_from_its_memory() -> None:
 def test_one_replica_needs_nothing_of_others() -> None:
     old = three_nodes()
     survivor = saying(trainer(0), replicated_bytes=2000)
-    held = fakes.inventory("a", old.snapshots, 17)
+    inventory = fakes.inventory("a", old.snapshots, 17)
     other = fakes.node("c", fenced=3, inventory=fakes.inventory("c", old.snapshots, 17))
-    view = fakes.view(fakes.node("a", survivor, fenced=3, inventory=held), other, generation=old)
+    view = fakes.view(
+        fakes.node("a", survivor, fenced=3, inventory=inventory), other, generation=old
+    )
     assert plan(view)[1].endswith("about 1001 of 2001 bytes move")
 
 

@@ -182,8 +182,8 @@ def test_all_are_to_ask_when_one_gets_no_further_or_reaches_somebody_not() -> No
 
 
 def test_a_stall_is_one_only_when_all_have_asked_and_reach_each_other() -> None:
-    def view(cuts: Mapping[str, str], *asked: str) -> JobView:
-        found = probed(world(cuts, inside="ab", spares="s"), *asked)
+    def view(cuts: Mapping[str, str], *askers: str) -> JobView:
+        found = probed(world(cuts, inside="ab", spares="s"), *askers)
         nodes = [
             msgspec.structs.replace(each, stalled=0 if each.node == "s" else 3)
             for each in found.nodes.values()

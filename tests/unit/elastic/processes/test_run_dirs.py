@@ -85,7 +85,7 @@ def test_a_directory_that_others_can_write_to_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("small", "large", "told", "chosen"),
+    ("small", "large", "is_named", "chosen"),
     [
         (2 << 30, 8 << 30, False, "small"),
         (64 << 20, 8 << 30, False, "large"),
@@ -96,7 +96,7 @@ def test_a_directory_that_others_can_write_to_is_left(tmp_path: Path) -> None:
 def test_a_small_place_gives_way_unless_the_user_named_it(
     small: int,
     large: int,
-    told: bool,
+    is_named: bool,
     chosen: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +108,7 @@ def test_a_small_place_gives_way_unless_the_user_named_it(
     monkeypatch.setattr(run_dirs, "_LARGE", tmp_path / "large")
     monkeypatch.setattr(run_dirs, "_free_bytes", lambda place: places[place])
     monkeypatch.delenv("TMPDIR", raising=False)
-    if told:
+    if is_named:
         monkeypatch.setenv("TMPDIR", str(tmp_path / "small"))
     left = made()
     assert left.parent.name == chosen

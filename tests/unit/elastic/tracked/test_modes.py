@@ -57,11 +57,11 @@ class Ranks:
     def _gather(self, value: Json) -> list[Json]:
         self._told.append(value)
         self._barrier.wait()
-        told = list(self._told)
+        values = list(self._told)
         if self._barrier.wait() == 0:
             self._told.clear()
         self._barrier.wait()
-        return told
+        return values
 
 
 def frozen(net: nn.Module) -> list[str]:

@@ -21,7 +21,7 @@ class Sidecar:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.protected, self.asked, self.fails = -1, 0, 0
+        self.protected, self.requests, self.fails = -1, 0, 0
         self.unprotected: dict[str, str] = {}
 
     def status(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Sidecar:
     def protected_step(self, *, generation: int, at_least: int, timeout_s: float) -> int:
         assert generation == 4
         with self.changed:
-            self.asked += 1
+            self.requests += 1
             if self.fails:
                 self.fails -= 1
                 raise PeerError("no answer")
@@ -57,7 +57,7 @@ def sidecar(monkeypatch: pytest.MonkeyPatch) -> Sidecar:
 
 
 @pytest.fixture
-def told() -> list[tuple[int, float]]:
+def reports() -> list[tuple[int, float]]:
     return []
 
 
@@ -68,13 +68,13 @@ def reasons() -> list[tuple[int, str]]:
 
 @pytest.fixture
 def watch(
-    sidecar: Any, told: list[tuple[int, float]], reasons: list[tuple[int, str]]
+    sidecar: Any, reports: list[tuple[int, float]], reasons: list[tuple[int, str]]
 ) -> Iterator[ProtectionWatch]:
     watch = ProtectionWatch(
         sidecar,
         generation=4,
         restored=7,
-        tell=lambda step, s: told.append((step, s)),
+        tell=lambda step, s: reports.append((step, s)),
         tell_why=lambda step, why: reasons.append((step, why)),
     )
     yield watch
@@ -82,19 +82,19 @@ def watch(
 
 
 def test_what_was_restored_counts_until_something_newer_is_protected(
-    watch: ProtectionWatch, sidecar: Sidecar, told: list[tuple[int, float]]
+    watch: ProtectionWatch, sidecar: Sidecar, reports: list[tuple[int, float]]
 ) -> None:
     assert watch.now().step == 7
     assert watch.now().protected_after_s is None
     watch.taken(8)
-    until(lambda: sidecar.asked > 0)
+    until(lambda: sidecar.requests > 0)
     assert watch.now().step == 7
     age_s = watch.now().age_s
     sidecar.protect(8)
     until(lambda: watch.now().step == 8)
     assert watch.now().age_s < age_s + DEADLINE_S
-    until(lambda: [step for step, _ in told] == [8])
-    assert watch.now().protected_after_s == told[0][1] > 0
+    until(lambda: [step for step, _ in reports] == [8])
+    assert watch.now().protected_after_s == reports[0][1] > 0
 
 
 def test_the_sidecar_is_asked_seldom_however_fast_the_steps_are(
@@ -105,7 +105,7 @@ def test_the_sidecar_is_asked_seldom_however_fast_the_steps_are(
     for step in range(2_000):
         watch.taken(step + 8)
         time.sleep(0.0001)
-    assert sidecar.asked <= 2 + (time.monotonic() - began_s) / 0.05
+    assert sidecar.requests <= 2 + (time.monotonic() - began_s) / 0.05
 
 
 def test_a_sidecar_that_does_not_answer_is_asked_again(
@@ -115,14 +115,14 @@ def test_a_sidecar_that_does_not_answer_is_asked_again(
     sidecar.protect(8)
     watch.taken(8)
     until(lambda: watch.now().step == 8)
-    assert sidecar.asked == 4
+    assert sidecar.requests == 4
 
 
 def test_nothing_is_asked_where_nothing_was_taken(watch: ProtectionWatch, sidecar: Sidecar) -> None:
     watch.close()
     watch._thread.join(DEADLINE_S)
     assert not watch._thread.is_alive()
-    assert sidecar.asked == 0
+    assert sidecar.requests == 0
 
 
 def test_why_a_step_is_not_protected_is_told_once(
@@ -134,7 +134,7 @@ def test_why_a_step_is_not_protected_is_told_once(
     monkeypatch.setattr(protection, "_WAIT_S", 0.05)
     sidecar.unprotected = {"3/7": "of an older generation", "4/8": "no room"}
     watch.taken(8)
-    until(lambda: sidecar.asked >= 4)
+    until(lambda: sidecar.requests >= 4)
     assert reasons == [(8, "no room")]
     sidecar.unprotected = {"4/8": "bytes changed"}
     until(lambda: len(reasons) == 2)

@@ -160,12 +160,12 @@ def test_held_out_ordinals_have_prompts_no_training_ordinal_has() -> None:
 def test_a_slow_tool_is_a_function_of_where_it_is_asked() -> None:
     slept: list[float] = []
     one, two = (SlowTool(seed=3, sleep=slept.append) for _ in range(2))
-    asked = act("ab", ordinal=5, turn=0)
-    assert one.respond(asked) == two.respond(asked)
-    assert slept[0] == slept[1] == one.latency_of(asked)
+    action = act("ab", ordinal=5, turn=0)
+    assert one.respond(action) == two.respond(action)
+    assert slept[0] == slept[1] == one.latency_of(action)
     assert one.latency_of(act("xy", ordinal=5)) == slept[0], "what was said does not matter"
     others = [SlowTool(seed=4), SlowTool(seed=3)]
-    assert others[0].latency_of(asked) != slept[0] == others[1].latency_of(asked)
+    assert others[0].latency_of(action) != slept[0] == others[1].latency_of(action)
     assert one.prompt(5) == two.prompt(5) != one.prompt(6)
 
 

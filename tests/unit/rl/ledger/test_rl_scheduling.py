@@ -294,13 +294,13 @@ def test_a_budget_is_shared_and_renewed() -> None:
 
 
 def test_what_is_waited_for_comes_first_then_the_longest_then_by_number() -> None:
-    asked = [
+    candidates = [
         ClaimCandidate(key=(0, 0), urgency=1, remaining=90.0),
         ClaimCandidate(key=(1, 1), urgency=0, remaining=5.0),
         ClaimCandidate(key=(2, 0), urgency=0, remaining=7.0),
         ClaimCandidate(key=(1, 0), urgency=0, remaining=5.0),
     ]
-    assert [each.key for each in queue(asked)] == [(2, 0), (1, 0), (1, 1), (0, 0)]
+    assert [each.key for each in queue(candidates)] == [(2, 0), (1, 0), (1, 1), (0, 0)]
 
 
 def test_lengths_are_those_of_prompts_as_long_then_of_all_then_the_most() -> None:
@@ -364,8 +364,8 @@ def test_the_tail_of_a_step_is_told() -> None:
     tail.occupied("w", busy=2, slots=8, now_s=10.0)
     tail.occupied("v", busy=8, slots=8, now_s=11.0)
     tail.gone("v", now_s=12.0)
-    told = tail.step(samples, completes=1, carried_tokens=5, now_s=13.0)
-    assert told == StepTail(
+    result = tail.step(samples, completes=1, carried_tokens=5, now_s=13.0)
+    assert result == StepTail(
         step=1,
         length_p50_tokens=2,
         length_p95_tokens=4,

@@ -198,8 +198,8 @@ def test_the_trainer_sees_the_log_probabilities_that_were_recorded(model: str) -
     engine = make_engine(config)
     for trajectory in drain(engine, prompts(config)).values():
         tokens = torch.tensor([trajectory.prompt + trajectory.tokens])
-        told = target_logprobs(engine.policy(tokens), tokens)[0, len(trajectory.prompt) - 1 :]
-        assert told.tolist() == pytest.approx(trajectory.logprobs, abs=1e-5)
+        logprobs = target_logprobs(engine.policy(tokens), tokens)[0, len(trajectory.prompt) - 1 :]
+        assert logprobs.tolist() == pytest.approx(trajectory.logprobs, abs=1e-5)
 
 
 # -- the same base for all --------------------------------------------------------------------

@@ -96,9 +96,9 @@ def test_an_engine_that_may_change_weights_feeds_all_but_the_newest_token_at_onc
             with torch.no_grad():
                 for name, parameter in judge.named_parameters():
                     parameter.copy_(tensors[name])
-                told = torch.log_softmax(judge(tokens[None])[0].float(), -1)
+                logprobs = torch.log_softmax(judge(tokens[None])[0].float(), -1)
             for at, (token, by) in enumerate(zip(trajectory.tokens, versions, strict=True)):
                 if by == version:
                     place = len(trajectory.prompt) + at - 1
-                    expected = told[place, token].item()
+                    expected = logprobs[place, token].item()
                     assert trajectory.logprobs[at] == pytest.approx(expected, abs=TOLERANCE)

@@ -106,12 +106,12 @@ def test_the_log_folds_back_to_exactly_what_was_sampled() -> None:
         done |= {trajectory.key: trajectory for trajectory in engine.tick()}
         if tick % 3 == 2:
             records.append(encode_deltas(engine.take_deltas()))
-    held = done | {t.key: t for t in engine.running() if t.tokens}
+    expected = done | {t.key: t for t in engine.running() if t.tokens}
     folded = fold(records)
-    assert folded.keys() == held.keys()
+    assert folded.keys() == expected.keys()
     for key, delta in folded.items():
-        assert (delta.tokens, delta.logprobs) == (held[key].tokens, held[key].logprobs)
-        assert delta.stamps == held[key].stamps
+        assert (delta.tokens, delta.logprobs) == (expected[key].tokens, expected[key].logprobs)
+        assert delta.stamps == expected[key].stamps
 
 
 def test_a_continued_trajectory_is_logged_from_its_beginning() -> None:

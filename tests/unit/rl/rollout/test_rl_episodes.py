@@ -112,8 +112,8 @@ def test_the_trainer_sees_the_log_probabilities_that_were_recorded() -> None:
     policy = build_policy(CONFIG)
     for trajectory in EXPECTED.values():
         tokens = torch.tensor([trajectory.prompt + trajectory.tokens])
-        told = target_logprobs(policy(tokens), tokens)[0, len(trajectory.prompt) - 1 :].tolist()
-        own = [told[at] for start, stop in trajectory.spans for at in range(start, stop)]
+        logprobs = target_logprobs(policy(tokens), tokens)[0, len(trajectory.prompt) - 1 :].tolist()
+        own = [logprobs[at] for start, stop in trajectory.spans for at in range(start, stop)]
         assert own == pytest.approx(trajectory.logprobs, abs=1e-5)
 
 

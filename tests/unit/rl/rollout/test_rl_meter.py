@@ -10,16 +10,16 @@ from holdfast.elastic.events import Event, TokensSampled, of_kind
 
 
 def test_totals_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, told = [100.0], list[Event]()
+    now, events = [100.0], list[Event]()
     monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
 
     counted = Meter()
     for _ in range(3):
         counted.tokens += 10
-        counted.tell(told.append, logged_bytes=60)
+        counted.tell(events.append, logged_bytes=60)
     now[0] += meter.EVERY_S
-    counted.tell(told.append, logged_bytes=70)
-    sampled = of_kind(told, TokensSampled)
+    counted.tell(events.append, logged_bytes=70)
+    sampled = of_kind(events, TokensSampled)
     assert [(each.tokens, each.logged_bytes) for each in sampled] == [(10, 60), (30, 70)]
 
 

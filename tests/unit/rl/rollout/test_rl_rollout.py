@@ -30,10 +30,10 @@ class Sidecar:
     address = "tcp://here"
 
     def __init__(self, protected: int) -> None:
-        self.protected, self.asked = protected, 0
+        self.protected, self.requests = protected, 0
 
     def protected_step(self, *, generation: int, at_least: int, timeout_s: float) -> int:
-        self.asked += 1
+        self.requests += 1
         return self.protected
 
 
@@ -141,27 +141,27 @@ def test_refused_weights_are_told_and_fetched_elsewhere(
     assert worker._engine.version is None, "nothing was sampled with them"
     assert pulls.avoided[0] == frozenset()
     assert set(pulls.avoided[1:]) == {frozenset({1})}
-    told = of_kind(worker._host.events, WeightsRefused)
-    assert [each.count for each in told] == [*range(1, len(told) + 1)]
-    first = told[0]
+    refusals = of_kind(worker._host.events, WeightsRefused)
+    assert [each.count for each in refusals] == [*range(1, len(refusals) + 1)]
+    first = refusals[0]
     assert (first.version, first.avoided, first.why) == (3, (1,), "not what was published")
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("answer", "said"),
     [
         (ToldDigest(leading=True, digest="abc"), ""),
         (ToldDigest(leading=True, why="it was rolled back"), "it was rolled back; ask again"),
         (ToldDigest(leading=False), "it does not lead"),
     ],
 )
-def test_the_leader_is_asked_for_the_digest(worker: Any, told: ToldDigest, said: str) -> None:
+def test_the_leader_is_asked_for_the_digest(worker: Any, answer: ToldDigest, said: str) -> None:
     requests: list[Any] = []
     place = WeightsPlace(generation=1, step=6, version=4, slot=0)
 
     def call(op: str, body: Any) -> Any:
         requests.append((op, body))
-        return msgspec.to_builtins(told), []
+        return msgspec.to_builtins(answer), []
 
     worker._link.client = SimpleNamespace(call=call)
     if said:
@@ -179,9 +179,9 @@ def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(
     began_s, sidecar = time.monotonic(), worker._sidecar
 
     def protected_step(**_: Any) -> int:
-        sidecar.asked += 1
+        sidecar.requests += 1
         time.sleep(0.01)
-        if sidecar.asked == 20:
+        if sidecar.requests == 20:
             worker._host.now.number = 3
         return 2
 
@@ -204,8 +204,8 @@ def test_a_version_of_the_generation_before_is_looked_for_everywhere(
     sidecar = worker._sidecar
 
     def protected_step(**_: Any) -> int:
-        sidecar.asked += 1
-        if sidecar.asked == 5:
+        sidecar.requests += 1
+        if sidecar.requests == 5:
             worker._host.now.number = 3
         return -1
 

@@ -181,8 +181,8 @@ def test_a_sampled_token_of_an_episode_takes_at_most_sixteen_bytes() -> None:
             at = base + start
             nbytes += framed_bytes(encode_deltas([_text(slot, at, 4) for slot in range(8)]))
         reply = (Turn(end=base + 64, observed=32, state=state),)
-        told = [_text(slot, base + 64, 32, turns=reply) for slot in range(8)]
-        nbytes += framed_bytes(encode_deltas(told))
+        deltas = [_text(slot, base + 64, 32, turns=reply) for slot in range(8)]
+        nbytes += framed_bytes(encode_deltas(deltas))
         sampled += 8 * 64
     assert 11.0 < nbytes / sampled <= 16.0
 
@@ -321,10 +321,10 @@ class Records:
 def test_long_states_are_cut_into_records_that_are_not_too_long() -> None:
     state = '"' + "s" * 4000 + '"'
     turns = (Turn(end=3, observed=5, state=state), Turn(end=11, observed=0, state=state))
-    held = [change(ordinal=ordinal, turns=turns) for ordinal in range(20)]
+    trajectories = [change(ordinal=ordinal, turns=turns) for ordinal in range(20)]
     log = Records()
-    TokenLog(lambda: log, "w").append([], lambda: held)
+    TokenLog(lambda: log, "w").append([], lambda: trajectories)
     assert len(log.records) > 4
     assert max(map(len, log.records)) < 40_000
     found = fold(log.records)
-    assert [found[each.key].whole(each.prompt) for each in held] == held
+    assert [found[each.key].whole(each.prompt) for each in trajectories] == trajectories

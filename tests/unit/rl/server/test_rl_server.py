@@ -218,8 +218,8 @@ def test_a_new_leader_waits_for_announcements_before_it_gives_work_away(world: W
     world.ledger = Ledger(PLAN)
     world.lead(generation=2)
     assert not ask(client, "w", generation=2, free=2, version=0, loaded_in=1).work
-    held = ((0, 0, 1), (0, 1, 1))
-    answer = ask(other, "v", generation=2, running=held, free=1, version=0, loaded_in=1)
+    running = ((0, 0, 1), (0, 1, 1))
+    answer = ask(other, "v", generation=2, running=running, free=1, version=0, loaded_in=1)
     assert not answer.abandon
     assert [a.trajectory.key for a in answer.work] == [(1, 0)]
     rest = ask(client, "w", generation=2, free=8, version=0, loaded_in=1)

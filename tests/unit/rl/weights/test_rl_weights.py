@@ -247,16 +247,16 @@ def test_a_version_that_is_no_snapshot_any_more_is_read_out_of_what_later_ones_r
     retaining: Trainer,
 ) -> None:
     versions = [retaining.publish(*retaining.names) for _ in range(5)]
-    replica, asked = Replica(), list[WeightsPlace]()
+    replica, places = Replica(), list[WeightsPlace]()
 
     def expected(place: WeightsPlace) -> str:
-        asked.append(place)
+        places.append(place)
         return retaining.published(place)
 
     for version in (4, 1, 2, 3):
         pulled = retaining.pull(version, retained=2, expected=expected, replica=replica)
         assert same(pulled, versions[version])
-    assert [(place.step, place.slot) for place in asked] == [(4, None), (3, 1), (3, 0), (3, None)]
+    assert [(place.step, place.slot) for place in places] == [(4, None), (3, 1), (3, 0), (3, None)]
     assert replica.tensors.keys() == {f"model.{name}" for name in retaining.names}
     with pytest.raises(NotFoundError, match="step 0"):
         retaining.pull(0, retained=2)

@@ -40,15 +40,15 @@ def job(seed: int, *, faults: int, resize: bool = True) -> list[Event]:
             done = 0
             for rank in order:
                 now_s += draw.random()
-                told = {"t": now_s, "step": at, "rank": rank, "attempt": attempt}
+                fields = {"t": now_s, "step": at, "rank": rank, "attempt": attempt}
                 ids = samples_of(at, rank, ranks)
-                events.append({**told, "kind": "samples", "ids": ids, "epoch": 0})
+                events.append({**fields, "kind": "samples", "ids": ids, "epoch": 0})
                 if rank == died:
                     break
                 done += 1
-                events.append({**told, "kind": "step"})
+                events.append({**fields, "kind": "step"})
                 if rank == 0:
-                    events.append({**told, "kind": "state", "digest": f"state {at}"})
+                    events.append({**fields, "kind": "state", "digest": f"state {at}"})
             if died is None or done:
                 at += 1
         if at < STEPS:
@@ -114,10 +114,10 @@ def _other_state(events: list[Event], draw: random.Random) -> None:
 
 def _silent_rank(events: list[Event], draw: random.Random) -> None:
     ranks_of = history_of(events).ranks
-    told = survivors(events, "samples")
-    told = [e for e in told if e["rank"] in ranks_of[e["attempt"], e["step"]]]
-    told = [e for e in told if len(ranks_of[e["attempt"], e["step"]]) > 1]
-    events.remove(draw.choice(told))
+    candidates = survivors(events, "samples")
+    candidates = [e for e in candidates if e["rank"] in ranks_of[e["attempt"], e["step"]]]
+    candidates = [e for e in candidates if len(ranks_of[e["attempt"], e["step"]]) > 1]
+    events.remove(draw.choice(candidates))
 
 
 def _end_too_soon(events: list[Event], draw: random.Random) -> None:

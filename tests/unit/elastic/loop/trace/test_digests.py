@@ -91,11 +91,11 @@ class OfARank:
     """State that each rank has for itself; ``clock`` is another number each time."""
 
     def __init__(self) -> None:
-        self.board, self.asked = torch.ones(2), 0
+        self.board, self.calls = torch.ones(2), 0
 
     def state_dict(self) -> dict[str, Any]:
-        self.asked += 1
-        return {"board": self.board, "turns": 3, "clock": self.asked}
+        self.calls += 1
+        return {"board": self.board, "turns": 3, "clock": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise NotImplementedError

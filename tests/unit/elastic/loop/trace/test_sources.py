@@ -22,8 +22,8 @@ Noted = list[tuple[str, str, str]]
 def noted() -> Iterator[Noted]:
     found: Noted = []
 
-    def other(*told: Any) -> None:
-        found.append(tuple(str(each) if isinstance(each, str) else "" for each in told))  # type: ignore[arg-type]
+    def other(*arguments: Any) -> None:
+        found.append(tuple(str(each) if isinstance(each, str) else "" for each in arguments))  # type: ignore[arg-type]
 
     sources.listen(
         lambda use, line, detail: found.append((use, line.partition(":")[0], detail)),
