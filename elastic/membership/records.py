@@ -298,9 +298,11 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``restore`` is None if nothing can be restored from memory (first start, or too much was lost):
     then the workers load the newest checkpoint, or begin at step 0. ``fallbacks`` are the points to
-    try next, newest first, if reading ``restore`` fails. ``nodes`` maps every node of the group to
-    its identity (`membership.identity`), which reveals a changed node. ``timeline`` lets
-    `plan.on_timeline` refuse snapshots that a roll-back abandoned. ``mesh`` is the grid of the
+    try next, newest first, if reading ``restore`` fails. ``before``, if not empty, says that memory
+    may have lost newer steps than ``restore``: it is the timeline until now, and a newer checkpoint
+    of it comes first. ``nodes`` maps every node of the group to its identity
+    (`membership.identity`), which reveals a changed node. ``timeline`` lets `plan.on_timeline`
+    refuse snapshots that a roll-back abandoned. ``mesh`` is the grid of the
     ranks. ``shares`` are the numbers of a step's microbatches per data-parallel group (empty: even
     shares), equal for groups that share experts. ``setbacks`` are the nodes that were lost before,
     for the hold-off of nodes that come and go.
@@ -312,6 +314,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     restore: RestorePoint | None
     reason: str
     fallbacks: tuple[RestorePoint, ...] = ()
+    before: tuple[Origin, ...] = ()
     nodes: dict[str, str] = {}
     timeline: tuple[Origin, ...] = ()
     mesh: MeshSize = MeshSize()

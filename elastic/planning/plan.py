@@ -76,6 +76,7 @@ def plan(
     if mesh is None:
         raise ValueError(f"there is nothing to plan: {mesh_reason}")
     restore = points[0] if points else None
+    before = _before(view, restore)
     nodes = {
         name: node
         for name, node in fenced_nodes(view).items()
@@ -95,6 +96,7 @@ def plan(
         f"{_listed(sorted(excluded))} excluded after repeated losses" if excluded else "",
         survives,
         _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
+        "a newer checkpoint comes first, if there is one" if before else "",
     ]
     reason = "; ".join(clause for clause in clauses if clause)
     known = view.generation.nodes if view.generation else {}
@@ -105,6 +107,7 @@ def plan(
         snapshots=world,
         restore=restore,
         fallbacks=tuple(points[1 : 1 + MAX_FALLBACKS]),
+        before=before,
         reason=reason,
         nodes={
             name: known[name] if name not in unmatched else identity(node)
@@ -373,18 +376,42 @@ def _old_enough(points: list[RestorePoint], *, view: JobView) -> list[RestorePoi
 
     If no point is old enough, return the oldest.
     """
+    limits = _limits(view)
+    if not limits:
+        return points
+    old = [point for point in points if point.step <= min(limits)]
+    return old or points[-1:]
+
+
+def _limits(view: JobView) -> list[int]:
+    """Return the steps to which trainers asked to roll back."""
     back = _going_back(view)
     if not back:
-        return points
-    limits = [
+        return []
+    return [
         most
         for node, worker in ready_trainers(view)
         if node.node in back
         and isinstance(most := worker.info.get(RESTORE_AT_MOST), int)
         and worker.ready_after == view.number
     ]
-    old = [point for point in points if point.step <= min(limits, default=point.step)]
-    return old or points[-1:]
+
+
+def _before(view: JobView, restore: RestorePoint | None) -> tuple[Origin, ...]:
+    """Return the timeline until now if ``restore`` may be older than the newest complete step.
+
+    It may be if no snapshot of the newest generation can be restored, which may have trained long
+    and written checkpoints, or if a node knows of a newer checkpoint. A generation that goes back
+    on purpose looks for none. If the generation before had to look too, and did not come to protect
+    a step, its own origin says nothing.
+    """
+    old = view.generation
+    if old is None or restore is None or _limits(view):
+        return ()
+    durable = max((inventory.durable for inventory in _usable_inventories(view)), default=-1)
+    if restore.world.generation == old.number and durable <= restore.step:
+        return ()
+    return old.before if restore.world.generation < old.number and old.before else old.timeline
 
 
 @ahead()

@@ -260,6 +260,82 @@ def test_nothing_older_counts_after_a_start_from_the_checkpoint() -> None:
     assert record.timeline == (Origin(generation=5, step=-1),)
 
 
+CLAUSE = "a newer checkpoint comes first, if there is one"
+
+
+def behind(
+    *steps_of_fourth: int, durable: int = -1, at_most: int | None = None, before: int | None = None
+) -> tuple[GenerationRecord, GenerationRecord, str]:
+    """Generation 4 went on from step 20 of generation 3, and holds other steps now.
+
+    A node knows of the checkpoint ``durable``. Trainers ask to roll back to ``at_most``. Generation
+    4 itself had to look for a checkpoint on the timeline until ``before``.
+    """
+    third = three_nodes()
+    fourth = fakes.generation(
+        4,
+        [fakes.node(name) for name in "abc"],
+        ranks=[("a", trainer(0)), ("b", trainer(1))],
+        restore=fakes.held(third.snapshots, 20),
+        timeline=extend_timeline(third.timeline, Origin(generation=4, step=20)),
+    )
+    if before is not None:
+        known = (Origin(generation=2, step=before),)
+        fourth = msgspec.structs.replace(fourth, before=known)
+    held, steps = (fourth, steps_of_fourth) if steps_of_fourth else (third, (18, 20))
+    asked = {} if at_most is None else {"restore_at_most": at_most}
+    workers = {"a": [trainer(0)], "b": [trainer(1)], "c": []}
+    view = fakes.view(
+        *(
+            fakes.node(
+                name,
+                *(msgspec.structs.replace(w, ready_after=4, info=asked) for w in found),
+                fenced=4,
+                inventory=msgspec.structs.replace(
+                    fakes.inventory(name, held.snapshots, *steps), durable=durable
+                ),
+            )
+            for name, found in workers.items()
+        ),
+        generation=fourth,
+    )
+    record, reason = plan(view)
+    return record, fourth, reason
+
+
+def test_a_newer_checkpoint_comes_first_if_nothing_of_the_newest_generation_is_left() -> None:
+    record, fourth, reason = behind()
+    assert record.restore is not None and record.restore.step == 20
+    assert record.before == fourth.timeline
+    assert reason.endswith(f"; {CLAUSE}")
+
+
+def test_a_newer_checkpoint_comes_first_if_a_node_knows_of_one() -> None:
+    record, fourth, reason = behind(25, 26, durable=30)
+    assert record.restore is not None and record.restore.step == 26
+    assert record.before == fourth.timeline and CLAUSE in reason
+
+
+@pytest.mark.parametrize("durable", [-1, 25, 26])
+def test_no_checkpoint_is_looked_for_if_memory_has_the_newest_step(durable: int) -> None:
+    record, _, reason = behind(25, 26, durable=durable)
+    assert record.restore is not None and record.restore.step == 26
+    assert record.before == () and CLAUSE not in reason
+
+
+def test_no_checkpoint_is_newer_than_a_roll_back() -> None:
+    record, _, _ = behind(25, 26, durable=30, at_most=25)
+    assert record.restore is not None and record.restore.step == 25
+    assert record.before == ()
+
+
+def test_a_generation_that_came_to_nothing_leaves_the_timeline_of_its_search() -> None:
+    record, fourth, _ = behind(before=50)
+    assert record.before == fourth.before == (Origin(generation=2, step=50),)
+    record, fourth, _ = behind(25, 26, durable=30, before=50)
+    assert record.before == fourth.timeline, "generation 4 went on, and what it left is no more"
+
+
 def timeline_of(*steps: int) -> tuple[Origin, ...]:
     timeline: tuple[Origin, ...] = ()
     for number, step in enumerate(steps, 1):
