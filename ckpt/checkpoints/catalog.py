@@ -184,6 +184,12 @@ def committed_steps(root: str | Path) -> list[int]:
     return committed(open_store(root))
 
 
+def named_after(store: Store, step: int) -> list[int]:
+    """Return the steps after ``step`` that have a directory, newest first, committed or not."""
+    there = (int(match[1]) for name in store.names("") if (match := _STEP.fullmatch(name)))
+    return sorted((each for each in there if each > step), reverse=True)
+
+
 def choose(root: str | Path, step: int | None) -> int:
     """Return ``step`` if it is committed, the newest verified step for None.
 

@@ -11,15 +11,13 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from holdfast.ckpt.checkpoints import catalog
-from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import (
     CapacityError,
@@ -39,39 +37,20 @@ from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.restore import RestoreReport, ShardSource, live_keys, restore
-from holdfast.ckpt.state.trees.per_rank import Inheritance
-from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel
-from holdfast.elastic.errors import JobFailedError, StateLostError
+from holdfast.elastic.errors import StateLostError
 from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.tracked.opening import Opening
+from holdfast.elastic.tracked.restored import Restored
 from holdfast.elastic.tracked.spilled import spilled_points
+from holdfast.elastic.tracked.stored import StoredCheckpoints
 
 _log = logging.getLogger(__name__)
 
-_PROBE = ".writable"
 _ADOPT_LIMIT_S = 3.0
 _ADOPT_POLL_S = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """The source of the restored state: its ``step``, and the farthest ``tier`` of its bytes.
-
-    ``tier`` is ``arena``, ``prefetched``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or
-    ``none``; ``tiers`` gives the bytes of each tier and the seconds that threads spent on them.
-    ``sent_bytes`` were sent by sidecars while the other ranks waited. ``ranks`` says what became
-    of per-rank values.
-    """
-
-    tier: str
-    how: str
-    step: int
-    bytes: int = 0
-    sent_bytes: int = 0
-    tiers: dict[str, dict[str, float]] = field(default_factory=dict)
-    ranks: Inheritance = field(default_factory=Inheritance)
 
 
 class Restorer(Closing):
@@ -91,7 +70,7 @@ class Restorer(Closing):
         self._addresses = {peer.node: peer.address for peer in world.record.snapshots.peers}
         self._disk, self._ahead = disk, ahead
         self._touched = False
-        self._down_to = -1
+        self._down_to = self._sought_above = sys.maxsize
         self._elsewhere: list[str] = []
         self._opening: Opening | None = None
 
@@ -110,13 +89,16 @@ class Restorer(Closing):
         """Overwrite ``state`` with the newest readable restore point; collective.
 
         Raises ``StateLostError`` if an attempt may have changed the state and no restore point is
-        left, ``JobFailedError`` if there are checkpoints and none of them can be read.
+        left, ``JobFailedError`` if there are checkpoints and none of them can be read,
+        ``StoreError`` if the store refuses the first generation of a job.
         """
         if self._world.record.mesh.pp > 1:
             live = live_keys(flatten(state, rank=self._world.rank))
             self._elsewhere = self._world.unite(sorted(live))
         course = self._first()
         while course.point is not None:
+            if (newer := self._newer(state, course.point, root=root)) is not None:
+                return newer
             restored, faults = self._attempt(state, course.point)
             faults = self._agree(faults)
             if restored is not None and not faults:
@@ -162,7 +144,7 @@ class Restorer(Closing):
         with self._open(point) as memory:
             try:
                 report = self._fill(state, memory)
-            except (CapacityError, CorruptError, NotFoundError, PeerError) as error:
+            except (CapacityError, CorruptError, NotFoundError, PeerError, StoreError) as error:
                 self._world.guard.check()
                 self._touched |= memory.touched
                 memory.distrust()
@@ -246,36 +228,89 @@ class Restorer(Closing):
             self._world.guard.check()
             time.sleep(_ADOPT_POLL_S)
 
-    # -- without memory --------------------------------------------------------------------------
+    # -- from the store and from disks -----------------------------------------------------------
+
+    def _newer(
+        self, state: Mapping[str, Any], point: RestorePoint, *, root: str | None
+    ) -> Restored | None:
+        """Restore a checkpoint or a spilled snapshot newer than ``point``; None if there is none.
+
+        Memory as a rule has the newest step, and then nothing is looked for: a store takes its
+        time. It may not if it lost the newest generation's snapshots, or if their blocks turn out
+        to be damaged.
+        """
+        record = self._world.record
+        timeline = record.before
+        if not timeline and record.restore is not None and point.step < record.restore.step:
+            timeline = record.timeline
+        if not timeline or point.step >= self._sought_above:
+            return None
+        self._sought_above = point.step
+        if root is None:
+            newer = self._from_disk(state, point.step + 1, root=None, timeline=timeline)
+        else:
+            stored = self._stored(state, root, timeline=timeline)
+            newer = stored.newer(point.step, timeline=timeline)
+            self._touched |= stored.touched
+        if newer is None:
+            return None
+        self._settle(None)
+        why = f"newer than step {point.step} of generation {point.world.generation} in memory"
+        return dataclasses.replace(newer, how=f"{newer.how}: {why}")
 
     def _without_memory(
         self, state: Mapping[str, Any], course: Course, *, root: str | None
     ) -> Restored:
         self._settle(None)
-        if (spilled := self._from_disk(state, root)) is not None:
-            return spilled
-        found = self._from_checkpoint(state, root, course) if root else None
-        if found is not None:
-            return found
         why = f"{course.why}: " if course.reasons else ""
+        if root is None:
+            found = self._from_disk(state, -1, root=None)
+        else:
+            stored = self._stored(state, root)
+            found = stored.newest(course.reasons)
+            self._touched |= stored.touched
+        if found is not None:
+            is_stored = found.tier == "checkpoint"
+            return dataclasses.replace(found, how=f"{why}{found.how}") if is_stored else found
         if self._touched:
             raise StateLostError(
                 f"{why}there is no checkpoint; training starts anew ({'; '.join(course.reasons)})"
             )
         return Restored(tier="none", how=f"{why}nothing to restore", step=0)
 
+    def _stored(
+        self, state: Mapping[str, Any], root: str, *, timeline: Sequence[Origin] | None = None
+    ) -> StoredCheckpoints:
+        return StoredCheckpoints(
+            root,
+            run=self._channel.run,
+            world=self._world,
+            fill=lambda source: self._fill(state, source),
+            spilled=lambda least: self._from_disk(state, least, root=root, timeline=timeline),
+        )
+
     def _from_disk(
-        self, state: Mapping[str, Any], root: str | None, *, least: int | None = None
+        self,
+        state: Mapping[str, Any],
+        least: int,
+        *,
+        root: str | None,
+        timeline: Sequence[Origin] | None = None,
     ) -> Restored | None:
         """Restore the newest snapshot on the nodes' disks that can be read, of ``least`` or later.
 
-        By default ``least`` is the newest checkpoint. Blocks that cannot be read are rebuilt from
-        parity.
+        Blocks that cannot be read are rebuilt from parity. The disks are asked once for a step.
         """
-        if self._disk is None or (least is not None and least >= self._down_to):
+        if self._disk is None or least >= self._down_to:
             return None
-        points, self._down_to = spilled_points(
-            self._channel, self._world, self._disk, root=root, least=least
+        self._down_to = least
+        points = spilled_points(
+            self._channel,
+            self._world,
+            self._disk,
+            root=root,
+            least=least,
+            timeline=self._world.record.timeline if timeline is None else timeline,
         )
         course = fallback.first_course(
             points[0] if points else None, points[1:], nodes=self._addresses
@@ -288,82 +323,6 @@ class Restorer(Closing):
             course = fallback.next_course(course, faults)
         return None
 
-    def _from_checkpoint(
-        self, state: Mapping[str, Any], root: str, course: Course
-    ) -> Restored | None:
-        """Restore the newest checkpoint that all ranks can read; None if there is none.
-
-        If newer ones are there but cannot be read, a snapshot on the nodes' disks comes first that
-        is at least as new as the next.
-        """
-        candidates: Iterator[int] = iter(())
-        if self._world.rank == 0:
-            probe(root)
-            candidates = catalog.verified(root)
-        failed = ""
-        while True:
-            began_s = time.perf_counter()
-            step, damage = self._agree_on(candidates, root)
-            lower = -1 if step is None else step
-            if (spilled := self._from_disk(state, root, least=lower)) is not None:
-                return spilled
-            if damage:
-                raise JobFailedError(damage)
-            if step is None:
-                if failed:
-                    before = "".join(f"; {reason}" for reason in course.reasons)
-                    raise JobFailedError(
-                        f"{root}: no checkpoint can be read in full: {failed}{before}; bring back "
-                        "a good one, or choose another directory"
-                    )
-                return None
-            error, report = "", None
-            try:
-                with StoreSource(root, step) as store:
-                    report = self._fill(state, store)
-            except (CorruptError, NotFoundError) as lost:
-                error = str(lost)
-            errors = [found for found in self._world.gather(error) if found]
-            if report is not None and not errors:
-                seconds = time.perf_counter() - began_s
-                why = f"{course.why}: " if course.reasons else ""
-                return Restored(
-                    tier="checkpoint",
-                    how=f"{why}{root}, step {step}",
-                    step=report.step,
-                    bytes=report.bytes,
-                    tiers={"checkpoint": {"bytes": report.bytes, "seconds": seconds}},
-                    ranks=report.ranks,
-                )
-            failed = errors[0]
-            _log.warning("step %d cannot be read, trying another one: %s", step, failed)
-
-    def _agree_on(self, candidates: Iterator[int], root: str) -> tuple[int | None, str]:
-        """Return rank 0's next candidate on all ranks, or why none can be trusted; collective."""
-        step, damage = None, ""
-        if self._world.rank == 0:
-            try:
-                step = self._world.guard.call(
-                    lambda: next(candidates, None), name="find-checkpoint"
-                )
-            except CorruptError as error:
-                damage = f"{root}: no checkpoint can be trusted: {error}"
-        chosen: tuple[int | None, str] = self._world.gather((step, damage))[0]
-        return chosen
-
 
 def _key(point: RestorePoint | None) -> tuple[int, int] | None:
     return (point.world.generation, point.step) if point else None
-
-
-def probe(root: str) -> None:
-    """Write to the checkpoint root and clean up, to fail now and not at the first checkpoint.
-
-    Raises ``StoreError`` for every failure that a retry cannot fix.
-    """
-    try:
-        store = open_store(root)
-        store.write(_PROBE, [b"writable\n"])
-        store.delete([_PROBE])
-    except NotFoundError as error:
-        raise StoreError(f"checkpoints cannot be written: {error}") from error

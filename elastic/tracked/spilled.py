@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.records import Inventory, RestorePoint
 from holdfast.ckpt.memory.target import DiskTarget
@@ -33,29 +32,34 @@ def spilled_points(
     disk: DiskTarget,
     *,
     root: str | None,
-    least: int | None = None,
-) -> tuple[list[RestorePoint], int]:
+    least: int,
+    timeline: Sequence[Origin],
+) -> list[RestorePoint]:
     """Return the snapshots on the nodes' disks that can be restored, the newest step first.
 
-    Snapshots before step ``least`` are left out, by default those older than the newest checkpoint
-    in ``root``; that step is returned too. Collective: rank 0 asks all sidecars, which verify their
-    files. The event ``disk_refused`` reports a snapshot that is on too few disks, with the missing
-    parts and the newest checkpoint.
+    Snapshots before step ``least`` are left out, and those that a roll-back in the ``timeline``
+    abandoned. Collective: rank 0 asks all sidecars, which verify their files. The event
+    ``disk_refused`` reports a snapshot that is on too few disks, with the missing parts and the
+    newest checkpoint.
     """
     found: list[RestorePoint] = []
     if world.rank == 0:
-        if least is None:
-            least = max(catalog.committed_steps(root), default=-1) if root else -1
-        down_to = least
         found = world.guard.call(
-            lambda: _ask(channel, world, disk, root, least=down_to), name="find-spilled"
+            lambda: _ask(channel, world, disk, root, least=least, timeline=timeline),
+            name="find-spilled",
         )
-    points, least = world.gather([[msgspec.to_builtins(point) for point in found], least])[0]
-    return [msgspec.convert(point, RestorePoint) for point in points], least
+    points = world.gather([msgspec.to_builtins(point) for point in found])[0]
+    return [msgspec.convert(point, RestorePoint) for point in points]
 
 
 def _ask(
-    channel: Channel, world: GenerationWorld, disk: DiskTarget, root: str | None, *, least: int
+    channel: Channel,
+    world: GenerationWorld,
+    disk: DiskTarget,
+    root: str | None,
+    *,
+    least: int,
+    timeline: Sequence[Origin],
 ) -> list[RestorePoint]:
     def ask(address: str) -> list[Spilled]:
         client = SidecarClient(address, channel.key)
@@ -70,7 +74,7 @@ def _ask(
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="spilled") as pool:
         answers = pool.map(ask, [peer.address for peer in peers])
         offers = {peer.node: answer for peer, answer in zip(peers, answers, strict=True)}
-    choice = choose(offers, run=channel.run, timeline=world.record.timeline, least=least)
+    choice = choose(offers, run=channel.run, timeline=timeline, least=least)
     if choice.refused is not None:
         newest = f"step {least} in {root}" if least >= 0 else "there is none"
         reason = f"{choice.reason}; the newest checkpoint: {newest}"
