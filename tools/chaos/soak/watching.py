@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -154,11 +152,11 @@ class SoakEvents:
                 f"although step {self.safe} was protected and at most {sorted(self._harmed)} harmed"
             )
         self.safe = min(self.safe, step)
+        self.durable = min(self.durable, step)  # later ones are of a future that was given up
 
     def _take_exit(self, event: WorkerExited) -> None:
         self.counts[f"worker {event.status}"] += 1
         expected = "SIGKILL" in event.status or event.status == "exit status 0" or self.ending
-        expected |= refused_by_disk(event.status)
         if not expected:
             self.wrong.append(f"{event.seat} ended: {event.status}")
 
@@ -322,7 +320,7 @@ def outcries(logs: Path) -> list[str]:
     """Return the uncaught errors in the processes' logs.
 
     Errors about a missing arena are left out: a lost machine's memory vanishes just before its
-    processes. So are those of workers to which a failing disk denied the store.
+    processes.
     """
     found = []
     for path in sorted(logs.glob("*")):
@@ -332,20 +330,9 @@ def outcries(logs: Path) -> list[str]:
                 rest = lines[at + 1 :]
                 message = next((each for each in rest if each and not each.startswith(" ")), "")
                 lost = message.startswith("FileNotFoundError") and str(ARENA_ROOT) in message
-                denied = path.name.startswith("trainer") and refused_by_disk(message)
-                if not (lost or denied):
+                if not lost:
                     found.append(f"{path.name}:{at + 1}: {message}")
     return found
-
-
-def refused_by_disk(message: str) -> bool:
-    """Return whether a worker's last words name a disk that fails or is full.
-
-    It may end of that: if memory is lost, it writes to the store before it reads there, and its
-    agent starts it again. Shared memory is no disk: nothing may end because it is full.
-    """
-    texts = (os.strerror(errno.EIO), os.strerror(errno.ENOSPC))
-    return any(text in message for text in texts) and str(ARENA_ROOT) not in message
 
 
 def _most(found: Iterable[int]) -> float:

@@ -308,18 +308,27 @@ def test_errors_that_nobody_caught_are_found_in_the_logs(tmp_path: Path) -> None
     assert outcries(tmp_path) == ["sidecar-a.log:2: OSError: full"]
 
 
-def test_a_worker_may_end_of_its_failing_disk_but_a_sidecar_may_not(tmp_path: Path) -> None:
+def test_nothing_may_end_of_a_disk_that_fails_or_is_full(tmp_path: Path) -> None:
     said = "StoreError: /run/checkpoints/x: cannot write it: Input/output error; the disk fails"
-    full = "OSError: [Errno 28] No space left on device: '/dev/shm/holdfast/r/a/1.slot'"
     for name in ("trainer-0.log", "sidecar-a.log"):
         (tmp_path / name).write_text(f'Traceback (most recent call last):\n  File "x.py"\n{said}\n')
-    (tmp_path / "trainer-1.log").write_text(f"Traceback (most recent call last):\n{full}\n")
-    assert outcries(tmp_path) == [f"sidecar-a.log:1: {said}", f"trainer-1.log:1: {full}"]
+    assert outcries(tmp_path) == [f"sidecar-a.log:1: {said}", f"trainer-0.log:1: {said}"]
     seen = SoakEvents(ranks=RANKS)
     seen.take([WorkerExited(seat="trainer/0", pid=1, status=f"exit status 1: {said}")])
-    assert seen.wrong == []
-    seen.take([WorkerExited(seat="trainer/1", pid=1, status=f"exit status 1: {full}")])
-    assert len(seen.wrong) == 1
+    (wrong,) = seen.wrong
+    assert wrong == f"trainer/0 ended: exit status 1: {said}"
+
+
+def test_a_step_that_was_lost_is_told_once_and_no_more_expected() -> None:
+    seen = SoakEvents(ranks=RANKS)
+    seen.take([PROPOSED, StepDone(step=90), protected(90), durable_at(80)])
+    seen.expect({"a", "b"}, parity=1)
+    seen.take([StateRestored(generation=2, step=50, tier="peer")])
+    assert len(seen.wrong) == 1 and "step 80 was protected" in seen.wrong[0]
+    seen.take([StepDone(step=70), protected(70), durable_at(70)])
+    seen.expect({"a", "b"}, parity=1)
+    seen.take([StateRestored(generation=3, step=70, tier="checkpoint")])
+    assert len(seen.wrong) == 1, "the job never came to step 80 again"
 
 
 def test_resources_grow_only_beyond_both_quarters_of_the_first_half() -> None:
