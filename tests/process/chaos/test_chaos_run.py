@@ -62,6 +62,16 @@ def test_a_killed_launcher_is_started_again_and_no_protected_step_is_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_disk_that_is_full_as_all_memory_is_lost_ends_no_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ran("full-disk-at-restore", tmp_path / "out", capsys)
+    assert [each["kind"] for each in found["struck"]] == ["disk-full", "lose", "lose"]
+    assert found["verdict"]["undone"] > 0, "memory had nothing, so the checkpoint was restored"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.exhaustive
 def test_a_managed_etcd_outlives_the_machine_on_which_it_began(
