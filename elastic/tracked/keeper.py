@@ -39,9 +39,9 @@ from holdfast.elastic.tracked.cursor import KEY, Cursor
 from holdfast.elastic.tracked.grown import BuiltTensors
 from holdfast.elastic.tracked.handover import Wish, hand_over
 from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
-from holdfast.elastic.tracked.restored import Restored
 from holdfast.elastic.tracked.restoring import Restorer
 from holdfast.elastic.tracked.saving import CheckpointWatch, LastSave
+from holdfast.elastic.tracked.sources.restored import Restored
 
 _log = logging.getLogger(__name__)
 

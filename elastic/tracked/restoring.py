@@ -42,10 +42,10 @@ from holdfast.elastic.errors import StateLostError
 from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Origin
-from holdfast.elastic.tracked.opening import Opening
-from holdfast.elastic.tracked.restored import Restored
-from holdfast.elastic.tracked.spilled import spilled_points
-from holdfast.elastic.tracked.stored import StoredCheckpoints
+from holdfast.elastic.tracked.sources.opening import Opening
+from holdfast.elastic.tracked.sources.restored import Restored
+from holdfast.elastic.tracked.sources.spilled import spilled_points
+from holdfast.elastic.tracked.sources.stored import StoredCheckpoints
 
 _log = logging.getLogger(__name__)
 

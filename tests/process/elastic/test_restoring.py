@@ -24,9 +24,9 @@ from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.errors import GenerationOverError, JobFailedError, StateLostError
 from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.membership.records import GenerationRecord, Origin
-from holdfast.elastic.tracked import stored
-from holdfast.elastic.tracked.restored import Restored
 from holdfast.elastic.tracked.restoring import Restorer
+from holdfast.elastic.tracked.sources import stored
+from holdfast.elastic.tracked.sources.restored import Restored
 
 NODES = ("a", "b", "c")
 RANK_NODES = ("a", "b")

@@ -18,7 +18,7 @@ from holdfast.ckpt.memory.records import RestorePoint
 from holdfast.ckpt.memory.target import DiskTarget
 from holdfast.ckpt.sidecar.disk.directory import SpillDirectory, SpilledHoldings
 from holdfast.elastic.membership.records import Origin
-from holdfast.elastic.tracked.spilled import Choice, choose
+from holdfast.elastic.tracked.sources.spilled import Choice, choose
 
 NODES = ("a", "b", "c")
 SIZES = (5000, 70_001, 300)

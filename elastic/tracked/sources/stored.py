@@ -31,7 +31,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.groups.waits import POLL_S, leave_behind
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.planning.plan import on_timeline
-from holdfast.elastic.tracked.restored import Restored
+from holdfast.elastic.tracked.sources.restored import Restored
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -141,6 +141,8 @@ class StoredCheckpoints:
             except StoreError as error:
                 refusal = str(error)
                 self._pause()
+            except CkptError as error:  # memory is good, so no other fault there matters now
+                return None, str(error)
             else:
                 return step, ""
         return None, refusal
