@@ -1,7 +1,9 @@
 """Named shared memory for snapshots: slot files, their headers, and the locks that keep them.
 
 A slot file is ``[header, 4096 bytes][block]``; a *block* is the payload, padding to 8 bytes, and
-the index JSON. Slots outlive the worker that wrote them and the sidecar that owns them. A header
+the index JSON. The first bytes of the block may be a *fixed part*: they lie in a file of their own,
+which all slots that need the same bytes name, and a mapping of such a slot shows them in place.
+Slots outlive the worker that wrote them and the sidecar that owns them. A header
 has two records, written in turn and each with a checksum of its own. So a restarted sidecar can
 take the slots over, at whatever point its predecessor died.
 
@@ -20,8 +22,9 @@ import mmap
 import os
 import shutil
 import struct
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,20 +33,32 @@ from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError
 from holdfast.ckpt.geometry.shard_index import ShardIndex, encode_index
 from holdfast.ckpt.memory import kept
 from holdfast.ckpt.memory.block import SlotState, align, block_bytes, index_offset
+from holdfast.ckpt.memory.fixed_files import (
+    HEADER_BYTES,
+    fixed_bytes_in,
+    fixed_name_of,
+    make_fixed,
+    make_numbered,
+    map_numbered,
+    numbered,
+    sweep_fixed,
+)
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.native.pages import is_no_room, make_file, open_file, populate
+from holdfast.ckpt.native.pages import is_no_room, populate
+from holdfast.ckpt.native.sums import SUM_BYTES
 from holdfast.ckpt.private import is_private, make_private, plain_name
 
 ARENA_ROOT = Path("/dev/shm")
-HEADER_BYTES = 4096
 SLOT_SUFFIX = ".slot"
-_MAGIC = b"HFSLOT2\0"
+_MAGIC = b"HFSLOT3\0"
 _PREFIX = "holdfast-"
 _GRAIN_BYTES = 1 << 16
+FIXED_GRAIN_BYTES = SUM_BYTES
+"""Fixed parts end where a run of a block's checksums ends: no run has bytes of both parts."""
 # magic, run digest, state, number of the record, generation, step, rank, payload, index,
-# capacity, index CRC
-_FIELDS = struct.Struct("<8s16sB7xqqqqqqqI")
+# capacity, fixed bytes, fixed number, index CRC
+_FIELDS = struct.Struct("<8s16sB7xqqqqqqqqqI")
 _CRC = struct.Struct("<I")
 _RECORD_BYTES = HEADER_BYTES // 2
 _OWNER_WAIT_S = 10.0
@@ -60,6 +75,8 @@ class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int = 0
     index_bytes: int = 0
     index_crc32c: int = 0
+    fixed_bytes: int = 0
+    fixed: int = 0
 
     @classmethod
     def of(cls, entry: BlockEntry, state: SlotState) -> SlotHeader:
@@ -72,6 +89,8 @@ class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
             payload_bytes=entry.payload_bytes,
             index_bytes=entry.index_bytes,
             index_crc32c=entry.index_crc32c,
+            fixed_bytes=entry.fixed_bytes,
+            fixed=entry.fixed,
         )
 
     def entry(self) -> BlockEntry:
@@ -83,7 +102,27 @@ class SlotHeader(msgspec.Struct, frozen=True, kw_only=True):
             payload_bytes=self.payload_bytes,
             index_bytes=self.index_bytes,
             index_crc32c=self.index_crc32c,
+            fixed_bytes=self.fixed_bytes,
+            fixed=self.fixed,
         )
+
+
+class FixedPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The first ``nbytes`` of blocks, in a file of its own beside the slots.
+
+    ``number`` tells the fixed parts of a rank in a generation apart. The length is a multiple of
+    `FIXED_GRAIN_BYTES`.
+    """
+
+    generation: int
+    rank: int
+    number: int
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file, without its suffix."""
+        return f"{self.generation}-{self.rank}-{self.number}"
 
 
 def run_digest(run: str) -> bytes:
@@ -94,11 +133,22 @@ def run_digest(run: str) -> bytes:
 class SlotFile:
     """A mapped slot. Writers fill ``payload`` and call ``finish``; the sidecar owns the header."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: mmap.mmap, *, fixed_bytes: int = 0) -> None:
         self.path = path
         self._mapping = mapping
         self.capacity = len(mapping) - HEADER_BYTES
+        self.fixed_bytes = fixed_bytes
         self._record = -1
+
+    @property
+    def fixed_name(self) -> str:
+        """The name of the fixed part, "" for a slot without one."""
+        return fixed_name_of(self.path)
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of the slot's own file."""
+        return HEADER_BYTES + self.capacity - self.fixed_bytes
 
     @classmethod
     def create(
@@ -106,14 +156,16 @@ class SlotFile:
     ) -> SlotFile:
         """Make a slot for a block of ``size_bytes``, with every page allocated now.
 
-        Calls ``check`` repeatedly meanwhile. Raises ``CapacityError`` when shared memory has no
-        room for the slot, and any error of ``check``.
+        Where the path names a fixed part, ``size_bytes`` are those behind it. Calls ``check``
+        repeatedly meanwhile. Raises ``CapacityError`` when shared memory has no room for the slot,
+        and any error of ``check``.
         """
         capacity = slot_capacity(size_bytes)
         if (free := shutil.disk_usage(path.parent).free) < HEADER_BYTES + capacity:
             raise _no_room(path, capacity, free=free)  # a failed allocation takes long
         try:
-            return cls(path, make_file(path, HEADER_BYTES + capacity, check=check))
+            mapping, fixed_bytes = make_numbered(path, capacity, check=check)
+            return cls(path, mapping, fixed_bytes=fixed_bytes)
         except OSError as error:
             if not is_no_room(error):
                 raise
@@ -121,12 +173,15 @@ class SlotFile:
             raise _no_room(path, capacity, free=free) from error
 
     @classmethod
-    def open(cls, path: str | Path) -> SlotFile:
-        """Map an existing slot; `warm` it before it is copied to."""
-        mapping = open_file(path)
-        if mapping is None or len(mapping) <= HEADER_BYTES:
+    def open(cls, path: str | Path, *, fill: bool = False) -> SlotFile:
+        """Map an existing slot; `warm` it before it is copied to.
+
+        With ``fill`` its fixed part can be written to.
+        """
+        mapping, fixed_bytes = map_numbered(Path(path), fill=fill)
+        if len(mapping) - fixed_bytes <= HEADER_BYTES:
             raise CorruptError(f"{path}: too short for a slot; remove the file")
-        return cls(Path(path), mapping)
+        return cls(Path(path), mapping, fixed_bytes=fixed_bytes)
 
     def warm(self) -> None:
         """Fill this process's page table, so that the first copy does not fault; no GIL held."""
@@ -180,6 +235,8 @@ class SlotFile:
             header.payload_bytes,
             header.index_bytes,
             self.capacity,
+            header.fixed_bytes,
+            header.fixed,
             header.index_crc32c,
         )
         at = self._record % 2 * _RECORD_BYTES
@@ -197,7 +254,9 @@ class SlotFile:
             (stored,) = _CRC.unpack_from(self._mapping, at + _FIELDS.size)
             if stored != crc32c(fields):
                 continue
-            magic, owner, state, number, *numbers, capacity, crc = _FIELDS.unpack(fields)
+            magic, owner, state, number, *numbers, capacity, fixed_bytes, fixed, crc = (
+                _FIELDS.unpack(fields)
+            )
             generation, step, rank, payload, index = numbers
             if magic != _MAGIC or owner != run or capacity != self.capacity:
                 continue
@@ -213,6 +272,8 @@ class SlotFile:
                     payload_bytes=payload,
                     index_bytes=index,
                     index_crc32c=crc,
+                    fixed_bytes=fixed_bytes,
+                    fixed=fixed,
                 ),
             )
 
@@ -261,6 +322,7 @@ class Arena:
         self.run = run_digest(run)
         self.reach: Callable[[str], None] = lambda point: None
         self._number = 0
+        self._making_fixed = threading.Lock()
 
     @classmethod
     def open(cls, directory: Path, *, run: str) -> Arena:
@@ -280,31 +342,67 @@ class Arena:
             )
         return cls(directory, lock_fd, owner_fd, run=run)
 
-    def create(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> SlotFile:
-        """Make a fresh EMPTY slot, its pages filled; see `SlotFile.create`."""
+    def create(
+        self,
+        size_bytes: int,
+        *,
+        fixed: FixedPart | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> SlotFile:
+        """Make a fresh EMPTY slot, its pages filled; see `SlotFile.create`.
+
+        The file of a ``fixed`` part is made where it is missing.
+        """
         self.reach("create.before")
+        if fixed is not None:
+            self._make_fixed(fixed, check=check)
+        name, own_bytes = (fixed.name, size_bytes - fixed.nbytes) if fixed else ("", size_bytes)
         while True:
             self._number += 1
-            path = self.directory / f"{self._number:06d}{SLOT_SUFFIX}"
+            path = numbered(self.directory, self._number, SLOT_SUFFIX, fixed=name)
             try:
-                slot = SlotFile.create(path, size_bytes, check=check)
+                slot = SlotFile.create(path, own_bytes, check=check)
             except FileExistsError:
                 continue
+            except FileNotFoundError as error:
+                raise FencedError(f"{path.name}: its fixed part was given up meanwhile") from error
             self.reach("create.made")
             slot.write_header(SlotHeader(state=SlotState.EMPTY), run=self.run)
             self.reach("create.after")
             return slot
+
+    def _make_fixed(self, fixed: FixedPart, *, check: Callable[[], None]) -> None:
+        try:
+            with self._making_fixed:
+                make_fixed(self.directory, fixed.name, SLOT_SUFFIX, fixed.nbytes, check=check)
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            path = self.directory / fixed.name
+            raise _no_room(path, fixed.nbytes, free=self.free_bytes()) from error
+
+    def sweep_fixed(self, *, named: Collection[str]) -> None:
+        """Remove the files of fixed parts that are not ``named``."""
+        sweep_fixed(self.directory, SLOT_SUFFIX, named=named)
+
+    def fixed_bytes(self) -> int:
+        """Return the bytes of all fixed parts."""
+        return fixed_bytes_in(self.directory, SLOT_SUFFIX)
 
     def free_bytes(self) -> int:
         """Return the free bytes of the arena's file system."""
         return shutil.disk_usage(self.directory.parent).free
 
     def scan(self) -> Iterator[tuple[SlotFile, BlockEntry, SlotState]]:
-        """Yield the sealed and committed slots left by an earlier owner; remove the others."""
+        """Yield the sealed and committed slots left by an earlier owner; remove the others.
+
+        Fixed parts that no slot names are removed as well.
+        """
+        named = set()
         for path in sorted(self.directory.glob(f"*{SLOT_SUFFIX}")):
             try:
                 slot = SlotFile.open(path)
-            except (CorruptError, ValueError):
+            except (CorruptError, ValueError, FileNotFoundError):
                 path.unlink(missing_ok=True)
                 continue
             slot.warm()
@@ -313,7 +411,9 @@ class Arena:
                 slot.close()
                 path.unlink(missing_ok=True)
                 continue
+            named.add(slot.fixed_name)
             yield slot, header.entry(), header.state
+        sweep_fixed(self.directory, SLOT_SUFFIX, named=named, unfinished=True)
 
     def remove(self) -> None:
         """Unlink everything, even if other processes hold it, and release the locks."""

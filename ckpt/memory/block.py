@@ -118,12 +118,19 @@ class BlockCheck:
 
 
 def check_sealed(
-    block: memoryview, entry: BlockEntry, data: Buffer, *, turn: int, origin: str
+    block: memoryview,
+    entry: BlockEntry,
+    data: Buffer,
+    *,
+    turn: int,
+    origin: str,
+    fixed: Sums | None = None,
 ) -> Sums:
     """Check a block by its index and a sample of runs; return the writer's sums.
 
     ``data`` has four bytes a sum, little-endian. Every 64th run is checked, other ones at each
-    ``turn``. Raises ``CorruptError``.
+    ``turn``. ``fixed`` are the sums of the fixed part, where a block with it was sealed before:
+    the writer must give the same again. Raises ``CorruptError``.
     """
     nbytes, found = block_bytes(entry), memoryview(data).nbytes
     if found != 4 * -(-nbytes // SUM_BYTES):
@@ -137,6 +144,8 @@ def check_sealed(
         raise CorruptError(f"{origin}: the index fails its checksum; take another snapshot")
     checked = CheckedBlock(block[:nbytes], sums, origin=origin)
     checked.take(at, nbytes - at)
+    if fixed is not None and not np.array_equal(sums[: len(fixed)], fixed):
+        raise CorruptError(f"{origin}: the fixed part is not what was sealed; take another one")
     for run in range(turn % _SAMPLED_RUNS, len(sums), _SAMPLED_RUNS):
         checked.take(run * SUM_BYTES, min(SUM_BYTES, nbytes - run * SUM_BYTES))
     return sums

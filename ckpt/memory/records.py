@@ -89,7 +89,9 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
 class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A sealed, verified shard in a node's arena: a rank's payload and index of a snapshot.
 
-    A *block* is the slot's bytes behind its header: payload, then the index JSON.
+    A *block* is the slot's bytes behind its header: payload, then the index JSON. Its first
+    ``fixed_bytes`` are the rank's *fixed part* with the number ``fixed``, which is the same in
+    every block of this generation and rank that names it.
     """
 
     generation: int
@@ -98,6 +100,8 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     payload_bytes: int
     index_bytes: int
     index_crc32c: int
+    fixed_bytes: int = 0
+    fixed: int = 0
 
 
 class ParityEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -18,6 +18,7 @@ from holdfast.ckpt.native.isal import address_of
 
 SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _HUGE_MODES = ("[always]", "[within_size]", "[advise]", "[force]")
+_MAP_FIXED = 0x10
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _NO_ROOM = (errno.EFAULT, errno.ENOMEM)  # EFAULT: a write to the page would have been a SIGBUS
 _AT_ONCE_BYTES = 2 << 20
@@ -58,6 +59,48 @@ def open_file(path: str | Path) -> mmap.mmap | None:
         return map_pages(fd) if os.fstat(fd).st_size else None
     finally:
         os.close(fd)
+
+
+def join_files(path: str | Path, part: str | Path, *, at: int, writable: bool) -> mmap.mmap:
+    """Map one file with all of another in between, adjacent in memory.
+
+    The other file's pages come after the first ``at`` bytes, which are whole pages; its length is
+    whole pages, too. Without ``writable`` a write to them ends the process. Raises ``OSError``.
+    """
+    outer, inner = (os.open(each, os.O_RDWR | os.O_CLOEXEC) for each in (path, part))
+    try:
+        rest, inside = os.fstat(outer).st_size - at, os.fstat(inner).st_size
+        # The mapping owns its range of addresses; files replace the pages in it.
+        mapping = mmap.mmap(-1, at + inside + rest, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with memoryview(mapping) as view:
+            start = address_of(view)
+        for place, nbytes, fd, first, may_write in (
+            (start, at, outer, 0, True),
+            (start + at, inside, inner, 0, writable),
+            (start + at + inside, rest, outer, at, True),
+        ):
+            _replace_pages(place, nbytes, fd=fd, first=first, writable=may_write)
+        return mapping
+    finally:
+        os.close(outer)
+        os.close(inner)
+
+
+def _replace_pages(address: int, nbytes: int, *, fd: int, first: int, writable: bool) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    found = libc.mmap(
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(nbytes),
+        ctypes.c_int(prot),
+        ctypes.c_int(mmap.MAP_SHARED | _MAP_FIXED),
+        ctypes.c_int(fd),
+        ctypes.c_long(first),
+    )
+    if found != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def is_no_room(error: OSError) -> bool:

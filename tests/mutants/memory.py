@@ -22,8 +22,9 @@ from typing import Any, Final
 from doubles.blocks import make_world
 
 from holdfast.ckpt.errors import CkptError
-from holdfast.ckpt.memory.arena import ARENA_ROOT, HEADER_BYTES, SlotFile, arena_path
+from holdfast.ckpt.memory.arena import ARENA_ROOT, SlotFile, arena_path
 from holdfast.ckpt.memory.block import block_bytes
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.recovery.fallback import first_course, next_course

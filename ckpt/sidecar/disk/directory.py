@@ -27,8 +27,9 @@ import msgspec
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import CorruptError, StoreError
-from holdfast.ckpt.memory.arena import HEADER_BYTES, SLOT_SUFFIX, SlotFile, SlotHeader, run_digest
+from holdfast.ckpt.memory.arena import SLOT_SUFFIX, SlotFile, SlotHeader, run_digest
 from holdfast.ckpt.memory.block import SlotState, block_bytes, verify_block
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, SnapshotWorld, ancestor
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.row_file import ROW_SUFFIX, RowFile

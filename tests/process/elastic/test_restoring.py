@@ -15,7 +15,7 @@ from torch import nn
 
 from holdfast import ckpt
 from holdfast.ckpt.errors import CorruptError, FencedError, StoreError
-from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points

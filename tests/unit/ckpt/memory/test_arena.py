@@ -12,7 +12,6 @@ from doubles.blocks import make_block, random_payload
 
 from holdfast.ckpt.errors import CapacityError, CorruptError, FencedError, UnsafePathError
 from holdfast.ckpt.memory.arena import (
-    HEADER_BYTES,
     Arena,
     SlotFile,
     SlotHeader,
@@ -24,6 +23,7 @@ from holdfast.ckpt.memory.arena import (
     take_away,
 )
 from holdfast.ckpt.memory.block import SlotState, block_bytes, verify_block
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.testing.shards import make_index
 

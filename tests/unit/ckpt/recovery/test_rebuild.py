@@ -15,7 +15,7 @@ from sidecar_group import SidecarGroup, inventories, sidecar_group
 
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.geometry.shard_index import ChunkRef
-from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.recovery import memory_source

@@ -30,8 +30,9 @@ from holdfast.ckpt.errors import (
     PeerError,
 )
 from holdfast.ckpt.geometry.shard_index import decode_index
-from holdfast.ckpt.memory.arena import HEADER_BYTES, SlotFile
+from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.block import block_bytes
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import BlockSource
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.sums import sums_of

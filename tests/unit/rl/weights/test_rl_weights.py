@@ -25,7 +25,7 @@ from holdfast.adapters.rl.weights.pull import (
 )
 from holdfast.adapters.rl.weights.retained import Retained
 from holdfast.ckpt.errors import CorruptError, NotFoundError, PeerError
-from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter

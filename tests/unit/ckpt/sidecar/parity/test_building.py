@@ -14,7 +14,7 @@ from rows import MIB, WAYS, check_rows, counted, flip, rebuilt, send_over_the_wi
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until
 
 from holdfast.ckpt.errors import CorruptError, PeerError
-from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.parity.stripes import Geometry, restore_points
 from holdfast.ckpt.sidecar.parity import builder as building
 from holdfast.ckpt.sidecar.parity import columns

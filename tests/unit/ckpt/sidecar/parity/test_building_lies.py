@@ -12,7 +12,7 @@ from rows import MIB, WAYS, check_rows, flip, send_over_the_wire, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
 from holdfast.ckpt.errors import CkptError, NotFoundError
-from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.sidecar.core.messages import AskBytes, ReadRow
 from holdfast.ckpt.transport import Client
 

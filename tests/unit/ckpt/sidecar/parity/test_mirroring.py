@@ -11,7 +11,7 @@ from doubles.blocks import random_payload, write_payload
 from rows import MIB, check_rows, counted, flip, rebuilt, write
 from sidecar_group import SidecarGroup, sidecar_group, wait_until
 
-from holdfast.ckpt.memory.arena import HEADER_BYTES
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.sidecar.parity import builder, row_build
 from holdfast.ckpt.sidecar.parity.copied_rows import Mirroring
 
