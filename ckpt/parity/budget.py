@@ -49,7 +49,12 @@ def log_limit(memory_bytes: int) -> int:
 
 
 def memory_need(
-    world: SnapshotWorld, shard_bytes: Mapping[int, int], *, node: str, slots_per_rank: int
+    world: SnapshotWorld,
+    shard_bytes: Mapping[int, int],
+    *,
+    node: str,
+    slots_per_rank: int,
+    fixed_bytes: Mapping[int, int] | None = None,
 ) -> MemoryNeed:
     """Return the most bytes that ``node`` will hold at once.
 
@@ -57,19 +62,37 @@ def memory_need(
     in it is assumed to be as long as the longest in it. ``slots_per_rank`` is ``world.keep`` plus
     `FULL_IN_FLIGHT` or `SMALL_IN_FLIGHT`. Parity may be held or built for as many snapshots as have
     slots: the next one can be complete before the rows of the one before are. A node that is not in
-    the world needs nothing.
+    the world needs nothing. ``fixed_bytes`` maps ranks to the fixed part of their blocks, which all
+    slots share, as rows share its parity.
     """
     if node not in {peer.node for peer in world.peers}:
         return MemoryNeed(slots=0, parity=0)
-    longest = max(shard_bytes.values(), default=0)
+    fixed_bytes = fixed_bytes or {}
+    longest = max(shard_bytes, key=lambda rank: shard_bytes[rank], default=-1)
     ranks = range(len(world.rank_nodes))
-    lengths = {rank: shard_bytes.get(rank, longest) for rank in ranks}
-    own = [lengths[rank] for rank in ranks if world.rank_nodes[rank] == node]
-    slots = sum(_file_bytes(each) for each in own)
-    geometry = Geometry(world, {rank: _entry(world, rank, lengths[rank]) for rank in ranks})
-    rows = [geometry.row_bytes(stripe) for stripe, _ in geometry.rows_of(node)]
-    parity = sum(_file_bytes(each) for each in rows if each)
-    return MemoryNeed(slots=slots * slots_per_rank, parity=parity * slots_per_rank)
+    like = {rank: rank if rank in shard_bytes else longest for rank in ranks}
+    entries = {
+        rank: _entry(world, rank, shard_bytes.get(known, 0), fixed_bytes.get(known, 0))
+        for rank, known in like.items()
+    }
+    own = [entries[rank] for rank in ranks if world.rank_nodes[rank] == node]
+    geometry = Geometry(world, entries)
+    rows = [
+        (geometry.row_bytes(stripe), geometry.fixed_row_bytes(stripe))
+        for stripe, _ in geometry.rows_of(node)
+    ]
+    blocks = [(each.payload_bytes, each.fixed_bytes) for each in own]
+    return MemoryNeed(
+        slots=sum(_files_bytes(*each, files=slots_per_rank) for each in blocks),
+        parity=sum(_files_bytes(*each, files=slots_per_rank) for each in rows if each[0]),
+    )
+
+
+def _files_bytes(nbytes: int, fixed_bytes: int, *, files: int) -> int:
+    """Return the length of ``files`` slots or rows, and of the fixed part that they share."""
+    if fixed_bytes >= nbytes:
+        return files * _file_bytes(nbytes)
+    return fixed_bytes + files * _file_bytes(nbytes - fixed_bytes)
 
 
 def _file_bytes(nbytes: int) -> int:
@@ -77,7 +100,7 @@ def _file_bytes(nbytes: int) -> int:
     return _HEADER_BYTES + align(max(nbytes, 1), _GRAIN_BYTES)
 
 
-def _entry(world: SnapshotWorld, rank: int, nbytes: int) -> BlockEntry:
+def _entry(world: SnapshotWorld, rank: int, nbytes: int, fixed_bytes: int) -> BlockEntry:
     """Return an entry that only stands for the length of a block."""
     return BlockEntry(
         generation=world.generation,
@@ -86,4 +109,5 @@ def _entry(world: SnapshotWorld, rank: int, nbytes: int) -> BlockEntry:
         payload_bytes=nbytes,
         index_bytes=0,
         index_crc32c=0,
+        fixed_bytes=fixed_bytes,
     )

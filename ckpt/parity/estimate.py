@@ -23,6 +23,7 @@ _RULES: Final[Mapping[str, checks.Rule]] = {
     ),
     "group": checks.count(2, remedy="give 2 or more nodes"),
     "keep": checks.count(1, remedy="give 1 or more snapshots"),
+    "fixed_bytes": checks.count(0, remedy="give 0 or more bytes, as a whole number"),
 }
 
 
@@ -34,21 +35,28 @@ def memory_need(
     parity: int | Literal["replicate"] = 1,
     group: int = GROUP_SIZE,
     keep: int = 1,
+    fixed_bytes: int = 0,
 ) -> MemoryNeed:
     """Return the shared memory that the snapshots of a job need on the node that needs most.
 
     ``rank_bytes`` is the tracked state of the largest rank, in bytes. The other arguments are those
     of `holdfast run` and of the decorator: the nodes, the ranks on each, the nodes of a group that
     may be lost at once (``"replicate"``: one, by a whole copy), the preferred size of a parity
-    group, and the protected steps that stay in memory. The result has the bytes of ``slots``, of
+    group, and the protected steps that stay in memory. ``fixed_bytes`` of the rank's state never
+    change: they lie in memory once. The result has the bytes of ``slots``, of
     ``parity`` and of both (``total``). ``lent`` is what a node may take beside them, if there is
     room, while snapshots come faster than they are protected.
 
     Raises ``ArgumentError`` for numbers that no job can have.
     """
     given = {"rank_bytes": rank_bytes, "nodes": nodes, "ranks_per_node": ranks_per_node}
-    given |= {"group": group, "keep": keep}
+    given |= {"group": group, "keep": keep, "fixed_bytes": fixed_bytes}
     checks.check("memory_need", {**given, "parity": parity}, _RULES, error=ArgumentError)
+    if fixed_bytes > rank_bytes:
+        raise ArgumentError(
+            f"memory_need(fixed_bytes={fixed_bytes}): it is a part of rank_bytes={rank_bytes}; "
+            "give as many or fewer"
+        )
     columns, rows = (1, 1) if parity == "replicate" else (0, int(parity))
     if nodes < rows + max(columns, 1):
         raise ArgumentError(
@@ -71,7 +79,13 @@ def memory_need(
     def need(in_flight: int) -> MemoryNeed:
         slots = keep + in_flight
         every = [
-            budget.memory_need(world, {0: rank_bytes}, node=name, slots_per_rank=slots)
+            budget.memory_need(
+                world,
+                {0: rank_bytes},
+                node=name,
+                slots_per_rank=slots,
+                fixed_bytes={0: fixed_bytes},
+            )
             for name in names
         ]
         return max(every, key=lambda each: each.total)

@@ -15,11 +15,16 @@ from pathlib import Path
 import msgspec
 
 from holdfast.ckpt.errors import CapacityError, CorruptError
-from holdfast.ckpt.memory.arena import HEADER_BYTES
 from holdfast.ckpt.memory.block import align
+from holdfast.ckpt.memory.fixed_files import (
+    HEADER_BYTES,
+    fixed_name_of,
+    make_numbered,
+    map_numbered,
+)
 from holdfast.ckpt.memory.records import ParityEntry
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.native.pages import is_no_room, make_file, open_file
+from holdfast.ckpt.native.pages import is_no_room
 from holdfast.ckpt.parity.erasure import CODEC
 
 ROW_SUFFIX = ".row"
@@ -40,38 +45,55 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowFile:
-    """A mapped file for a row of at most ``capacity`` bytes.
+    """A mapped file for a row of at most ``capacity`` bytes, of which ``fixed_bytes`` are fixed.
 
     A ``borrowed`` file is on a disk; it is never written to or removed.
     """
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: mmap.mmap, *, fixed_bytes: int = 0) -> None:
         self.path, self._mapping = path, mapping
         self.capacity = len(mapping) - HEADER_BYTES
+        self.fixed_bytes = fixed_bytes
         self.borrowed = False
+
+    @property
+    def fixed_name(self) -> str:
+        """The name of the fixed part, "" for a row without one."""
+        return fixed_name_of(self.path)
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of the row's own file."""
+        return HEADER_BYTES + self.capacity - self.fixed_bytes
 
     @classmethod
     def create(cls, path: Path, nbytes: int) -> RowFile:
-        """Make a file with all its pages. Raises ``CapacityError`` when there is no room."""
+        """Make a file with all its pages, for ``nbytes`` behind its fixed part.
+
+        Raises ``CapacityError`` when there is no room.
+        """
         capacity = align(max(nbytes, 1), _GRAIN_BYTES)
         try:
-            return cls(path, make_file(path, HEADER_BYTES + capacity))
+            mapping, fixed_bytes = make_numbered(path, capacity)
+            return cls(path, mapping, fixed_bytes=fixed_bytes)
         except OSError as error:
             if not is_no_room(error):
                 raise
-            raise CapacityError(
-                f"no room for a parity row of {capacity:,} bytes in {path.parent}: its snapshot "
-                "stays unprotected until there is; enlarge shared memory, keep fewer snapshots "
-                "(keep=1) or spread the state over more nodes"
-            ) from error
+            raise no_room_for_row(path.parent, capacity) from error
 
     @classmethod
-    def open(cls, path: str | Path) -> RowFile:
-        """Map an existing file. Raises ``CorruptError`` for one that is too short."""
-        mapping = open_file(path)
-        if mapping is None or len(mapping) <= HEADER_BYTES:
+    def open(cls, path: str | Path, *, fill: bool = False) -> RowFile:
+        """Map an existing file; with ``fill`` its fixed part can be written to.
+
+        Raises ``CorruptError`` for a file that is too short.
+        """
+        try:
+            mapping, fixed_bytes = map_numbered(Path(path), fill=fill)
+        except ValueError:
+            mapping, fixed_bytes = None, 0
+        if mapping is None or len(mapping) - fixed_bytes <= HEADER_BYTES:
             raise CorruptError(f"{path}: too short for a parity row; remove the file")
-        return cls(Path(path), mapping)
+        return cls(Path(path), mapping, fixed_bytes=fixed_bytes)
 
     def row(self, nbytes: int) -> memoryview:
         """Return a writable view of the first ``nbytes`` of the row."""
@@ -144,3 +166,12 @@ class RowFile:
             self._mapping.close()
         except BufferError:
             return
+
+
+def no_room_for_row(directory: Path, nbytes: int) -> CapacityError:
+    """Return the error for a row of ``nbytes`` that shared memory has no room for."""
+    return CapacityError(
+        f"no room for a parity row of {nbytes:,} bytes in {directory}: its snapshot stays "
+        "unprotected until there is; enlarge shared memory, keep fewer snapshots (keep=1) or "
+        "spread the state over more nodes"
+    )

@@ -10,6 +10,10 @@ of the next ``k`` nodes (all modulo ``n``). So every node has at most one fragme
 ``k = n - m`` costs the least memory; with ``k = 1`` every row is a copy of a node block. Stripes
 and nodes are numbered through all groups, one group after the other. Bytes behind the end of a node
 block are zeros, which are never sent.
+
+The fixed parts of blocks (see `BlockEntry`) are a node block of their own, with their own pieces.
+Every column and row begins with them. So the first `Geometry.fixed_row_bytes` of a row are the same
+for all steps that name the same fixed parts.
 """
 
 from __future__ import annotations
@@ -45,16 +49,52 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ring:
-    """One group: nodes ``start … start+size-1``, ``k`` columns, pieces of one length."""
+    """One group: nodes ``start … start+size-1``, ``k`` columns.
+
+    ``pieces`` are the lengths of a piece of the fixed and of the moving part.
+    """
 
     start: int
     size: int
     k: int
-    piece_bytes: int
+    pieces: tuple[int, int]
 
     def at(self, number: int) -> int:
         """Return the node or stripe ``number`` steps behind the group's first one."""
         return self.start + number % self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Bytes from ``block_at`` on of a rank's block, which lie at ``at`` in a part of its node's."""
+
+    rank: int
+    at: int
+    nbytes: int
+    block_at: int
+
+
+class _NodeBlocks:
+    """The fixed or the moving parts of all ranks' blocks, those of each node one behind another."""
+
+    def __init__(self, nodes: int) -> None:
+        self.totals = [0] * nodes
+        self.places: dict[int, list[_Place]] = {}
+
+    def add(self, node: int, rank: int, *, block_at: int, nbytes: int) -> None:
+        """Put bytes of a rank's block behind those that the node has already."""
+        if nbytes:
+            place = _Place(rank=rank, at=self.totals[node], nbytes=nbytes, block_at=block_at)
+            self.places.setdefault(node, []).append(place)
+            self.totals[node] += align(nbytes, ROOM_BYTES)
+
+    def spans(self, node: int, first: int, last: int, *, into: int) -> Iterator[Span]:
+        """Yield what fills bytes ``first … last`` of a node's part; they go to ``into``."""
+        for place in self.places.get(node, ()):
+            lo, hi = max(place.at, first), min(place.at + place.nbytes, last)
+            if lo < hi:
+                at = place.block_at + lo - place.at
+                yield Span(rank=place.rank, at=at, nbytes=hi - lo, into=into + lo - first)
 
 
 class Geometry:
@@ -79,18 +119,19 @@ class Geometry:
         self.n, self.m = len(self.nodes), world.parity
         self.rows = self.n * self.m
         self._numbers = {name: number for number, name in enumerate(self.nodes)}
-        self._rank_nodes = world.rank_nodes
-        self._places: dict[int, list[tuple[int, int, int]]] = {}
+        self._rank_nodes, self._entries = world.rank_nodes, entries
+        self._parts = _NodeBlocks(self.n), _NodeBlocks(self.n)
         self._rings: dict[int, _Ring] = {}
-        totals = [0] * self.n
         members = None if near is None else {x for g in groups if not near.isdisjoint(g) for x in g}
         for rank, name in enumerate(world.rank_nodes):
             if members is not None and name not in members:
                 continue
-            node, length = self._numbers[name], block_bytes(entries[rank])
-            self._places.setdefault(node, []).append((rank, totals[node], length))
-            totals[node] += align(length, ROOM_BYTES)
-        self.node_bytes = tuple(totals)
+            node, entry = self._numbers[name], entries[rank]
+            fixed = entry.fixed_bytes
+            self._parts[0].add(node, rank, block_at=0, nbytes=fixed)
+            self._parts[1].add(
+                node, rank, block_at=fixed, nbytes=max(block_bytes(entry) - fixed, 0)
+            )
         start = 0
         for group in groups:
             if members is None or group[0] in members:
@@ -98,9 +139,12 @@ class Geometry:
             start += len(group)
 
     def _add_ring(self, start: int, size: int, k: int) -> None:
-        longest = max(self.node_bytes[start : start + size], default=0)
-        piece_bytes = align(-(-longest // k), ALIGN_BYTES) if k else 0
-        ring = _Ring(start=start, size=size, k=k, piece_bytes=piece_bytes)
+        fixed, moving = (max(part.totals[start : start + size], default=0) for part in self._parts)
+        pieces = (
+            align(-(-fixed // k), ROOM_BYTES) if k else 0,
+            align(-(-moving // k), ALIGN_BYTES) if k else 0,
+        )
+        ring = _Ring(start=start, size=size, k=k, pieces=pieces)
         self._rings |= dict.fromkeys(range(start, start + size), ring)
 
     def columns(self, stripe: int) -> int:
@@ -109,7 +153,21 @@ class Geometry:
 
     def piece_bytes(self, stripe: int) -> int:
         """Return the length of a piece in the group of ``stripe``."""
-        return self._rings[stripe].piece_bytes
+        return sum(self._rings[stripe].pieces)
+
+    def fixed_row_bytes(self, stripe: int) -> int:
+        """Return the length of the fixed part of a row of ``stripe``: whole pages."""
+        return self._rings[stripe].pieces[0]
+
+    def fixed_parts(self, stripe: int) -> tuple[tuple[int, int, int], ...]:
+        """Return (rank, number, bytes) of the fixed parts in the group of ``stripe``."""
+        ring = self._rings[stripe]
+        nodes = range(ring.start, ring.start + ring.size)
+        return tuple(
+            (place.rank, self._entries[place.rank].fixed, place.nbytes)
+            for node in nodes
+            for place in self._parts[0].places.get(node, ())
+        )
 
     def group_of(self, stripe: int) -> tuple[str, ...]:
         """Return the nodes of the group of ``stripe`` (or of the node with that number)."""
@@ -128,10 +186,12 @@ class Geometry:
 
     def filled_bytes(self, stripe: int, column: int) -> int:
         """Return the number of a data column's bytes before the zeros behind its node block."""
-        piece_bytes = self.piece_bytes(stripe)
-        start = self.piece_of(stripe, column) * piece_bytes
-        left = self.node_bytes[self.node_of(stripe, column)] - start
-        return min(max(left, 0), piece_bytes)
+        node, piece = self.node_of(stripe, column), self.piece_of(stripe, column)
+        fixed, moving = (
+            min(max(part.totals[node] - piece * nbytes, 0), nbytes)
+            for part, nbytes in zip(self._parts, self._rings[stripe].pieces, strict=True)
+        )
+        return self.fixed_row_bytes(stripe) + moving if moving else fixed
 
     def row_bytes(self, stripe: int) -> int:
         """Return the length of the parity rows of ``stripe``; bytes behind it would be zeros."""
@@ -152,29 +212,44 @@ class Geometry:
 
     def spans(self, stripe: int, column: int, lo: int, hi: int) -> tuple[Span, ...]:
         """Return the spans that fill bytes ``lo … hi`` of a data column; the gaps are zeros."""
-        start = self.piece_of(stripe, column) * self.piece_bytes(stripe)
-        first, last = start + lo, start + hi
-        spans = []
-        for rank, at, length in self._places.get(self.node_of(stripe, column), ()):
-            a, b = max(at, first), min(at + length, last)
-            if a < b:
-                spans.append(Span(rank=rank, at=a - at, nbytes=b - a, into=a - first))
-        return tuple(spans)
+        node, piece = self.node_of(stripe, column), self.piece_of(stripe, column)
+        found: list[Span] = []
+        base = 0
+        for part, nbytes in zip(self._parts, self._rings[stripe].pieces, strict=True):
+            first, last = max(lo, base), min(hi, base + nbytes)
+            if first < last:
+                shift = piece * nbytes - base
+                found += part.spans(node, first + shift, last + shift, into=first - lo)
+            base += nbytes
+        return tuple(found)
+
+    def spans_from(self, stripe: int, column: int, start: int) -> tuple[Span, ...]:
+        """Return the spans that fill a data column behind ``start``: 0 or `fixed_row_bytes`."""
+        every = self.spans(stripe, column, 0, self.filled_bytes(stripe, column))
+        return tuple(span for span in every if span.into >= start)
 
     def pieces_of_block(self, rank: int) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield (stripe, column, lo, hi, at) for every part of a rank's block, in order.
 
         Bytes ``lo … hi`` of that column are the bytes from ``at`` on of the block.
         """
-        node = self._numbers[self._rank_nodes[rank]]
-        size = self._rings[node].piece_bytes
-        start, length = next((at, nbytes) for r, at, nbytes in self._places[node] if r == rank)
-        end = start + length
-        for piece in range(start // size, -(-end // size)) if length else ():
-            base = piece * size
-            lo, hi = max(start - base, 0), min(end - base, size)
+        node, base = self._numbers[self._rank_nodes[rank]], 0
+        for part, nbytes in zip(self._parts, self._rings[node].pieces, strict=True):
+            for place in part.places.get(node, ()):
+                if place.rank == rank:
+                    yield from self._pieces_of(node, place, nbytes, base)
+            base += nbytes
+
+    def _pieces_of(
+        self, node: int, place: _Place, nbytes: int, base: int
+    ) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield the pieces of ``nbytes`` that a place touches, each at ``base`` of a column."""
+        start, end = place.at, place.at + place.nbytes
+        for piece in range(start // nbytes, -(-end // nbytes)):
+            first = piece * nbytes
+            lo, hi = max(start - first, 0), min(end - first, nbytes)
             stripe, column = self._fragment(node, piece)
-            yield stripe, column, lo, hi, base + lo - start
+            yield stripe, column, base + lo, base + hi, place.block_at + first + lo - start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

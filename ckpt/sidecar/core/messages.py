@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.events import CheckpointNews
+from holdfast.ckpt.memory.arena import FixedPart
 from holdfast.ckpt.memory.hosts import FileRef
 from holdfast.ckpt.memory.records import BlockEntry, ParityEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
@@ -32,7 +33,8 @@ class Adopt(Message, frozen=True, kw_only=True):
 class Acquire(Message, frozen=True, kw_only=True):
     """Ask for a slot of ``size_bytes`` (payload, padding and index).
 
-    The request waits ``patience_s`` for a regular slot before one more is made.
+    The request waits ``patience_s`` for a regular slot before one more is made. The block begins
+    with the ``fixed`` part, if one is named.
     """
 
     generation: int
@@ -41,18 +43,21 @@ class Acquire(Message, frozen=True, kw_only=True):
     size_bytes: int
     timeout_s: float
     patience_s: float = 0.0
+    fixed: FixedPart | None = None
 
 
 class SlotGrant(Message, frozen=True, kw_only=True):
     """A slot to write: map ``path``; the block starts behind its header.
 
-    ``ahead`` are slots that may be granted next: map them while there is time.
+    ``ahead`` are slots that may be granted next: map them while there is time. The fixed part has
+    its bytes already where ``has_fixed``.
     """
 
     slot_id: int
     path: str
     capacity: int
     ahead: tuple[str, ...] = ()
+    has_fixed: bool = False
 
 
 class Seal(Message, frozen=True, kw_only=True):
@@ -207,7 +212,8 @@ class AskColumn(Message, frozen=True, kw_only=True):
     """A parity holder asks the owner of a data column for the location of its bytes.
 
     ``base`` is the step whose sealed row the holder could start from, -1 for none; ``host`` is the
-    holder's: if it is the owner's own, nothing is compared.
+    holder's: if it is the owner's own, nothing is compared. The holder has the first ``start``
+    bytes of the row.
     """
 
     generation: int
@@ -216,6 +222,7 @@ class AskColumn(Message, frozen=True, kw_only=True):
     column: int
     base: int = -1
     host: str = ""
+    start: int = 0
 
 
 class ColumnSpan(Message, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
 from time import perf_counter
 
 from holdfast.ckpt.errors import (
@@ -30,9 +31,11 @@ from holdfast.ckpt.errors import (
     MismatchError,
     PeerError,
 )
+from holdfast.ckpt.memory.fixed_files import CAN_JOIN
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import ParityEntry
 from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.parity.erasure import codec_named
 from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
@@ -44,7 +47,7 @@ from holdfast.ckpt.sidecar.parity.changes import Range, batches
 from holdfast.ckpt.sidecar.parity.copied_rows import Mirroring
 from holdfast.ckpt.sidecar.parity.mapped import MappedColumn
 from holdfast.ckpt.sidecar.parity.row_build import Build, Encoding, MovedError, parse_column
-from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow, RowPlace
+from holdfast.ckpt.sidecar.parity.rows import Parities, ParityRow, RowPlace, RowSize
 from holdfast.ckpt.transport import Client
 from holdfast.ckpt.types import Json
 
@@ -101,26 +104,53 @@ class Builder:
     def begin(self, snapshot: Snapshot, geometry: Geometry) -> None:
         """Begin this node's rows of a committed snapshot; called under the core's lock."""
         places = geometry.rows_of(self._core.node)
-        sizes = [geometry.row_bytes(stripe) for stripe, _ in places]
+        sizes = [self._size(snapshot.key, geometry, place) for place in places]
         self._parities.expect(sizes, keep=snapshot.world.keep)
         for place in places:
             if self._parities.get(snapshot.key, place) is None:
-                self._start(self._plan(snapshot, geometry, place))
+                base = self._base(snapshot.key, place)
+                self._start(self._plan(snapshot.key, geometry, place, base=base))
 
-    def _plan(self, snapshot: Snapshot, geometry: Geometry, place: RowPlace) -> Build:
-        k = geometry.columns(place[0])
-        return Build(
-            key=snapshot.key,
+    def _size(self, key: SnapshotKey, geometry: Geometry, place: RowPlace) -> RowSize:
+        """Return the length of a row, with the fixed part of its very contents."""
+        nbytes, fixed_bytes = geometry.row_bytes(place[0]), geometry.fixed_row_bytes(place[0])
+        if not CAN_JOIN or not 0 < fixed_bytes < nbytes:
+            return RowSize(nbytes=nbytes)
+        words = f"{key[0]}/{place}/{geometry.columns(place[0])}/{geometry.fixed_parts(place[0])}"
+        contents = blake2b(words.encode(), digest_size=8).hexdigest()
+        fixed = self._parities.fixed_name(contents)
+        return RowSize(nbytes=nbytes, fixed=fixed, fixed_bytes=fixed_bytes)
+
+    def _plan(
+        self,
+        key: SnapshotKey,
+        geometry: Geometry,
+        place: RowPlace,
+        *,
+        base: ParityRow | None,
+        by_wire: bool = False,
+    ) -> Build:
+        k, size = geometry.columns(place[0]), self._size(key, geometry, place)
+        fixed = self._parities.fixed_sums(size.fixed)
+        if size.fixed and fixed is None and not self._parities.claim_fixed(size.fixed):
+            size = RowSize(nbytes=size.nbytes)
+        build = Build(
+            key=key,
             place=place,
             geometry=geometry,
             codec=codec_named()(k, geometry.m),
-            owners={
-                column: geometry.nodes[geometry.node_of(place[0], column)]
-                for column in range(k)
-                if geometry.filled_bytes(place[0], column)
-            },
-            base=self._base(snapshot.key, place),
+            size=size,
+            fixed=fixed,
+            owners={},
+            base=base,
+            by_wire=by_wire,
         )
+        build.owners = {
+            column: geometry.nodes[geometry.node_of(place[0], column)]
+            for column in range(k)
+            if geometry.filled_bytes(place[0], column) > build.start
+        }
+        return build
 
     def _base(self, key: SnapshotKey, place: RowPlace) -> ParityRow | None:
         """Return the row of the newest protected step before ``key``, if it still exists."""
@@ -152,6 +182,8 @@ class Builder:
         build.is_over = True
         with build.lock:
             file, build.file = build.file, None
+        if build.fills_fixed:
+            self._parities.end_claim(build.size.fixed)
         if file is not None:
             self._parities.give_back(file)
 
@@ -161,16 +193,9 @@ class Builder:
             if build.is_over or self._builds.get((build.key, build.place)) is not build:
                 return
             self._drop(build)
-            fresh = Build(
-                key=build.key,
-                place=build.place,
-                geometry=build.geometry,
-                codec=build.codec,
-                owners=build.owners,
-                base=base,
-                by_wire=by_wire,
+            self._start(
+                self._plan(build.key, build.geometry, build.place, base=base, by_wire=by_wire)
             )
-            self._start(fresh)
 
     def close(self) -> None:
         """Build no more, without waiting for running work."""
@@ -251,6 +276,7 @@ class Builder:
             column=column,
             base=build.base.key[1] if build.base is not None else -1,
             host="" if build.by_wire else self._core.host,
+            start=build.start,
         )
 
         def ask(client: Client) -> None:
@@ -273,12 +299,19 @@ class Builder:
         if mapped and build.base and _changed_share(build, sent) < _SHARE_BESIDE_MAPPED:
             self._note_down(lambda: self._again(build, base=build.base, by_wire=True))
             return
-        file = self._parities.take(build.nbytes)
+        file = self._parities.take(build.size)
         with build.lock:
             if build.is_over:
                 self._parities.give_back(file)
                 return
             build.file, build.view = file, file.row(build.nbytes)
+        try:
+            build.check_fixed()
+        except CorruptError as error:
+            self._note(build, str(error))
+            self._parities.distrust_fixed(build.size.fixed)
+            self._note_down(lambda: self._again(build, by_wire=build.by_wire))
+            return
         if not mapped:
             self._send_for(build)
             return
@@ -329,9 +362,9 @@ class Builder:
             if column in mapped:
                 continue
             filled = build.geometry.filled_bytes(build.place[0], column)
-            whole: tuple[Range, ...] = ((0, filled),)
+            whole: tuple[Range, ...] = ((build.start, filled),)
             ranges = whole if not is_based or answer.changed is None else answer.changed
-            spared = filled - sum(hi - lo for lo, hi in ranges)
+            spared = filled - build.start - sum(hi - lo for lo, hi in ranges)
             self._core.count("fragment_bytes_spared", max(spared, 0))
             jobs += [(column, batch) for batch in batches(ranges, PART_BYTES)]
         with build.lock:
@@ -387,11 +420,12 @@ class Builder:
     # -- sealing ---------------------------------------------------------------------------------
 
     def _complete(self, build: Build) -> None:
-        self._finish(build, crc32c(build.buffer()))
+        self._finish(build, build.checksum(crc32c(build.buffer()[build.start :])))
 
     def _finish(self, build: Build, checksum: int) -> None:
         """Seal a complete row on the thread that informs others."""
-        self._note_down(lambda: self._seal(build, checksum))
+        filled = build.filled_sums() if build.fills_fixed else None
+        self._note_down(lambda: self._seal(build, checksum, filled))
 
     def _note_down(self, task: Callable[[], None]) -> None:
         """Run a task on the thread that informs others; it has the usual priority.
@@ -412,8 +446,11 @@ class Builder:
         with contextlib.suppress(RuntimeError):  # shut down meanwhile
             self._notes.submit(run)
 
-    def _seal(self, build: Build, checksum: int) -> None:
-        """Seal a complete row, unless it is not wanted any more."""
+    def _seal(self, build: Build, checksum: int, filled: Sums | None) -> None:
+        """Seal a complete row, unless it is not wanted any more.
+
+        ``filled`` are the sums of the fixed part that it has filled.
+        """
         entry = ParityEntry(
             generation=build.key[0],
             step=build.key[1],
@@ -428,6 +465,8 @@ class Builder:
             del self._builds[build.key, build.place]
             build.is_over = True
             self._why.pop((build.key, build.place), None)
+            if filled is not None:
+                self._parities.end_claim(build.size.fixed, sums=filled)
             self._parities.seal(build.file, entry)
             self._on_sealed(entry)
             self._make_ahead()
@@ -436,25 +475,26 @@ class Builder:
 
     def _make_ahead(self) -> None:
         """Make files for later rows, where some are missing: fresh pages take their time."""
-        if not self._making and self._missing_bytes():
+        if not self._making and self._missing():
             self._making = True
             with contextlib.suppress(RuntimeError):  # shut down meanwhile
                 self._core.submit(None, self._make, kind=WaitingWork.STORE)
 
-    def _missing_bytes(self) -> int:
-        """Return the length for which a file is missing; 0 for none or where memory is scarce."""
-        nbytes = self._parities.missing_bytes()
+    def _missing(self) -> RowSize | None:
+        """Return the row for which a file is missing; None also where memory is scarce."""
+        if (size := self._parities.missing()) is None:
+            return None
         largest = max((slot.file.capacity for slot in self._core.slots.all()), default=0)
-        return nbytes if self._core.arena.free_bytes() >= nbytes + 2 * largest else 0
+        return size if self._core.arena.free_bytes() >= size.nbytes + 2 * largest else None
 
     def _make(self) -> None:
         try:
             while not self._closed.is_set():
                 with self._core.lock:
-                    nbytes = self._missing_bytes()
-                if not nbytes:
+                    size = self._missing()
+                if size is None:
                     return
-                self._parities.make(nbytes)
+                self._parities.make(size)
         except CapacityError as error:
             _log.info("%s: no row is made ahead: %s", self._core.node, error)
         finally:
@@ -480,6 +520,6 @@ def _changed_share(build: Build, columns: Collection[int]) -> float:
         answer, _ = build.columns[column]
         if answer.changed is None:
             return 1.0
-        filled += build.geometry.filled_bytes(build.place[0], column)
+        filled += build.geometry.filled_bytes(build.place[0], column) - build.start
         changed += sum(hi - lo for lo, hi in answer.changed)
     return changed / filled if filled else 1.0

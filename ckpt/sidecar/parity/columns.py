@@ -18,12 +18,12 @@ from holdfast.ckpt.memory.block import check_block
 from holdfast.ckpt.memory.hosts import FileRef
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.native.sums import CheckedBlock, Flags, Sums, runs_of, same_runs
+from holdfast.ckpt.native.sums import CheckedBlock, Flags, Sums, runs_of
 from holdfast.ckpt.parity.stripes import Geometry, Span
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op
 from holdfast.ckpt.sidecar.core.messages import AskBytes, AskColumn, Column, ColumnSpan, unparse
-from holdfast.ckpt.sidecar.core.slots import Slot
+from holdfast.ckpt.sidecar.core.slots import Slot, same_blocks
 from holdfast.ckpt.sidecar.core.wire import PART_BYTES
 from holdfast.ckpt.sidecar.parity.changes import are_disjoint, changed_ranges
 from holdfast.ckpt.transport import Request
@@ -72,10 +72,10 @@ class Columns:
 
     def _column(self, request: Request, body: AskColumn) -> None:
         key, base = (body.generation, body.step), (body.generation, body.base)
-        new = self._fill(key, body.stripe, body.column)
+        new = self._fill(key, body.stripe, body.column, start=body.start)
         old: _Filling | None = None
         if body.base >= 0 and body.host != self._core.host and self._is_there(base):
-            old = self._fill(base, body.stripe, body.column)
+            old = self._fill(base, body.stripe, body.column, start=body.start)
         length = self.geometry(self._core.book.snapshots[key]).row_bytes(body.stripe)
 
         def describe() -> None:
@@ -136,8 +136,11 @@ class Columns:
         ranks = [r for r, node in enumerate(snapshot.world.rank_nodes) if node == self._core.node]
         return all(self._core.slots.holding((*key, rank)) for rank in ranks)
 
-    def _fill(self, key: SnapshotKey, stripe: int, column: int) -> _Filling:
-        """Return the contents of a column, its slots pinned; called under the lock."""
+    def _fill(self, key: SnapshotKey, stripe: int, column: int, *, start: int = 0) -> _Filling:
+        """Return the contents of a column behind ``start``, its slots pinned.
+
+        Called under the lock.
+        """
         core, book = self._core, self._core.book
         book.require(key[0])
         if book.is_gone(key):
@@ -149,7 +152,7 @@ class Columns:
         if not (0 <= stripe < geometry.n and 0 <= column < geometry.columns(stripe)):
             raise MismatchError(f"there is no column {column} of stripe {stripe} in this group")
         filled = geometry.filled_bytes(stripe, column)
-        spans = geometry.spans(stripe, column, 0, filled)
+        spans = geometry.spans_from(stripe, column, start)
         found = [core.slots.holding((*key, span.rank)) for span in spans]
         slots = tuple(slot for slot in found if slot is not None)
         if len(slots) < len(spans):
@@ -199,7 +202,7 @@ class Columns:
             at = (span.rank, other.key[1])
             if step is None or at not in step.same:
                 sums = self._sums(slot), self._sums(other)
-                same = same_runs(slot.view(), sums[0], other.view(), sums[1])
+                same = same_blocks(slot, sums[0], other, sums[1])
                 if step is not None:
                     step.same[at] = same
                 found[span.rank] = same

@@ -23,8 +23,8 @@ class Mirroring:
 
     def __init__(self, build: Build, columns: dict[int, MappedColumn], runs: ColumnRuns) -> None:
         self._build, self.columns, self._runs = build, columns, runs
-        self.parts = cut_row(build.nbytes)
-        self._gaps = _gaps(runs, build.nbytes)
+        self.parts = cut_row(build.start, build.nbytes)
+        self._gaps = _gaps(runs, build.start, build.nbytes)
         self._lock = threading.Lock()
         self._done: list[tuple[Lengths, Lengths, Sums]] = []
 
@@ -70,13 +70,13 @@ class Mirroring:
         at, nbytes, sums = (np.concatenate(each) for each in zip(*self._done, strict=True))
         order = np.argsort(at)
         edges = np.array([0, len(order)], dtype=np.int64)
-        whole = combined(sums[order], nbytes[order], starts=edges[:1], ends=edges[1:])
-        return int(whole[0])
+        rest = combined(sums[order], nbytes[order], starts=edges[:1], ends=edges[1:])
+        return self._build.checksum(int(rest[0]))
 
 
-def _gaps(runs: ColumnRuns, nbytes: int) -> list[tuple[int, int]]:
-    """Return the ranges of a row that no run fills."""
-    ends = np.concatenate([[0], runs.into + runs.nbytes])
+def _gaps(runs: ColumnRuns, start: int, nbytes: int) -> list[tuple[int, int]]:
+    """Return the ranges of a row, from ``start`` on, that no run fills."""
+    ends = np.concatenate([[start], runs.into + runs.nbytes])
     begins = np.concatenate([runs.into, [nbytes]])
     wide = np.flatnonzero(begins > ends)
     return list(zip(ends[wide].tolist(), begins[wide].tolist(), strict=True))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from time import monotonic
 
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Sums, same_runs, set_runs, sums_of
+from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Sums, set_runs, sums_of
 from holdfast.ckpt.sidecar.core.core import Core, Op
 from holdfast.ckpt.sidecar.core.messages import AskChanged, Follow
-from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot
+from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot, same_blocks
 from holdfast.ckpt.sidecar.writing.room import SlotRoom
 from holdfast.ckpt.transport import Request
 
@@ -92,7 +92,7 @@ class Differences:
 
         def compare() -> None:
             try:
-                same = same_runs(new.view(), _sums(new), old.view(), _sums(old))
+                same = same_blocks(new, _sums(new), old, _sums(old))
                 found = _ranges(same, nbytes=new.view().nbytes)
             finally:
                 core.unpin(new, old)

@@ -14,7 +14,7 @@ from holdfast.ckpt.errors import CkptError, CorruptError, FencedError, GivenUpEr
 from holdfast.ckpt.memory.block import align
 from holdfast.ckpt.native import crc
 from holdfast.ckpt.native.isal import address_of, crc32c
-from holdfast.ckpt.native.sums import SUM_BYTES, Sums, runs_of
+from holdfast.ckpt.native.sums import SUM_BYTES, CheckedBlock, Sums, runs_of, sums_of
 from holdfast.ckpt.parity.codec import ErasureCodec
 from holdfast.ckpt.parity.row_file import RowFile
 from holdfast.ckpt.parity.stripes import Geometry
@@ -23,13 +23,15 @@ from holdfast.ckpt.sidecar.core.core import THREADS
 from holdfast.ckpt.sidecar.core.messages import Column
 from holdfast.ckpt.sidecar.parity.changes import are_disjoint
 from holdfast.ckpt.sidecar.parity.mapped import ColumnReader, MappedColumn
-from holdfast.ckpt.sidecar.parity.rows import ParityRow, RowPlace
+from holdfast.ckpt.sidecar.parity.rows import ParityRow, RowPlace, RowSize
 from holdfast.ckpt.types import Json
 
 WINDOW_BYTES = 32 * SUM_BYTES
 """The bytes given to the codec at a time; it processes them in pieces that stay in the cache."""
 
 _COPY_BYTES = 1 << 20
+_CHECKED_RUNS = 64
+"""At each step one of so many runs of a fixed part is checked: it has to last for long."""
 
 
 class MovedError(CkptError):
@@ -38,12 +40,17 @@ class MovedError(CkptError):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Build:
-    """A row under construction; its mutable parts are guarded by ``lock``."""
+    """A row under construction; its mutable parts are guarded by ``lock``.
+
+    ``fixed`` are the sums of the row's fixed part, where that is complete already.
+    """
 
     key: SnapshotKey
     place: RowPlace
     geometry: Geometry
     codec: ErasureCodec
+    size: RowSize
+    fixed: Sums | None
     owners: dict[int, str]
     base: ParityRow | None = None
     by_wire: bool = False
@@ -57,7 +64,36 @@ class Build:
     @property
     def nbytes(self) -> int:
         """The length of the row."""
-        return self.geometry.row_bytes(self.place[0])
+        return self.size.nbytes
+
+    @property
+    def start(self) -> int:
+        """The first byte that has to be built."""
+        return 0 if self.fixed is None else self.size.fixed_bytes
+
+    @property
+    def fills_fixed(self) -> bool:
+        """Whether this row writes the bytes of its fixed part."""
+        return bool(self.size.fixed) and self.fixed is None
+
+    def checksum(self, rest: int) -> int:
+        """Return the CRC32C of the row from that of the bytes from `start` on."""
+        if self.fixed is None:
+            return rest
+        before = crc.of_blocks(self.fixed.tolist(), self.start)
+        return crc.combine(before, rest, self.nbytes - self.start)
+
+    def check_fixed(self) -> None:
+        """Check a part of the fixed part, another one at each step. Raises ``CorruptError``."""
+        if self.fixed is None:
+            return
+        part = CheckedBlock(self.buffer()[: self.start], self.fixed, origin="parity of fixed parts")
+        for run in range(self.key[1] % _CHECKED_RUNS, len(self.fixed), _CHECKED_RUNS):
+            part.take(run * SUM_BYTES, min(SUM_BYTES, self.start - run * SUM_BYTES))
+
+    def filled_sums(self) -> Sums:
+        """Return the sums of the fixed part that this row has written."""
+        return sums_of(self.buffer()[: self.size.fixed_bytes])
 
     def buffer(self) -> memoryview:
         """Return the bytes of the row; they stay mapped even if its file was removed meanwhile."""
@@ -69,8 +105,12 @@ class Build:
         """Begin as a copy of an earlier row; return False if that is gone or damaged."""
         with base.lock:
             if base.buffer is None:
-                return base.nbytes == 0 and self._clear_from(0)
-            into, start, checksum = self.buffer(), 0, 0
+                return base.nbytes == 0 and self._clear_from(self.start)
+            into, start = self.buffer(), min(self.start, base.nbytes)
+            if self.fixed is not None and base.fixed_name == self.size.fixed:
+                checksum = crc.of_blocks(self.fixed.tolist(), start)
+            else:
+                checksum = crc32c(base.buffer[:start])
             there, here = address_of(base.buffer), address_of(into)
             while start < base.nbytes:
                 size = min(_COPY_BYTES, base.nbytes - start)
@@ -78,7 +118,7 @@ class Build:
                 if (room := min(size, self.nbytes - start)) > 0:
                     ctypes.memmove(here + start, there + start, room)
                 start += size
-            self._clear_from(base.nbytes)
+            self._clear_from(max(base.nbytes, self.start))
             return checksum == base.entry.crc32c
 
     def _clear_from(self, at: int) -> bool:
@@ -87,7 +127,7 @@ class Build:
 
     def begin_empty(self) -> None:
         """Begin with zeros."""
-        self._clear_from(0)
+        self._clear_from(self.start)
 
 
 def parse_column(
@@ -101,11 +141,10 @@ def parse_column(
         found = msgspec.convert(answer, Column)
     except msgspec.ValidationError as error:
         raise _malformed(str(error)) from error
-    stripe, geometry = build.place[0], build.geometry
-    spans = geometry.spans(stripe, column, 0, geometry.filled_bytes(stripe, column))
+    spans = build.geometry.spans_from(build.place[0], column, build.start)
     named = [(each.entry.rank, each.at, each.nbytes, each.into) for each in found.spans]
     if named != [(each.rank, each.at, each.nbytes, each.into) for each in spans]:
-        raise _malformed(f"it names the spans {named} of column {column}, stripe {stripe}")
+        raise _malformed(f"it names the spans {named} of column {column}, stripe {build.place[0]}")
     if any((each.entry.generation, each.entry.step) != build.key for each in found.spans):
         raise _malformed("it is of another step")
     runs = [runs_of(each.at, each.nbytes) for each in found.spans]
@@ -124,10 +163,10 @@ def _malformed(why: str) -> PeerError:
     return PeerError(f"malformed answer about a column: {why}", peer_code=CorruptError.code)
 
 
-def cut_row(nbytes: int) -> list[tuple[int, int]]:
-    """Cut a row into the parts that threads make in parallel."""
-    size = align(max(-(-nbytes // THREADS), WINDOW_BYTES), WINDOW_BYTES)
-    return [(lo, min(lo + size, nbytes)) for lo in range(0, nbytes, size)]
+def cut_row(start: int, nbytes: int) -> list[tuple[int, int]]:
+    """Cut a row, from ``start`` on, into the parts that threads make in parallel."""
+    size = align(max(-(-(nbytes - start) // THREADS), WINDOW_BYTES), WINDOW_BYTES)
+    return [(lo, min(lo + size, nbytes)) for lo in range(start, nbytes, size)]
 
 
 class Encoding:
@@ -137,7 +176,7 @@ class Encoding:
         self._build, self.columns = build, columns
         self._lock = threading.Lock()
         self._checksums: dict[int, int] = {}
-        self.parts = cut_row(build.nbytes)
+        self.parts = cut_row(build.start, build.nbytes)
 
     def encode(self, lo: int, hi: int) -> tuple[int, int | None]:
         """Encode a part; return the bytes read and, from the last part to end, the row's CRC.
@@ -175,7 +214,7 @@ class Encoding:
         total = 0
         for first, last in self.parts:
             total = crc.combine(total, self._checksums[first], last - first)
-        return total
+        return self._build.checksum(total)
 
 
 def _window(

@@ -7,18 +7,49 @@ rows that are no longer needed are reused.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from holdfast.ckpt.errors import CorruptError, NotFoundError
-from holdfast.ckpt.memory.arena import HEADER_BYTES, Arena
+from holdfast.ckpt.memory.arena import Arena
+from holdfast.ckpt.memory.fixed_files import fixed_bytes_in, make_fixed, numbered, sweep_fixed
 from holdfast.ckpt.memory.records import ParityEntry, SnapshotWorld
-from holdfast.ckpt.parity.row_file import ROW_SUFFIX, RowFile
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.native.pages import is_no_room
+from holdfast.ckpt.native.sums import Sums, sums_of
+from holdfast.ckpt.parity.row_file import ROW_SUFFIX, RowFile, no_room_for_row
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 
 RowPlace: TypeAlias = tuple[int, int]
 """(stripe, row)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSize:
+    """The length of a row, and the fixed part with which it begins (of 0 bytes: none)."""
+
+    nbytes: int
+    fixed: str = ""
+    fixed_bytes: int = 0
+
+    @property
+    def own_bytes(self) -> int:
+        """The length of the row without its fixed part."""
+        return self.nbytes - self.fixed_bytes
+
+    def fits(self, file: RowFile) -> bool:
+        """Return whether a file holds the row and wastes at most as much again."""
+        return self._fits(file.fixed_name, file.capacity - file.fixed_bytes)
+
+    def is_like(self, other: RowSize) -> bool:
+        """Return whether a file just large enough for ``other`` fits this row."""
+        return self._fits(other.fixed, other.own_bytes)
+
+    def _fits(self, fixed: str, capacity: int) -> bool:
+        own = self.own_bytes
+        return self.fixed == fixed and own <= capacity <= 2 * own + (1 << 16)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -42,6 +73,11 @@ class ParityRow:
         """Length in bytes."""
         return self.entry.nbytes
 
+    @property
+    def fixed_name(self) -> str:
+        """The name of the fixed part with which it begins, "" for none."""
+        return self.file.fixed_name if self.file is not None else ""
+
     def part(self, at: int, nbytes: int) -> bytes:
         """Return a copy of some bytes; call it under ``lock``. Raises ``NotFoundError``."""
         if self.buffer is None and self.nbytes:
@@ -59,37 +95,41 @@ class Parities:
         self._building: set[RowFile] = set()
         self._leaving: list[ParityRow] = []
         self._number, self._keep = 0, 0
-        self._sizes: tuple[int, ...] = ()
+        self._sizes: tuple[RowSize, ...] = ()
+        self._fixed: dict[str, Sums] = {}
+        self._filling: set[str] = set()
+        self._damaged: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     # -- files -----------------------------------------------------------------------------------
 
-    def expect(self, sizes: Sequence[int], *, keep: int) -> None:
+    def expect(self, sizes: Sequence[RowSize], *, keep: int) -> None:
         """Record the lengths of a snapshot's rows here, and the number of kept snapshots."""
         with self._lock:
-            self._sizes, self._keep = tuple(size for size in sizes if size), keep
+            self._sizes, self._keep = tuple(size for size in sizes if size.nbytes), keep
+        self._sweep_fixed()
 
-    def missing_bytes(self) -> int:
-        """Return the length for which a file is missing, 0 for none.
+    def missing(self) -> RowSize | None:
+        """Return the length for which a file is missing, None if there is none.
 
         The target is as many files in all as hold the kept snapshots and one more. If the
         lengths have changed, files of other lengths must go first.
         """
         with self._lock:
-            capacities = [
-                file.capacity for file in (*self._kept_files(), *self._free, *self._building)
-            ]
-            if len(capacities) >= len(self._sizes) * (self._keep + 1):
-                return 0
+            files = [*self._kept_files(), *self._free, *self._building]
+            if len(files) >= len(self._sizes) * (self._keep + 1):
+                return None
             for size in set(self._sizes):
-                wanted = sum(_fits(each, size) for each in self._sizes) * (self._keep + 1)
-                if sum(_fits(capacity, size) for capacity in capacities) < wanted:
+                if size.fixed and size.fixed not in self._fixed:
+                    continue  # the first row that is built fills the fixed part
+                wanted = sum(size.is_like(each) for each in self._sizes) * (self._keep + 1)
+                if sum(size.fits(file) for file in files) < wanted:
                     return size
-        return 0
+        return None
 
-    def make(self, nbytes: int) -> None:
+    def make(self, size: RowSize) -> None:
         """Make a free file ahead. Raises ``CapacityError``."""
-        file = self._create(nbytes)
+        file = self._create(size)
         with self._lock:
             self._free.append(file)
 
@@ -97,14 +137,15 @@ class Parities:
         files = (row.file for row in (*self._rows.values(), *self._leaving))
         return [file for file in files if file is not None and not file.borrowed]
 
-    def take(self, nbytes: int) -> RowFile:
+    def take(self, size: RowSize) -> RowFile:
         """Return a file for a row, without a label, its bytes undefined.
 
-        Raises ``CapacityError`` when shared memory has no room for another one.
+        Its fixed part is complete if `fixed_sums` knows it, and to be written otherwise. Raises
+        ``CapacityError`` when shared memory has no room for another file.
         """
         with self._lock:
-            fitting = [file for file in self._free if _fits(file.capacity, nbytes)]
-            if fitting:
+            fitting = [file for file in self._free if size.fits(file)]
+            if fitting and (not size.fixed or size.fixed in self._fixed):
                 file = min(fitting, key=lambda each: each.capacity)
                 self._free.remove(file)
                 self._building.add(file)
@@ -114,24 +155,77 @@ class Parities:
             self._free = [file for file in self._free if file not in unfit]
         for each in unfit:  # the state has another size now
             each.discard()
-        file = self._create(nbytes)
+        self._sweep_fixed()
+        file = self._create(size)
         with self._lock:
             self._building.add(file)
         return file
 
     def _is_expected(self, file: RowFile) -> bool:
-        fits = any(_fits(file.capacity, size) for size in self._sizes)
-        return fits and not file.borrowed
+        return any(size.fits(file) for size in self._sizes) and not file.borrowed
 
-    def _create(self, nbytes: int) -> RowFile:
+    def _create(self, size: RowSize) -> RowFile:
+        directory = self._arena.directory
+        if size.fixed:
+            try:
+                make_fixed(directory, size.fixed, ROW_SUFFIX, size.fixed_bytes)
+            except OSError as error:
+                if not is_no_room(error):
+                    raise
+                raise no_room_for_row(directory, size.fixed_bytes) from error
         while True:
             with self._lock:
                 self._number += 1
                 number = self._number
+            path = numbered(directory, number, ROW_SUFFIX, fixed=size.fixed)
             try:
-                return RowFile.create(self._arena.directory / f"{number:06d}{ROW_SUFFIX}", nbytes)
+                file = RowFile.create(path, size.own_bytes)
             except FileExistsError:
                 continue
+            if not size.fixed or size.fixed in self._fixed:
+                return file
+            file.close()
+            return RowFile.open(path, fill=True)
+
+    # -- fixed parts -----------------------------------------------------------------------------
+
+    def fixed_name(self, contents: str) -> str:
+        """Return the name of the fixed part with these contents; another one after damage."""
+        with self._lock:
+            return f"{contents}-{self._damaged[contents]}"
+
+    def fixed_sums(self, name: str) -> Sums | None:
+        """Return the sums of a complete fixed part, None for one that is not there."""
+        with self._lock:
+            return self._fixed.get(name)
+
+    def claim_fixed(self, name: str) -> bool:
+        """Begin to fill a fixed part; return False if another row fills it."""
+        with self._lock:
+            claimed = name not in self._filling
+            self._filling.add(name)
+            return claimed
+
+    def end_claim(self, name: str, *, sums: Sums | None = None) -> None:
+        """End the claim: with ``sums`` the fixed part has all its bytes."""
+        with self._lock:
+            self._filling.discard(name)
+            if sums is not None:
+                self._fixed[name] = sums
+
+    def distrust_fixed(self, name: str) -> None:
+        """Forget a fixed part that is damaged: the next row has another."""
+        with self._lock:
+            if self._fixed.pop(name, None) is not None:
+                self._damaged[name.rpartition("-")[0]] += 1
+
+    def _sweep_fixed(self) -> None:
+        """Remove the fixed parts that no row names any more."""
+        with self._lock:
+            files = (*self._kept_files(), *self._free, *self._building)
+            named = {file.fixed_name for file in files} | {size.fixed for size in self._sizes}
+            self._fixed = {name: sums for name, sums in self._fixed.items() if name in named}
+            sweep_fixed(self._arena.directory, ROW_SUFFIX, named=named)
 
     def give_back(self, file: RowFile) -> None:
         """Drop a file of a row in progress; a thread may still write to its mapping."""
@@ -168,7 +262,7 @@ class Parities:
         for path in sorted(self._arena.directory.glob(f"*{ROW_SUFFIX}")):
             try:
                 file = RowFile.open(path)
-            except (CorruptError, ValueError):
+            except (CorruptError, FileNotFoundError):
                 path.unlink(missing_ok=True)
                 continue
             label = file.read_label(run=self._arena.run)
@@ -176,8 +270,17 @@ class Parities:
                 file.discard()
                 continue
             self.seal_again(file, label.entry)
+            self._readopt_fixed(file, label.entry)
             found.append((label.entry, label.protected))
+        named = {row.file.fixed_name for row in self._rows.values() if row.file is not None}
+        sweep_fixed(self._arena.directory, ROW_SUFFIX, named=named, unfinished=True)
         return found
+
+    def _readopt_fixed(self, file: RowFile, entry: ParityEntry) -> None:
+        """Take over the fixed part of a row, where the whole row is intact."""
+        name = file.fixed_name
+        if name and name not in self._fixed and crc32c(file.row(entry.nbytes)) == entry.crc32c:
+            self._fixed[name] = sums_of(file.row(file.fixed_bytes))
 
     def seal_again(self, file: RowFile, entry: ParityEntry) -> None:
         """Enter a labelled file in the table unchanged."""
@@ -248,9 +351,5 @@ class Parities:
         """Return the shared memory in use, including files of rows in progress and free ones."""
         with self._lock:
             files = (*self._kept_files(), *self._free, *self._building)
-            return sum(HEADER_BYTES + file.capacity for file in files)
-
-
-def _fits(capacity: int, nbytes: int) -> bool:
-    """Return whether a file holds a row and wastes at most as much again."""
-    return nbytes <= capacity <= 2 * nbytes + (1 << 16)
+            own_bytes = sum(file.file_bytes for file in files)
+        return own_bytes + fixed_bytes_in(self._arena.directory, ROW_SUFFIX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import numpy as np
 import pytest
 from doubles.blocks import make_block, make_world, random_payload
@@ -18,11 +19,14 @@ from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.parity.stripes import ROOM_BYTES, Geometry
 
 
-def model(world: SnapshotWorld, sizes: list[int]) -> ParityModel:
-    made = {
-        rank: make_block(random_payload(size, seed=(rank, size)), rank=rank, world_size=len(sizes))
-        for rank, size in enumerate(sizes)
-    }
+def model(world: SnapshotWorld, sizes: list[int], fixed: list[int]) -> ParityModel:
+    """Return blocks of ``sizes``; of each, up to ``fixed`` bytes are its fixed part."""
+    made = {}
+    for rank, size in enumerate(sizes):
+        payload = random_payload(size, seed=(rank, size))
+        found, block = make_block(payload, rank=rank, world_size=len(sizes))
+        fixed_bytes = min(size, fixed[rank])
+        made[rank] = msgspec.structs.replace(found, fixed_bytes=fixed_bytes, fixed=1), block
     return ParityModel(world, made)
 
 
@@ -46,7 +50,8 @@ def worlds(draw: st.DrawFn) -> SnapshotWorld:
 def models(draw: st.DrawFn) -> ParityModel:
     world = draw(worlds())
     count = len(world.rank_nodes)
-    return model(world, draw(st.lists(st.integers(0, 9000), min_size=count, max_size=count)))
+    lengths = st.lists(st.integers(0, 9000), min_size=count, max_size=count)
+    return model(world, draw(lengths), draw(lengths | st.just([0] * count)))
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -88,7 +93,10 @@ def test_what_is_refused_could_not_have_been_had(
 def test_every_byte_lies_in_one_piece_and_no_node_has_two_fragments_of_a_stripe(
     world: SnapshotWorld, data: st.DataObject
 ) -> None:
-    entries = {rank: entry(rank, data.draw(st.integers(0, 99_999))) for rank in ranks(world)}
+    entries = {
+        rank: entry(rank, data.draw(st.integers(0, 99_999)), data.draw(st.integers(0, 50_000)))
+        for rank in ranks(world)
+    }
     geometry = Geometry(world, entries)
     groups = {name: group for group in world.parity_groups() for name in group}
     assert sorted(geometry.nodes) == sorted(groups)
@@ -111,11 +119,40 @@ def test_every_byte_lies_in_one_piece_and_no_node_has_two_fragments_of_a_stripe(
             assert [(s.rank, s.at, s.nbytes, s.into) for s in spans] == [(rank, at, hi - lo, 0)]
             at += hi - lo
         assert at == length
-    filled = [0] * len(geometry.nodes)
     for stripe in range(geometry.n):
+        fixed_bytes = geometry.fixed_row_bytes(stripe)
         for column in range(geometry.columns(stripe)):
-            filled[geometry.node_of(stripe, column)] += geometry.filled_bytes(stripe, column)
-    assert filled == [*geometry.node_bytes]
+            filled = geometry.filled_bytes(stripe, column)
+            spans = geometry.spans(stripe, column, 0, geometry.piece_bytes(stripe))
+            assert filled >= max((s.into + s.nbytes for s in spans), default=0)
+            for span in spans:
+                is_fixed = span.at < entries[span.rank].fixed_bytes
+                assert (span.into + span.nbytes <= fixed_bytes) == is_fixed
+                assert span.into >= fixed_bytes or is_fixed
+        assert geometry.row_bytes(stripe) <= geometry.piece_bytes(stripe)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(worlds(), st.data())
+def test_the_parity_of_fixed_parts_does_not_move_with_the_rest(
+    world: SnapshotWorld, data: st.DataObject
+) -> None:
+    fixed = {rank: data.draw(st.integers(0, 50_000)) for rank in ranks(world)}
+
+    def placed(moving: int) -> list[object]:
+        sizes = {rank: fixed[rank] + 8 + moving * (rank + 1) for rank in ranks(world)}
+        found = Geometry(world, {r: entry(r, size, fixed[r]) for r, size in sizes.items()})
+        return [
+            (
+                found.fixed_row_bytes(stripe),
+                found.fixed_parts(stripe),
+                found.spans(stripe, column, 0, found.fixed_row_bytes(stripe)),
+            )
+            for stripe in range(found.n)
+            for column in range(found.columns(stripe))
+        ]
+
+    assert placed(data.draw(st.integers(0, 9000))) == placed(data.draw(st.integers(0, 9000)))
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -137,7 +174,7 @@ def ranks(world: SnapshotWorld) -> range:
     return range(len(world.rank_nodes))
 
 
-def entry(rank: int, nbytes: int) -> BlockEntry:
+def entry(rank: int, nbytes: int, fixed: int = 0) -> BlockEntry:
     return BlockEntry(
         generation=1,
         step=1,
@@ -145,6 +182,8 @@ def entry(rank: int, nbytes: int) -> BlockEntry:
         payload_bytes=nbytes // 8 * 8,
         index_bytes=0,
         index_crc32c=0,
+        fixed_bytes=min(fixed, nbytes // 8 * 8),
+        fixed=1,
     )
 
 
@@ -190,7 +229,7 @@ def test_every_loss_of_m_nodes_is_made_good_and_larger_ones_are_told(
     homes = [nodes[0], nodes[0], *nodes[1 : n - 1]] if n > 2 else nodes  # the last one is bare
     sizes = [5000, 0, 9000, 1, 4096, 12_345][: len(homes)]
     world = make_world(dict.fromkeys(nodes, "tcp://x"), rank_nodes=homes, parity=m, columns=columns)
-    parity_model = model(world, sizes)
+    parity_model = model(world, sizes, [size // 3 for size in sizes])
     refused = 0
     for count in range(1, n + 1):
         for lost in map(set, combinations(nodes, count)):

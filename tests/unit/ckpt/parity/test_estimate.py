@@ -42,6 +42,14 @@ def test_ranks_and_kept_steps_multiply_the_need() -> None:
     assert shares(nodes=1, parity=0) == (2, 0)
 
 
+def test_what_never_changes_is_there_once_and_has_one_parity() -> None:
+    assert shares(nodes=8, fixed_bytes=GIB // 2) == (1.5, 0.21)
+    assert shares(nodes=8, keep=3, fixed_bytes=GIB // 2) == (2.5, 0.36)
+    found = holdfast.memory_need(GIB, nodes=8, fixed_bytes=GIB - (1 << 20))
+    assert found.total < 1.16 * GIB
+    assert found.lent < GIB // 100
+
+
 @pytest.mark.parametrize(
     ("job", "said"),
     [
@@ -53,6 +61,8 @@ def test_ranks_and_kept_steps_multiply_the_need() -> None:
         ({"nodes": 2, "parity": "mirror"}, "or 'replicate'"),
         ({"nodes": 2, "group": 1}, "group=1"),
         ({"nodes": 2, "keep": 0}, "keep=0"),
+        ({"nodes": 2, "fixed_bytes": -1}, "fixed_bytes=-1"),
+        ({"nodes": 2, "fixed_bytes": 2 * GIB}, "give as many or fewer"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(job: dict[str, Any], said: str) -> None:

@@ -33,7 +33,7 @@ def test_without_room_a_step_is_committed_and_protected_when_there_is_some(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(row_file, "make_file", full)
+        patch.setattr(row_file, "make_numbered", full)
         payloads = {rank: random_payload(100_000, seed=(rank,)) for rank in range(3)}
         write(three, world, 1, payloads)
 
