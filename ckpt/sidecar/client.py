@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.ckpt.errors import CorruptError, PeerError, from_peer
+from holdfast.ckpt.memory.arena import FixedPart
 from holdfast.ckpt.memory.records import (
     BlockEntry,
     BlockSource,
@@ -160,11 +161,12 @@ class SidecarClient:
         size_bytes: int,
         timeout_s: float,
         patience_s: float = 0.0,
+        fixed: FixedPart | None = None,
     ) -> SlotGrant:
         """Get a slot for ``size_bytes`` (payload, padding, index), waiting while all are in use.
 
-        After ``patience_s`` the sidecar lends a slot more than the regular ones, where the memory
-        allows it.
+        The block begins with the ``fixed`` part, which is part of its size. After ``patience_s``
+        the sidecar lends a slot more than the regular ones, where the memory allows it.
 
         Raises ``FencedError`` for an older generation, ``GivenUpError`` for a step that another
         rank gave up, ``CapacityError`` when none became free in time or shared memory is full.
@@ -176,6 +178,7 @@ class SidecarClient:
             size_bytes=size_bytes,
             timeout_s=timeout_s,
             patience_s=patience_s,
+            fixed=fixed,
         )
         return self._ask("acquire", body, SlotGrant, timeout_s=timeout_s + self._timeout_s)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from holdfast.ckpt.geometry.shard_index import encode_index
-from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.arena import FixedPart, SlotFile
 from holdfast.ckpt.memory.records import BlockEntry, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.isal import crc32c
@@ -97,8 +98,9 @@ def write_payload(
     rank: int,
     persist: CheckpointTarget | None = None,
     timeout_s: float = 10.0,
+    fixed: FixedPart | None = None,
 ) -> None:
-    """Write a snapshot of these bytes as a worker does."""
+    """Write a snapshot of these bytes as a worker does; those of a ``fixed`` part only once."""
     nbytes = len(payload)
     index = make_index(
         payload,
@@ -114,8 +116,14 @@ def write_payload(
         rank=rank,
         size_bytes=nbytes + INDEX_ROOM_BYTES,
         timeout_s=timeout_s,
+        fixed=fixed,
     )
-    slot = SlotFile.open(grant.path)
-    slot.block(nbytes)[:] = payload
-    client.seal(slot_id=grant.slot_id, entry=slot.finish(index), persist=persist)
+    fills = fixed is not None and not grant.has_fixed
+    slot = SlotFile.open(grant.path, fill=fills)
+    start = fixed.nbytes if fixed is not None and not fills else 0
+    slot.block(nbytes)[start:] = payload[start:]
+    entry = slot.finish(index)
+    if fixed is not None:
+        entry = msgspec.structs.replace(entry, fixed=fixed.number, fixed_bytes=fixed.nbytes)
+    client.seal(slot_id=grant.slot_id, entry=entry, persist=persist)
     slot.close()

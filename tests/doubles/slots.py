@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
-from holdfast.ckpt.memory.arena import SlotFile, SlotHeader, run_digest
+from holdfast.ckpt.memory.arena import (
+    SLOT_SUFFIX,
+    FixedPart,
+    SlotFile,
+    SlotHeader,
+    run_digest,
+)
 from holdfast.ckpt.memory.block import SlotState, check_block
+from holdfast.ckpt.memory.fixed_files import make_fixed, numbered
 from holdfast.ckpt.memory.hosts import host_id
 from holdfast.ckpt.memory.records import BlockEntry, BlockSource, SnapshotWorld
 from holdfast.ckpt.native.sums import Sums
@@ -24,18 +31,21 @@ class FakeGrant:
     path: str
     capacity: int
     ahead: tuple[str, ...] = ()
+    has_fixed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class FakeSidecar:
     """Hands out slots in ``directory`` and checks sealed blocks; every step has its own slot.
 
-    The next ``acquire`` raises ``refuse``; while ``gate`` is clear, ``acquire`` waits.
+    The next ``acquire`` raises ``refuse``; while ``gate`` is clear, ``acquire`` waits. After
+    ``forgets_fixed`` the next slot's fixed part is said to have no bytes.
     """
 
     directory: Path
     run: str = "test"
     refuse: CkptError | None = None
+    forgets_fixed: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     sealed: dict[tuple[int, int], BlockEntry] = field(default_factory=dict)
     persisted: dict[int, str] = field(default_factory=dict)
@@ -55,6 +65,7 @@ class FakeSidecar:
         size_bytes: int,
         timeout_s: float,
         patience_s: float = 0.0,
+        fixed: FixedPart | None = None,
     ) -> FakeGrant:
         """Make a slot."""
         self.gate.wait(timeout_s)
@@ -62,11 +73,21 @@ class FakeSidecar:
             error, self.refuse = self.refuse, None
             raise error
         number = len(self._slots) + 1
-        slot = SlotFile.create(self.directory / f"{number:06d}.slot", size_bytes)
+        name = ""
+        if fixed is not None:
+            name, size_bytes = fixed.name, size_bytes - fixed.nbytes
+            make_fixed(self.directory, name, SLOT_SUFFIX, fixed.nbytes)
+        path = numbered(self.directory, number, SLOT_SUFFIX, fixed=name)
+        slot = SlotFile.create(path, size_bytes)
         header = SlotHeader(state=SlotState.WRITING, generation=generation, step=step, rank=rank)
         slot.write_header(header, run=run_digest(self.run))
         self._slots[number] = (slot, header)
-        return FakeGrant(slot_id=number, path=str(slot.path), capacity=slot.capacity)
+        known = {slot.fixed_name for slot in self._held.values()}
+        has_fixed = name in known and not self.forgets_fixed
+        self.forgets_fixed = False
+        return FakeGrant(
+            slot_id=number, path=str(slot.path), capacity=slot.capacity, has_fixed=has_fixed
+        )
 
     def seal(
         self,

@@ -10,11 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from holdfast.ckpt.errors import CkptError
-from holdfast.ckpt.memory.arena import Arena, SlotFile, SlotHeader, has_little_room, slot_capacity
+from holdfast.ckpt.memory.arena import (
+    Arena,
+    FixedPart,
+    SlotFile,
+    SlotHeader,
+    has_little_room,
+    slot_capacity,
+)
 from holdfast.ckpt.memory.block import SlotState, block_bytes
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import BlockEntry
-from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Sums, same_runs
 from holdfast.ckpt.sidecar.core.book import SlotEvent, SnapshotKey, move_slot
 
 BlockKey: TypeAlias = tuple[int, int, int]
@@ -23,10 +33,50 @@ BlockKey: TypeAlias = tuple[int, int, int]
 _SLACK = 4
 
 
-def fits(capacity: int, size_bytes: int) -> bool:
-    """Return whether a slot holds a block and wastes at most a quarter of the block's length."""
-    wanted = slot_capacity(size_bytes)
-    return wanted <= capacity <= wanted + wanted // _SLACK
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSize:
+    """The length of a rank's blocks, and the fixed part with which they begin."""
+
+    nbytes: int
+    fixed: FixedPart | None = None
+
+    @classmethod
+    def of(cls, entry: BlockEntry) -> BlockSize:
+        """Return the size of a sealed block."""
+        fixed = FixedPart(
+            generation=entry.generation,
+            rank=entry.rank,
+            number=entry.fixed,
+            nbytes=entry.fixed_bytes,
+        )
+        return cls(nbytes=block_bytes(entry), fixed=fixed if entry.fixed_bytes else None)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """The length of the fixed part."""
+        return self.fixed.nbytes if self.fixed is not None else 0
+
+    @property
+    def fixed_name(self) -> str:
+        """The name of the fixed part, "" for none."""
+        return self.fixed.name if self.fixed is not None else ""
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of the file of a slot for it."""
+        return HEADER_BYTES + slot_capacity(self.nbytes - self.fixed_bytes)
+
+    def fits(self, file: SlotFile) -> bool:
+        """Return whether a slot holds the block and wastes at most a quarter of its own part."""
+        return self._fits(file.fixed_name, file.file_bytes - HEADER_BYTES)
+
+    def is_like(self, other: BlockSize) -> bool:
+        """Return whether a slot made for ``other`` fits."""
+        return self._fits(other.fixed_name, other.file_bytes - HEADER_BYTES)
+
+    def _fits(self, fixed: str, capacity: int) -> bool:
+        wanted = slot_capacity(self.nbytes - self.fixed_bytes)
+        return fixed == self.fixed_name and wanted <= capacity <= wanted + wanted // _SLACK
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,6 +107,18 @@ class Slot:
         return self.file.block(block_bytes(self.entry))
 
 
+def same_blocks(new: Slot, new_sums: Sums, old: Slot, old_sums: Sums) -> Flags:
+    """Return the runs of ``new``'s block that have the very same bytes as those of ``old``'s.
+
+    The runs of a fixed part that both name are not looked at: they are the same memory.
+    """
+    alike = new.file.fixed_name == old.file.fixed_name
+    runs = new.file.fixed_bytes // SUM_BYTES if alike else 0
+    skipped = runs * SUM_BYTES
+    rest = same_runs(new.view()[skipped:], new_sums[runs:], old.view()[skipped:], old_sums[runs:])
+    return np.concatenate([np.ones(runs, dtype=np.bool_), rest])
+
+
 class Slots:
     """The table of slots.
 
@@ -69,6 +131,9 @@ class Slots:
         self._arena, self._unmap = arena, unmap
         self._table: dict[int, Slot] = {}
         self._next = 1
+        self._wanted: dict[int, str] = {}
+        self._sealed_fixed: dict[str, Sums | None] = {}
+        self._has_had_fixed = False
         self.corrupt = 0
 
     def all(self) -> list[Slot]:
@@ -113,15 +178,54 @@ class Slots:
             for slot in self._table.values()
         )
 
-    def take_free(self, size_bytes: int) -> Slot | None:
-        """Return the smallest free slot that `fits` a block of ``size_bytes``."""
+    def take_free(self, size: BlockSize) -> Slot | None:
+        """Return the smallest free slot that fits a block."""
         fitting = [
             slot
             for slot in self._table.values()
             if slot.state is SlotState.EMPTY and slot.key is None
-            if fits(slot.file.capacity, size_bytes)
+            if size.fits(slot.file)
         ]
         return min(fitting, key=lambda slot: slot.file.capacity, default=None)
+
+    # -- fixed parts -----------------------------------------------------------------------------
+
+    def want_fixed(self, rank: int, size: BlockSize) -> None:
+        """Keep the fixed part that a rank's next slot names, also while no slot names it."""
+        if size.fixed_name != self._wanted.get(rank, ""):
+            self._has_had_fixed = True
+            self._wanted[rank] = size.fixed_name
+            self._sweep_fixed()
+
+    def forget_wanted(self) -> None:
+        """Keep only the fixed parts that slots name: a generation began."""
+        self._wanted.clear()
+        self._sweep_fixed()
+
+    def has_fixed(self, file: SlotFile) -> bool:
+        """Return whether a block with the fixed part of ``file`` was sealed."""
+        return bool(file.fixed_name) and file.fixed_name in self._sealed_fixed
+
+    def fixed_sums(self, file: SlotFile) -> Sums | None:
+        """Return the sums of a fixed part, where this process has seen it sealed."""
+        return self._sealed_fixed.get(file.fixed_name)
+
+    def nbytes(self) -> int:
+        """Return the length of all files in shared memory, those of fixed parts once each."""
+        here = [slot.file for slot in self._table.values() if not slot.borrowed]
+        fixed = {file.fixed_name: file.fixed_bytes for file in here}
+        return sum(file.file_bytes for file in here) + sum(fixed.values())
+
+    def _sweep_fixed(self) -> None:
+        if not self._has_had_fixed:
+            return
+        named = {slot.file.fixed_name for slot in self._table.values()}
+        named |= set(self._wanted.values())
+        for name in self._sealed_fixed.keys() - named:
+            del self._sealed_fixed[name]
+        self._arena.sweep_fixed(named=named)
+
+    # -- the life of a slot ----------------------------------------------------------------------
 
     def begin(self, slot: Slot, key: BlockKey) -> None:
         """Move a slot from EMPTY to WRITING."""
@@ -134,6 +238,9 @@ class Slots:
         """Move a slot from WRITING to SEALED with the verified ``entry``."""
         self._move(slot, SlotEvent.SEAL)
         slot.entry = entry
+        if (name := slot.file.fixed_name) and self._sealed_fixed.get(name) is None:
+            runs = entry.fixed_bytes // SUM_BYTES
+            self._sealed_fixed[name] = slot.sums[:runs] if slot.sums is not None else None
         self._note(slot, SlotEvent.SEAL, SlotHeader.of(entry, slot.state))
 
     def commit(self, slot: Slot) -> None:
@@ -147,6 +254,9 @@ class Slots:
         slot = self.add(file)
         slot.state, slot.entry = state, entry
         slot.key = (entry.generation, entry.step, entry.rank)
+        if file.fixed_name:
+            self._has_had_fixed = True
+            self._sealed_fixed.setdefault(file.fixed_name, None)
         return slot
 
     def release(self, slot: Slot, *, surplus: bool = False) -> None:
@@ -171,6 +281,7 @@ class Slots:
         self._arena.reach("discard.before")
         slot.file.path.unlink(missing_ok=True)
         self._arena.reach("discard.after")
+        self._sweep_fixed()
         if has_little_room(self._arena.directory):
             slot.file.close()
         else:

@@ -26,7 +26,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     SnapshotHoldings,
     unparse,
 )
-from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot
+from holdfast.ckpt.sidecar.core.slots import BlockKey, BlockSize, Slot
 from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.sidecar.parity.rows import Parities
 from holdfast.ckpt.sidecar.reading.decoding import (
@@ -293,18 +293,18 @@ class Rebuild:
 
     def _slot_for(self, entry: BlockEntry, key: BlockKey) -> Slot:
         """Return a slot to decode into: a free one with its pages present, or a new one."""
-        size_bytes = block_bytes(entry)
+        size = BlockSize(nbytes=block_bytes(entry))
         with self._core.lock:
-            if (free := self._core.slots.take_free(size_bytes)) is not None:
+            if (free := self._core.slots.take_free(size)) is not None:
                 self._core.slots.begin(free, key)
                 return free
-            self._room.make_room_for_rebuilt(size_bytes)
-            self._room.begin(size_bytes)
+            self._room.make_room_for_rebuilt(size)
+            self._room.begin(size)
         try:
-            file = self._core.arena.create(size_bytes)
+            file = self._core.arena.create(size.nbytes)
         finally:
             with self._core.lock:
-                self._room.end(size_bytes)
+                self._room.end(size)
         with self._core.lock:
             slot = self._core.slots.add(file)
             self._core.slots.begin(slot, key)

@@ -31,7 +31,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     SlotGrant,
     unparse,
 )
-from holdfast.ckpt.sidecar.core.slots import BlockKey, Slot, fits
+from holdfast.ckpt.sidecar.core.slots import BlockKey, BlockSize, Slot
 from holdfast.ckpt.sidecar.writing.room import SlotRoom
 from holdfast.ckpt.sidecar.writing.spares import Spares
 from holdfast.ckpt.transport import Request
@@ -171,7 +171,8 @@ class WriteOperations:
         if slot := core.slots.writing(key):
             self._reply_grant(request, slot)
             return True
-        self._room.admit(body.rank, body.size_bytes)
+        size = BlockSize(nbytes=body.size_bytes, fixed=body.fixed)
+        self._room.admit(body.rank, size)
         pending = sum(other[2] == body.rank for other in self._creating)
         persisting = sum(
             bool(slot.persisting and slot.key and slot.key[2] == body.rank)
@@ -180,33 +181,36 @@ class WriteOperations:
         used = core.slots.used(body.generation, body.rank) + pending - persisting
         if key in self._creating or used >= self._room.slots_per_rank:
             return False
-        if slot := core.slots.take_free(body.size_bytes):
+        if slot := core.slots.take_free(size):
             self._begin(request, slot, key)
             return True
         is_regular = used < self._room.regular_slots
-        if self._spares.is_coming(body.size_bytes) or not (is_regular or lends):
+        if self._spares.is_coming(size) or not (is_regular or lends):
             return False
-        if not self._room.make_room(body.size_bytes):
+        if not self._room.make_room(size):
             return False
         if not is_regular:
             self._room.lend()
         self._creating.add(key)
-        self._room.begin(body.size_bytes)
-        core.submit(request, lambda: self._create(request, body.size_bytes, key))
+        core.slots.want_fixed(body.rank, size)
+        self._room.begin(size)
+        core.submit(request, lambda: self._create(request, size, key))
         return True
 
-    def _create(self, request: Request, size_bytes: int, key: BlockKey) -> None:
+    def _create(self, request: Request, size: BlockSize, key: BlockKey) -> None:
         core = self._core
         try:
-            file = core.arena.create(size_bytes, check=lambda: self._check_standing(key[0]))
+            file = core.arena.create(
+                size.nbytes, fixed=size.fixed, check=lambda: self._check_standing(key[0])
+            )
         except BaseException as error:
             with core.lock:
-                self._created(size_bytes, key)
+                self._created(size, key)
                 if isinstance(error, CapacityError):
                     self._leave_out(key, error)
             raise
         with core.lock:  # not released before the slot is taken: others look for free ones
-            self._created(size_bytes, key)
+            self._created(size, key)
             slot = core.slots.add(file)
             try:
                 self._check_begin(key[0], key[2])
@@ -216,9 +220,9 @@ class WriteOperations:
             self._begin(request, slot, key)
             core.changed()
 
-    def _created(self, size_bytes: int, key: BlockKey) -> None:
+    def _created(self, size: BlockSize, key: BlockKey) -> None:
         self._creating.discard(key)
-        self._room.end(size_bytes)
+        self._room.end(size)
 
     def _begin(self, request: Request, slot: Slot, key: BlockKey) -> None:
         self._core.slots.begin(slot, key)
@@ -235,13 +239,17 @@ class WriteOperations:
     def _reply_grant(self, request: Request, slot: Slot) -> None:
         free = [each for each in self._core.slots.all() if each.state is SlotState.EMPTY]
         ahead = tuple(
-            str(each.file.path) for each in free if fits(each.file.capacity, slot.file.capacity)
+            str(each.file.path)
+            for each in free
+            if each.file.fixed_name == slot.file.fixed_name
+            and each.file.capacity >= slot.file.capacity
         )
         grant = SlotGrant(
             slot_id=slot.number,
             path=str(slot.file.path),
             capacity=slot.file.capacity,
             ahead=ahead,
+            has_fixed=self._core.slots.has_fixed(slot.file),
         )
         request.reply(unparse(grant))
 
@@ -258,6 +266,11 @@ class WriteOperations:
                 f"slot {slot.number} is {slot.state.name} for (generation, step, rank) {slot.key}, "
                 f"not being written for {key}"
             )
+        if (named := BlockSize.of(entry).fixed_name) != slot.file.fixed_name:
+            raise MismatchError(
+                f"slot {slot.number} begins with fixed part {slot.file.fixed_name!r}, the block "
+                f"with {named!r}"
+            )
         block = slot.file.block(block_bytes(entry))  # stays mapped if the slot is discarded
         slot.busy = True
         core.submit(request, lambda: self._verify(request, slot, body, block))
@@ -267,8 +280,8 @@ class WriteOperations:
         key = (entry.generation, entry.step)
         failed: CkptError | None = None
         try:
-            with core.meters.timed("seal", block.nbytes):
-                slot.sums = self._check_block(request, block, entry, origin=slot.file.path.name)
+            with core.meters.timed("seal", block.nbytes - slot.file.fixed_bytes):
+                slot.sums = self._check_block(request, block, entry, slot)
         except CkptError as error:
             failed = error
         with core.lock:
@@ -291,14 +304,17 @@ class WriteOperations:
             self._spares.sealed()
         request.reply()
 
-    @staticmethod
     def _check_block(
-        request: Request, block: memoryview, entry: BlockEntry, *, origin: str
+        self, request: Request, block: memoryview, entry: BlockEntry, slot: Slot
     ) -> Sums:
         """Return the block's sums: the writer's, after a check of a sample, or new ones."""
+        origin = slot.file.path.name
         if not request.frames:
             return check_block(block, entry, origin=origin).sums
-        return check_sealed(block, entry, request.frames[0], turn=entry.step, origin=origin)
+        with self._core.lock:
+            fixed = self._core.slots.fixed_sums(slot.file)
+        sums = request.frames[0]
+        return check_sealed(block, entry, sums, turn=entry.step, origin=origin, fixed=fixed)
 
     def _abandon(self, request: Request, body: Abandon) -> None:
         core = self._core

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.ckpt.errors import BudgetError, CapacityError
-from holdfast.ckpt.memory.arena import HEADER_BYTES, slot_capacity
-from holdfast.ckpt.memory.block import SlotState, block_bytes
+from holdfast.ckpt.memory.arena import slot_capacity
+from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.native.pages import huge_pages
 from holdfast.ckpt.parity.budget import (
@@ -29,7 +29,7 @@ from holdfast.ckpt.parity.budget import (
     memory_need,
 )
 from holdfast.ckpt.sidecar.core.core import Core
-from holdfast.ckpt.sidecar.core.slots import Slot, fits
+from holdfast.ckpt.sidecar.core.slots import BlockSize, Slot
 from holdfast.ckpt.types import Json
 
 _log = logging.getLogger(__name__)
@@ -60,15 +60,17 @@ class Fit:
 
 
 def fit(
-    world: SnapshotWorld, lengths: Mapping[int, int], *, node: str, room_bytes: int
+    world: SnapshotWorld, sizes: Mapping[int, BlockSize], *, node: str, room_bytes: int
 ) -> Fit | MemoryNeed:
     """Return the larger mode that fits in ``room_bytes``; if none fits, the smaller mode's need.
 
-    ``lengths`` are the ranks' block lengths in bytes, as far as they are known.
+    ``sizes`` are those of the ranks' blocks, as far as they are known.
     """
+    lengths = {rank: size.nbytes for rank, size in sizes.items()}
+    fixed = {rank: size.fixed_bytes for rank, size in sizes.items()}
     for mode, in_flight in IN_FLIGHT.items():
         slots = world.keep + in_flight
-        need = memory_need(world, lengths, node=node, slots_per_rank=slots)
+        need = memory_need(world, lengths, node=node, slots_per_rank=slots, fixed_bytes=fixed)
         if need.total <= room_bytes:
             return Fit(mode=mode, need=need)
     return need
@@ -84,7 +86,7 @@ class SlotRoom:
         self, core: Core, *, parity_bytes: Callable[[], int], log_bytes: Callable[[], int]
     ) -> None:
         self._core, self._parity_bytes, self._log_bytes = core, parity_bytes, log_bytes
-        self._lengths: dict[int, int] = {}
+        self._lengths: dict[int, BlockSize] = {}
         self._grants: Counter[int] = Counter()
         self._calm_grants = 0
         self._coming_bytes = 0
@@ -109,8 +111,8 @@ class SlotRoom:
         """True if there is memory for one more slot of each rank than the regular ones."""
         return self._mode is InFlightMode.FULL
 
-    def lengths(self) -> Mapping[int, int]:
-        """Return the block lengths that ranks of this node have requested."""
+    def lengths(self) -> Mapping[int, BlockSize]:
+        """Return the sizes of blocks that ranks of this node have requested."""
         return self._lengths
 
     def adopted(self, world: SnapshotWorld) -> None:
@@ -118,19 +120,20 @@ class SlotRoom:
         self._lengths, self._fit, self._mode = {}, None, InFlightMode.FULL
         self._grants.clear()
         self._core.in_flight = FULL_IN_FLIGHT
+        self._core.slots.forget_wanted()
         ranks = world.rank_nodes.count(self._core.node)
         free = self._free_slots()
         for slot in free[: max(0, len(self._core.slots.all()) - ranks * self.slots_per_rank)]:
             self._core.slots.discard(slot)
 
-    def admit(self, rank: int, size_bytes: int) -> None:
-        """Record a rank's block length.
+    def admit(self, rank: int, size: BlockSize) -> None:
+        """Record the size of a rank's blocks.
 
         If memory can never suffice, raises ``BudgetError`` at the start of a job and
         ``CapacityError`` later: training that runs well is worth more than its snapshots.
         """
-        wanted, before = slot_capacity(size_bytes), self._lengths.get(rank)
-        if before == wanted:
+        wanted = BlockSize(nbytes=slot_capacity(size.nbytes), fixed=size.fixed)
+        if (before := self._lengths.get(rank)) == wanted:
             return
         self._lengths[rank] = wanted
         world = self._core.book.world
@@ -146,13 +149,13 @@ class SlotRoom:
         else:  # it fitted before: continue with this memory, others may make room
             self._enter(Fit(mode=InFlightMode.SMALL, need=found))
 
-    def _known(self, world: SnapshotWorld) -> dict[int, int]:
-        """Return the known lengths of all ranks; those of peers come from their sealed blocks."""
-        lengths: dict[int, int] = {}
+    def _known(self, world: SnapshotWorld) -> dict[int, BlockSize]:
+        """Return the known sizes of all ranks; those of peers come from their sealed blocks."""
+        sizes: dict[int, BlockSize] = {}
         for key, snapshot in sorted(self._core.book.snapshots.items()):
             if key[0] == world.generation:
-                lengths |= {rank: block_bytes(each) for rank, each in snapshot.entries.items()}
-        return lengths | self._lengths
+                sizes |= {rank: BlockSize.of(each) for rank, each in snapshot.entries.items()}
+        return sizes | self._lengths
 
     def _room(self, world: SnapshotWorld) -> int:
         """Return the available bytes: the budget, or less where the file system has less."""
@@ -204,25 +207,26 @@ class SlotRoom:
 
     def slot_bytes(self) -> int:
         """Return the size of all slot files."""
-        here = [slot for slot in self._core.slots.all() if not slot.borrowed]
-        return sum(slot.file.capacity + HEADER_BYTES for slot in here)
+        return self._core.slots.nbytes()
 
-    def holds(self, size_bytes: int) -> bool:
-        """Return whether the budget allows one more slot for ``size_bytes``."""
+    def holds(self, size: BlockSize) -> bool:
+        """Return whether the budget allows one more slot for ``size``."""
         world = self._core.book.world
         if world is None or not world.memory_bytes or self._fit is None:
             return True
-        wanted = slot_capacity(size_bytes) + HEADER_BYTES
         allowed = world.memory_bytes - self._fit.need.parity - self._log_bytes()
+        wanted = size.file_bytes
+        if size.fixed_name not in {slot.file.fixed_name for slot in self._core.slots.all()}:
+            wanted += size.fixed_bytes
         return self.slot_bytes() + self._coming_bytes + wanted <= allowed
 
-    def begin(self, size_bytes: int) -> None:
+    def begin(self, size: BlockSize) -> None:
         """Count a slot that is being made."""
-        self._coming_bytes += slot_capacity(size_bytes) + HEADER_BYTES
+        self._coming_bytes += size.file_bytes
 
-    def end(self, size_bytes: int) -> None:
+    def end(self, size: BlockSize) -> None:
         """Stop counting it: the slot is in the table, or was not made."""
-        self._coming_bytes -= slot_capacity(size_bytes) + HEADER_BYTES
+        self._coming_bytes -= size.file_bytes
 
     def trim(self) -> None:
         """Remove free slots that fit no rank's state, once all ranks have requested one.
@@ -234,7 +238,7 @@ class SlotRoom:
         if world is None or len(self._lengths) < ranks:
             return
         for slot in self._free_slots():
-            if not any(fits(slot.file.capacity, each) for each in self._lengths.values()):
+            if not any(size.fits(slot.file) for size in self._lengths.values()):
                 self._core.slots.discard(slot)
         if self._calm_grants >= _LENT_FOR * ranks:
             keys = [slot.key for slot in self._core.slots.all()]
@@ -248,23 +252,23 @@ class SlotRoom:
         self._calm_grants = 0
         self._core.counters["slots_lent"] += 1
 
-    def make_room(self, size_bytes: int) -> bool:
+    def make_room(self, size: BlockSize) -> bool:
         """Remove free slots, and snapshots beyond the budget; return whether one more slot fits.
 
         Of older generations only the newest snapshot has to stay: the one restored from.
         """
         self.trim()
         for slot in self._free_slots():
-            if self.holds(size_bytes):
+            if self.holds(size):
                 return True
             self._core.slots.discard(slot)
-        while not self.holds(size_bytes) and (released := self._core.book.shed()):
+        while not self.holds(size) and (released := self._core.book.shed()):
             self._core.apply(released)
             for slot in self._free_slots():
                 self._core.slots.discard(slot)
-        return self.holds(size_bytes)
+        return self.holds(size)
 
-    def make_room_for_rebuilt(self, size_bytes: int) -> None:
+    def make_room_for_rebuilt(self, size: BlockSize) -> None:
         """Remove free slots until the budget holds one more, for a rebuilt block.
 
         If that is not enough, the slot is made nevertheless: the state is worth more than the
@@ -272,7 +276,7 @@ class SlotRoom:
         """
         world = self._core.book.world
         budget = world.memory_bytes if world else 0
-        wanted = slot_capacity(size_bytes) + HEADER_BYTES + self._coming_bytes
+        wanted = size.file_bytes + self._coming_bytes
         free = self._free_slots()
         beside = self._parity_bytes() + self._log_bytes()
         while budget and self.slot_bytes() + beside + wanted > budget:
@@ -280,7 +284,7 @@ class SlotRoom:
                 _log.warning(
                     "%s: a lost block of %s bytes is rebuilt beyond the budget of %s bytes",
                     self._core.node,
-                    f"{size_bytes:,}",
+                    f"{size.nbytes:,}",
                     f"{budget:,}",
                 )
                 return

@@ -71,6 +71,7 @@ class SidecarGroup:
         generation: int = 1,
         parity: int = 1,
         keep: int = 2,
+        columns: int = 0,
         restore: RestorePoint | None = None,
     ) -> SnapshotWorld:
         """Have every living sidecar enter a generation."""
@@ -82,6 +83,7 @@ class SidecarGroup:
             generation=generation,
             parity=min(parity, len(addresses) - 1),
             keep=keep,
+            columns=columns,
         )
         for client in self.clients.values():
             client.adopt(world, restore=restore)

@@ -16,13 +16,20 @@ from doubles.blocks import make_block, make_world, random_payload, write_block
 from sidecar_group import SidecarGroup, inventories, sidecar_group, wait_until, write_step
 
 from holdfast.ckpt.errors import BudgetError, CapacityError, CkptError, FencedError, GivenUpError
-from holdfast.ckpt.memory.arena import HEADER_BYTES, SlotFile, arena_path, slot_capacity
+from holdfast.ckpt.memory.arena import (
+    FIXED_GRAIN_BYTES,
+    FixedPart,
+    SlotFile,
+    arena_path,
+    slot_capacity,
+)
+from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
 from holdfast.ckpt.parity.budget import FULL_IN_FLIGHT, SMALL_IN_FLIGHT, memory_need
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.book import Book, Release
-from holdfast.ckpt.sidecar.core.slots import fits
+from holdfast.ckpt.sidecar.core.slots import BlockSize
 from holdfast.ckpt.sidecar.writing import room
 from holdfast.ckpt.sidecar.writing.room import Fit, InFlightMode, fit
 from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES, make_index
@@ -64,6 +71,7 @@ def files_bytes(group: SidecarGroup, node: str = "a") -> int:
 def test_the_larger_mode_that_fits_is_taken() -> None:
     world = make_world({"a": "tcp://h:1", "b": "tcp://h:2"}, parity=1, keep=2)
     lengths = {0: LENGTH, 1: LENGTH}
+    sizes = {rank: BlockSize(nbytes=LENGTH) for rank in lengths}
     full = memory_need(world, lengths, node="a", slots_per_rank=2 + FULL_IN_FLIGHT)
     small = memory_need(world, lengths, node="a", slots_per_rank=2 + SMALL_IN_FLIGHT)
     for room_bytes, wanted in (
@@ -72,13 +80,18 @@ def test_the_larger_mode_that_fits_is_taken() -> None:
         (small.total, Fit(mode=InFlightMode.SMALL, need=small)),
         (small.total - 1, small),
     ):
-        assert fit(world, lengths, node="a", room_bytes=room_bytes) == wanted
+        assert fit(world, sizes, node="a", room_bytes=room_bytes) == wanted
 
 
 def test_a_slot_fits_what_it_holds_and_does_not_waste() -> None:
-    assert fits(slot_capacity(LENGTH), LENGTH)
-    assert not fits(slot_capacity(LENGTH), 2 * LENGTH)
-    assert not fits(slot_capacity(2 * LENGTH), LENGTH)
+    length, double = BlockSize(nbytes=LENGTH), BlockSize(nbytes=2 * LENGTH)
+    assert length.is_like(length)
+    assert not length.is_like(double)
+    assert not double.is_like(length)
+    fixed = FixedPart(generation=1, rank=0, number=1, nbytes=FIXED_GRAIN_BYTES)
+    behind = BlockSize(nbytes=LENGTH + fixed.nbytes, fixed=fixed)
+    assert behind.file_bytes == length.file_bytes
+    assert not behind.is_like(length) and not length.is_like(behind)
 
 
 def test_a_budget_that_cannot_hold_the_state_is_refused_before_anything_is_made(
