@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
 from holdfast.ckpt.snapshot.lanes import Lane, Mark, host_room
@@ -37,7 +35,7 @@ class CopyJob:
         self.sample: ChecksumSample | None = None
         self._versions = program.versions()
         self._room: PayloadBuffer | None = None
-        self._sums = np.zeros(len(program.parts), dtype=np.uint32)
+        self._sums = program.first_sums()
         self._next = self._busy = 0
         self._left = len(program.units)
         self._moved = threading.Condition()

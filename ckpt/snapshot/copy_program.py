@@ -21,6 +21,7 @@ from holdfast.ckpt import torch_private
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
 from holdfast.ckpt.native.sums import Lengths, Sums, set_runs
+from holdfast.ckpt.snapshot.fixed_part import FixedLayout, FixedPiece, PieceKey, crc_of, mark_of
 from holdfast.ckpt.snapshot.lanes import Lane, Lanes
 from holdfast.ckpt.snapshot.run_cuts import Cover, OrderedRanges
 from holdfast.ckpt.state import torch_dtypes
@@ -166,12 +167,27 @@ class Program:
 
     The program refers to that memory, which therefore stays until the copy is done, even if the
     tensors are freed. `stage` copies volatile tensors at once, into memory of the program's own.
+    Pieces of a ``fixed`` part that is filled are not copied, only checked. ``zeros`` are the
+    positions that no piece fills, behind the fixed part; ``nbytes`` are copied.
     """
 
-    def __init__(self, plan: CapturePlan, flat: FlatState, *, lanes: Lanes | None = None) -> None:
-        self.plan, self._lanes = plan, lanes
+    def __init__(
+        self,
+        plan: CapturePlan,
+        flat: FlatState,
+        *,
+        lanes: Lanes | None = None,
+        fixed: FixedLayout | None = None,
+    ) -> None:
+        self.plan, self._lanes, self.fixed = plan, lanes, fixed
+        self._kept = len(fixed.pieces) if fixed is not None else 0
+        self._marks: list[tuple[int, int]] = []
         self._sources = [source.detach() for source in plan.sources(flat)]
-        self._volatile = [i for i, piece in enumerate(plan.pieces) if piece.fqn in flat.volatile]
+        self._volatile = [
+            i
+            for i, piece in enumerate(plan.pieces)
+            if piece.fqn in flat.volatile and i >= self._kept
+        ]
         self._stages = [_stage_for(self._sources[i]) for i in self._volatile]
         for i, stage in zip(self._volatile, self._stages, strict=True):
             self._sources[i] = stage
@@ -183,7 +199,42 @@ class Program:
         self.cover = Cover.of(self.parts, plan.payload_bytes)
         self.carried = tuple(self._carried_units())
         self.units: tuple[Unit, ...] = (*self._adjacent_units(), *self._packed_units())
-        self.nbytes = sum(piece.nbytes for piece in pieces)
+        gaps = self.cover.gaps
+        self.zeros = gaps if fixed is None else gaps[gaps >= fixed.part.nbytes]
+        self.nbytes = sum(piece.nbytes for piece in pieces[self._kept :])
+        self.kept_bytes = sum(piece.nbytes for piece in pieces[: self._kept])
+
+    def first_sums(self) -> Sums:
+        """Return the checksums of all parts before the copy: only those of fixed pieces count."""
+        sums = np.zeros(len(self.parts), dtype=np.uint32)
+        for i, piece in enumerate(self.plan.pieces[: self._kept]):
+            assert self.fixed is not None
+            sums[self.parts.edges[i] : self.parts.edges[i + 1]] = self.fixed.pieces[piece.key].sums
+        return sums
+
+    def fixed_pieces(self, sums: Sums) -> dict[PieceKey, FixedPiece]:
+        """Return the pieces that were copied into the fixed part, from the sums of all parts."""
+        assert self.fixed is not None
+        edges, crcs = self.parts.edges, self.parts.of_ranges(sums).tolist()
+        pieces = self.plan.pieces[: len(self.fixed.at)]
+        return {
+            piece.key: FixedPiece(crc=crcs[i], sums=sums[edges[i] : edges[i + 1]], mark=mark)
+            for i, (piece, mark) in enumerate(zip(pieces, self._marks, strict=True))
+        }
+
+    def crcs(self, sums: Sums) -> dict[PieceKey, int]:
+        """Return the checksum of every piece, from the sums of all parts."""
+        crcs = self.parts.of_ranges(sums).tolist()
+        return {piece.key: crc for piece, crc in zip(self.plan.pieces, crcs, strict=True)}
+
+    def changed(self, flat: FlatState) -> list[PieceKey]:
+        """Return the kept pieces whose bytes now are not those of the fixed part."""
+        return [
+            piece.key
+            for piece in self.plan.pieces[: self._kept]
+            if self.fixed is not None
+            if crc_of(flat.tensors[piece.fqn], piece) != self.fixed.pieces[piece.key].crc
+        ]
 
     def _with_versions(self, flat: FlatState) -> list[torch.Tensor]:
         """Return per piece the tensor whose version to check; staged and inference ones: none."""
@@ -196,6 +247,9 @@ class Program:
 
     def stage(self, flat: FlatState) -> None:
         """Copy the volatile tensors now."""
+        if self.fixed is not None and not self.fixed.is_filled:
+            pieces = self.plan.pieces[: len(self.fixed.at)]
+            self._marks = [mark_of(flat.tensors[piece.fqn]) for piece in pieces]
         if not self._stages:
             return
         now = []
@@ -223,7 +277,7 @@ class Program:
     def _is_adjacent(self, i: int) -> bool:
         source = self._sources[i]
         lazy = source.is_conj() or source.is_neg()
-        return source.is_contiguous() and not lazy and self._lane(i) is None
+        return source.is_contiguous() and not lazy and self._lane(i) is None and i >= self._kept
 
     def _parts_of(self, first: int, end: int) -> tuple[slice, Words, Words]:
         """Return parts ``first … end-1`` with their positions and sizes."""
@@ -236,7 +290,7 @@ class Program:
 
     def _carried_units(self) -> Iterator[Carried]:
         for i, piece in enumerate(self.plan.pieces):
-            if (lane := self._lane(i)) is not None:
+            if i >= self._kept and (lane := self._lane(i)) is not None:
                 parts, ats, sizes = self._whole(i)
                 yield Carried(
                     (i,), parts, self._sources[i], lane, piece.at, ats, sizes, piece.nbytes
@@ -244,7 +298,7 @@ class Program:
 
     def _packed_units(self) -> Iterator[Packed]:
         for i, piece in enumerate(self.plan.pieces):
-            if self._lane(i) is None and not self._is_adjacent(i):
+            if i >= self._kept and self._lane(i) is None and not self._is_adjacent(i):
                 parts, ats, sizes = self._whole(i)
                 yield Packed((i,), parts, self._sources[i], piece.at, ats, sizes, piece.nbytes)
 

@@ -162,7 +162,7 @@ class PinnedSlots:
         self._prune()
         found = slot.path.stat()
         key = (found.st_dev, found.st_ino)
-        block = slot.block(slot.capacity)
+        block = slot.block(slot.capacity)[slot.fixed_bytes :]
         address = isal.address_of(block)
         if key in self._pinned:
             if isal.address_of(self._pinned[key][1]) == address:

@@ -10,9 +10,11 @@ from weakref import WeakKeyDictionary
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from holdfast.ckpt.memory.arena import FixedPart
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.snapshot.fixed_choice import LEAST_BYTES
 from holdfast.ckpt.snapshot.tearing import SAMPLE
 
 NICENESS = 0
@@ -30,6 +32,8 @@ class WritableSlot(Protocol):
     def capacity(self) -> int: ...
     @property
     def ahead(self) -> Sequence[str]: ...
+    @property
+    def has_fixed(self) -> bool: ...
 
 
 class SlotOwner(Protocol):
@@ -44,6 +48,7 @@ class SlotOwner(Protocol):
         size_bytes: int,
         timeout_s: float,
         patience_s: float = 0.0,
+        fixed: FixedPart | None = None,
     ) -> WritableSlot: ...
 
     def seal(
@@ -66,18 +71,22 @@ class CopySettings:
     speed. ``niceness`` of the copying thread: above 0 it waits for idle cores, even while it holds
     the GIL. That pays only where training holds the GIL little. ``recheck`` is the share of the
     bytes that is checked twice, to notice writes that leave no trace; 1.0 checks all of them (to
-    find a bug).
+    find a bug). Pieces that do not change from step to step are copied once if they have
+    ``fixed_bytes`` or more together.
     """
 
     paced: bool = True
     niceness: int = NICENESS
     recheck: float = SAMPLE
+    fixed_bytes: int = LEAST_BYTES
 
     def __post_init__(self) -> None:
         if not 0 <= self.niceness <= 19:
             raise ValueError(f"niceness={self.niceness}: use 0 (as training) to 19")
         if not 0 <= self.recheck <= 1:
             raise ValueError(f"recheck={self.recheck}: use a share of the bytes, 0 to 1")
+        if self.fixed_bytes < 1:
+            raise ValueError(f"fixed_bytes={self.fixed_bytes}: use 1 or more")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,8 +97,9 @@ class SnapshotStats:
     copying thread. ``torn`` names the tensor that was written to during the copy of the last
     discarded snapshot, and ``reason`` says in a sentence why that snapshot was discarded.
     ``left_out`` counts those among ``discarded`` for which there was no room. ``pace`` is the speed
-    limit of the last copy, in bytes per second. ``replica_bytes`` counts the bytes that this rank
-    holds of the state and that another rank with the same bytes writes.
+    limit of the last copy, in bytes per second. ``bytes`` were copied; ``fixed_bytes`` of the last
+    snapshot were not, because they had not changed. ``replica_bytes`` counts the bytes that this
+    rank holds of the state and that another rank with the same bytes writes.
     """
 
     taken: int = 0
@@ -106,6 +116,7 @@ class SnapshotStats:
     last_copy_s: float = 0.0
     pace: float = 0.0
     replica_bytes: int = 0
+    fixed_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -6,6 +6,9 @@ tensors, plain values) are copied before `Snapshotter.snapshot` returns. A pre-h
 optimizer waits for the copy, and helps with it. If a tensor is written to in spite of that, its
 version counter or a second look at a sample (`holdfast.ckpt.snapshot.tearing`) shows it, and the
 snapshot is discarded, never torn.
+
+Tensors that do not change from step to step lie in memory once, in the *fixed part* of all blocks
+(`holdfast.ckpt.snapshot.fixed_part`); they are checked, not copied.
 """
 
 from __future__ import annotations
@@ -41,10 +44,11 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.meters import Meters
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.native.sums import SUM_BYTES, Sums
 from holdfast.ckpt.snapshot.change_watch import ChangeWatch
 from holdfast.ckpt.snapshot.copy_job import CLOSED, CopyJob
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
+from holdfast.ckpt.snapshot.fixed_part import FixedPieces, PieceKey
 from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
 from holdfast.ckpt.snapshot.pacing import Pacer
 from holdfast.ckpt.snapshot.settings import (
@@ -120,6 +124,9 @@ class Snapshotter:
         self._settings = CopySettings() if copying is None else copying
         self._lanes = lanes
         self._watch = ChangeWatch(rank=rank)
+        self._fixed = FixedPieces(
+            generation=generation, rank=rank, least_bytes=self._settings.fixed_bytes
+        )
         self._plan: CapturePlan | None = None
         self._program: Program | None = None
         self._task: _Task | None = None
@@ -169,7 +176,10 @@ class Snapshotter:
 
     def _programmed(self, state: Mapping[str, Any], step: int) -> tuple[FlatState, Program]:
         flat, same = self._watch.flatten(state)
-        if same and self._program is not None:
+        if same and self._program is not None and self._plan is not None:
+            changed = self._fixed.look(self._plan, flat, same=True)
+            if changed or self._program.fixed is not self._fixed.layout:
+                self._program = self._programmed_anew(self._plan, flat)
             return flat, self._program
         self._program = None
         for parts in flat.optimizers.values():
@@ -182,8 +192,14 @@ class Snapshotter:
         self.stats.replica_bytes = self._plan.copied_bytes
         if self._lanes is None and torch.cuda.is_available():
             self._lanes = CudaLanes()
-        self._program = Program(self._plan, flat, lanes=self._lanes)
+        self._fixed.look(self._plan, flat, same=False)
+        self._program = self._programmed_anew(self._plan, flat)
         return flat, self._program
+
+    def _programmed_anew(self, plan: CapturePlan, flat: FlatState) -> Program:
+        """Return the program of a plan, with the fixed pieces in their places."""
+        placed = self._fixed.placed(plan)
+        return Program(placed, flat, lanes=self._lanes, fixed=self._fixed.layout)
 
     def _agree(self, flat: FlatState, step: int, *, change: str) -> CapturePlan:
         """Plan together with all ranks."""
@@ -312,6 +328,7 @@ class Snapshotter:
 
     def _take_or_leave(self, task: _Task) -> None:
         """Take the snapshot on the copying thread, or leave it out where that harms nothing."""
+        fixed = task.program.fixed
         try:
             self._take(task)
         except BudgetError as error:
@@ -320,6 +337,8 @@ class Snapshotter:
         except CapacityError as error:
             self.stats.left_out += 1
             self._starved = True
+            if fixed is not None and not fixed.is_filled:
+                self._fixed.give_up()
             self._discard(task, f"it has no room in memory: {error}")
         except GivenUpError as error:
             self.stats.torn = "the state of another rank"
@@ -327,6 +346,9 @@ class Snapshotter:
         except BaseException as error:
             task.job.end(error=error)
             raise
+        finally:
+            if fixed is not None and fixed is self._fixed.layout and not fixed.is_filled:
+                self._fixed.lose()
 
     def _take(self, task: _Task) -> None:
         """Acquire a slot, copy, checksum, seal."""
@@ -335,24 +357,50 @@ class Snapshotter:
         self._turn += 1
         grant = self._acquire(task)
         began_s = time.perf_counter()
+        fixed = task.program.fixed
+        if fixed is not None and fixed.is_filled and not grant.has_fixed:
+            self._abandon(grant)
+            self._fixed.lose()
+            self._discard(task, "the fixed part of its block is gone; the next one copies it again")
+            return
+        slot: SlotFile | None = None
         try:
-            slot = self._maps.open(grant.path)
-            filled = self._fill(task, slot, late_s=began_s - task.began_s)
+            slot = self._open(grant, fills=fixed is not None and not fixed.is_filled)
+            copied = self._copy(task, slot, late_s=began_s - task.began_s)
+            changed = task.program.changed(task.flat) if copied is not None else []
         except BaseException:
             self._abandon(grant)
             raise
-        if filled is None:
+        if copied is None or changed:
             self._abandon(grant)
-            self._discard_torn(task, job.torn)
+            self._discard_torn(task, job.torn) if copied is None else self._discard_changed(
+                task, changed
+            )
             return
-        copy_s, (entry, sums) = time.perf_counter() - began_s, filled
+        copy_s = time.perf_counter() - began_s
+        entry, sums = self._describe(task, slot, copied)
         try:
             self._client.seal(slot_id=grant.slot_id, entry=entry, sums=sums, persist=task.persist)
         except CorruptError as error:
             self.stats.torn = None
+            self._fixed.lose()
             self._discard(task, str(error))
             return
-        self._taken(task, entry, copy_s)
+        if fixed is not None and not fixed.is_filled:
+            self._fixed.fill(
+                task.program.fixed_pieces(copied),
+                run_sums=sums[: fixed.part.nbytes // SUM_BYTES].copy(),
+            )
+        self._fixed.taken(task.program.crcs(copied))
+        self._taken(task, copy_s)
+
+    def _open(self, grant: WritableSlot, *, fills: bool) -> SlotFile:
+        """Map a slot; one whose fixed part is still to be filled is mapped for this copy alone."""
+        if not fills:
+            return self._maps.open(grant.path)
+        slot = SlotFile.open(grant.path, fill=True)
+        slot.warm()
+        return slot
 
     def _acquire(self, task: _Task) -> WritableSlot:
         began_s = time.perf_counter()
@@ -366,6 +414,7 @@ class Snapshotter:
                 size_bytes=self._block_bytes(task),
                 timeout_s=timeout_s,
                 patience_s=self._pacer.patience_s,
+                fixed=task.program.fixed.part if task.program.fixed is not None else None,
             )
             self._starved = False
             self._maps.map_ahead(grant.ahead)
@@ -375,29 +424,28 @@ class Snapshotter:
             self.stats.wait_s += wait_s
             self.meters.add("wait", wait_s)
 
-    def _fill(
-        self, task: _Task, slot: SlotFile, *, late_s: float
-    ) -> tuple[BlockEntry, Sums] | None:
-        """Copy into ``slot``; return the entry and sums to seal, or None if the state changed.
+    def _copy(self, task: _Task, slot: SlotFile, *, late_s: float) -> Sums | None:
+        """Copy into ``slot``; return the sums of all parts, or None if the state changed.
 
         ``late_s`` is the time since the snapshot was taken.
         """
         program, job = task.program, task.job
-        for lane in {unit.lane for unit in program.carried}:
-            lane.pin(slot)
+        if program.fixed is None or program.fixed.is_filled:
+            for lane in {unit.lane for unit in program.carried}:
+                lane.pin(slot)
         job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes)))
         self.stats.pace = self._pacer.speed(program.nbytes, late_s=late_s)
         sums = job.run(speed=self.stats.pace)
-        return None if job.torn else self._describe(task, slot, sums)
+        return None if job.torn else sums
 
     def _describe(self, task: _Task, slot: SlotFile, sums: Sums) -> tuple[BlockEntry, Sums]:
         """Write the index behind the payload; return the entry to seal and the block's sums."""
-        program = task.program
+        program, fixed = task.program, task.program.fixed
         payload_bytes = program.plan.payload_bytes
         text = self._text(task, program.parts.of_ranges(sums).tolist())
         tail = bytes(index_offset(payload_bytes) - payload_bytes) + text
         block = slot.block(payload_bytes + len(tail))
-        np.frombuffer(block, dtype=np.uint8)[program.cover.gaps] = 0
+        np.frombuffer(block, dtype=np.uint8)[program.zeros] = 0
         block[payload_bytes:] = tail
         entry = BlockEntry(
             generation=self._generation,
@@ -406,8 +454,13 @@ class Snapshotter:
             payload_bytes=payload_bytes,
             index_bytes=len(text),
             index_crc32c=crc32c(text),
+            fixed_bytes=fixed.part.nbytes if fixed is not None else 0,
+            fixed=fixed.part.number if fixed is not None else 0,
         )
-        return entry, program.cover.of_runs(sums, tail=tail)
+        runs = program.cover.of_runs(sums, tail=tail)
+        if fixed is not None and fixed.run_sums is not None:
+            runs[: len(fixed.run_sums)] = fixed.run_sums
+        return entry, runs
 
     def _text(self, task: _Task, crcs: Sequence[int]) -> bytes:
         return task.program.plan.index_text(
@@ -420,13 +473,14 @@ class Snapshotter:
         widest = self._text(task, [_ANY_CRC] * len(plan.pieces))
         return index_offset(plan.payload_bytes) + len(widest)
 
-    def _taken(self, task: _Task, entry: BlockEntry, copy_s: float) -> None:
+    def _taken(self, task: _Task, copy_s: float) -> None:
         self.stats.taken += 1
-        self.stats.bytes += entry.payload_bytes
+        self.stats.bytes += task.program.nbytes
+        self.stats.fixed_bytes = task.program.kept_bytes
         self.stats.last_step = task.step
         self.stats.last_copy_s = copy_s
         self.stats.copy_s += copy_s
-        self.meters.add("copy", copy_s, entry.payload_bytes)
+        self.meters.add("copy", copy_s, task.program.nbytes)
 
     def _abandon(self, grant: WritableSlot) -> None:
         with contextlib.suppress(CkptError):
@@ -439,6 +493,18 @@ class Snapshotter:
             f"{fqn} was written to while it was copied; change the state only through the tracked "
             "optimizers, or call fence() before",
         )
+
+    def _discard_changed(self, task: _Task, changed: Sequence[PieceKey]) -> None:
+        self._fixed.found_changed(changed)
+        names = sorted({fqn for fqn, _ in changed})
+        self.stats.torn = names[0]
+        reason = (
+            f"{names[0]} changed without a trace that torch could see ({len(names)} tensors in "
+            "all): through .data, memory shared with numpy, a custom kernel or another process; "
+            "from now on it is copied at every step"
+        )
+        _log.warning("step %d: %s", task.step, reason)
+        self._discard(task, reason)
 
     def _discard(self, task: _Task, reason: str) -> None:
         """Count a discarded snapshot and log it: the first one, and later ones ever more rarely."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -62,6 +62,11 @@ class WritePiece:
     region: Region
     at: int
     nbytes: int
+
+    @property
+    def key(self) -> tuple[str, Box]:
+        """The piece, wherever it lies in the payload."""
+        return self.fqn, self.region.box
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,6 +199,32 @@ class CapturePlan:
         plan.specs |= {fqn: tensor.spec for fqn, tensor in own.items()}
         plan._own = frozenset(own)
         return plan
+
+    def placed(self, at: Mapping[tuple[str, Box], int], *, fixed_bytes: int) -> CapturePlan:
+        """Return this plan with the pieces of ``at`` there, the others behind ``fixed_bytes``."""
+        fixed = [replace(piece, at=at[piece.key]) for piece in self.pieces if piece.key in at]
+        fixed.sort(key=lambda piece: piece.at)
+        moving, end = [], fixed_bytes
+        for piece in self.pieces:
+            if piece.key not in at:
+                moving.append(replace(piece, at=end))
+                end = _align(end + piece.nbytes)
+        plan = CapturePlan(
+            rank=self.rank,
+            world_size=self.world_size,
+            agreed=self._agreed,
+            pieces=[*fixed, *moving],
+            seen=self._seen,
+            shared=self.shared,
+            copied_bytes=self.copied_bytes,
+        )
+        plan.specs, plan._own = self.specs, self._own
+        plan.payload_bytes = max(plan.payload_bytes, fixed_bytes)
+        return plan
+
+    def is_own(self, piece: WritePiece) -> bool:
+        """Return whether no other rank holds any of the piece's tensor."""
+        return piece.fqn in self._own
 
     def change(self, flat: FlatState) -> str:
         """Return in words what of ``flat`` this plan was not made for, nothing where it was.

@@ -1,0 +1,128 @@
+"""Jobs whose state stays the same in part: killed in every phase, they end as undisturbed ones do.
+
+A frozen base lies in each node's memory once, and follows what the script does to it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import Job, launched, trainers
+
+from holdfast.ckpt.memory.arena import arena_path
+
+SCRIPT = """
+import sys
+import torch
+import holdfast
+
+@holdfast.resilient(batch=holdfast.Batch(microbatches=6, size=2), exact="float32")
+def train(run):
+    torch.manual_seed(0)
+    base = torch.nn.Sequential(torch.nn.Linear(1024, 2048, bias=False), torch.nn.Tanh())
+    base.requires_grad_(False)
+    late = torch.nn.Linear(2048, 1024, bias=False)
+    head = torch.nn.Linear(1024, 8)
+    average = torch.zeros(600_000)
+    optimizer = torch.optim.AdamW([*late.parameters(), *head.parameters()], lr=1e-3)
+    run.track(base=base, late=late, head=head, average=average, optimizer=optimizer)
+    data = torch.randn(96, 1024, generator=torch.Generator().manual_seed(1))
+    for step in run.steps(60):
+        late.requires_grad_(20 <= step < 30)
+        for x in run.microbatches(data):
+            run.backward(head(late(base(x))).square().mean())
+        run.step(optimizer)
+        with torch.no_grad():
+            if step % 7 == 3:
+                average.add_(step)
+            if step == 40:
+                run.fence()
+                base[0].weight[:8].mul_(0.5)
+    if run.rank == 0:
+        parts = [base[0].weight, late.weight, head.weight, average]
+        torch.save([part.detach() for part in parts], sys.argv[1])
+
+train()
+"""
+BASE_BYTES = 1024 * 2048 * 4
+AVERAGE_BYTES = 600_000 * 4
+NODES = ("n0", "n1", "n2")
+KINDS = ("slot-fixed", "row-fixed", "slot")
+
+
+def run_job(folder: Path, *, hurts: Any = None) -> tuple[list[torch.Tensor], list[Any]]:
+    """Return the final tensors and the events of a job of three nodes."""
+    folder.mkdir()
+    script, result = folder / "finetune.py", folder / "result.pt"
+    script.write_text(SCRIPT)
+    config = trainers(script, (result,), run_dir=folder / "run", nodes=3)
+    with launched(config) as running:
+        if hurts is not None:
+            hurts(running)
+        outcome = running.finish()
+        assert outcome.ok, outcome.message
+        events = list(running.history)
+    return torch.load(result), events
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
+    seen: list[dict[str, int]] = []
+
+    def look(running: Job) -> None:
+        running.await_step(10)
+        seen.extend(files_of(running, node) for node in NODES)
+
+    found, _ = run_job(tmp_path_factory.mktemp("undisturbed") / "job", hurts=look)
+    # Both frozen layers once on all nodes together; the parity of the larger share on each.
+    fixed, rows, moving = (sum(each[kind] for each in seen) for kind in KINDS)
+    assert 2 * BASE_BYTES <= fixed <= 2 * BASE_BYTES + AVERAGE_BYTES + (3 << 18)
+    assert rows <= 3 * (BASE_BYTES // 2 + (1 << 18))
+    assert moving <= 3 * 3 * (AVERAGE_BYTES + (1 << 18))
+    return found
+
+
+def files_of(running: Job, node: str) -> dict[str, int]:
+    """Return the bytes of a node's files in shared memory, by their suffix."""
+    sizes: dict[str, int] = {}
+    for path in arena_path(running.launcher.run, node).glob("[0-9a-f]*.*"):
+        kind = path.suffix.removeprefix(".")
+        sizes[kind] = sizes.get(kind, 0) + path.stat().st_size
+    return sizes
+
+
+def kill_worker(running: Job) -> None:
+    for step, seat in ((8, "trainer/1"), (25, "trainer/0"), (42, "trainer/2")):
+        running.await_step(step)
+        os.kill(running.worker(seat), signal.SIGKILL)
+        running.generation(len(running.events("proposed")) + 1)
+
+
+def kill_sidecar(running: Job) -> None:
+    for step in (9, 24):
+        running.await_step(step)
+        os.kill(running.launcher.processes()["n1"].sidecar, signal.SIGKILL)
+
+
+def lose_machines(running: Job) -> None:
+    for step, node in ((12, "n2"), (33, "n1")):
+        running.await_step(step)
+        assert running.launcher.lose_machine(node)
+        running.generation(len(running.events("proposed")) + 1)
+
+
+@pytest.mark.parametrize("hurts", [kill_worker, kill_sidecar, lose_machines])
+def test_a_job_with_fixed_weights_ends_as_an_undisturbed_one(
+    tmp_path: Path, undisturbed: list[torch.Tensor], hurts: Any
+) -> None:
+    found, events = run_job(tmp_path / "job", hurts=hurts)
+    assert all(map(torch.equal, found, undisturbed))
+    tiers = [event["tier"] for event in events if event["kind"] == "restored"]
+    assert len(tiers) >= 2
+    if hurts is lose_machines:
+        assert "parity" in tiers
