@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,12 +15,17 @@ from torch import nn
 
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.native.isal import address_of
+from holdfast.ckpt.snapshot.settings import CopySettings
 
 LAYERS = 12
 MANY_LAYERS = 66
 """396 tensors: as many as a model with some hundred million parameters has."""
 
 _PER_LAYER = 3 * 4  # weight and two moments, four bytes each
+
+
+COPY_ALL: Final = CopySettings(fixed_bytes=sys.maxsize)
+"""A state that no step changes stands for one that changes as a whole."""
 
 
 class BenchState:

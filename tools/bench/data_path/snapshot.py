@@ -13,11 +13,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.maps import SlotMaps
+from holdfast.ckpt.snapshot.settings import CopySettings
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.tools.bench.nodes import SLOTS, Nodes
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
-from holdfast.tools.bench.state import MANY_LAYERS, BenchState, MirrorMemory
+from holdfast.tools.bench.state import COPY_ALL, MANY_LAYERS, BenchState, MirrorMemory
 
 MEMCPY = "memcpy"
 CALL, FENCED, COPY = "snapshot() returns", "snapshot() + fence()", "copy, checksum"
@@ -28,7 +29,9 @@ ASYNC_SAVE = "DCP async_save returns"
 class SnapshotTrainer:
     """One rank, its sidecar, and its step counter."""
 
-    def __init__(self, nodes: Nodes, state: BenchState) -> None:
+    def __init__(
+        self, nodes: Nodes, state: BenchState, *, copying: CopySettings = COPY_ALL
+    ) -> None:
         self._nodes, self._state, self.maps = nodes, state, SlotMaps()
         self.world = nodes.adopt()
         (self.client,) = nodes.clients.values()
@@ -40,6 +43,7 @@ class SnapshotTrainer:
             world_size=1,
             gather=gather_alone,
             maps=self.maps,
+            copying=copying,
         )
         self.step = 0
 

@@ -33,7 +33,7 @@ from holdfast.ckpt.torch_private import TCPStore
 from holdfast.ckpt.transport import RunKey
 from holdfast.tools.bench.data_path.flash import Flash
 from holdfast.tools.bench.data_path.plain_disk import PlainDisk
-from holdfast.tools.bench.state import MANY_LAYERS, BenchState
+from holdfast.tools.bench.state import COPY_ALL, MANY_LAYERS, BenchState
 
 _SIDE = 256
 _TIMEOUT_S = 120.0
@@ -130,6 +130,7 @@ class _Holdfast:
             world_size=seat.world_size,
             gather=_gather,
             checkpoint=target,
+            copying=COPY_ALL,
         )
         self._step = 0
 

@@ -36,11 +36,16 @@ def flip(path: Path, *, bits: int, pick: float) -> None:
 
 
 def _slots(victim: Victim, site: JobAccess) -> list[Path]:
-    return sorted(arena_path(site.run, victim.node).glob("*.slot"))
+    return _in_memory(victim, site, "*.slot", "*.slot-fixed")
 
 
 def _rows(victim: Victim, site: JobAccess) -> list[Path]:
-    return sorted(arena_path(site.run, victim.node).glob("*.row"))
+    return _in_memory(victim, site, "*.row", "*.row-fixed")
+
+
+def _in_memory(victim: Victim, site: JobAccess, *patterns: str) -> list[Path]:
+    directory = arena_path(site.run, victim.node)
+    return sorted(path for pattern in patterns for path in directory.glob(pattern))
 
 
 def _spilled(victim: Victim, site: JobAccess) -> list[Path]:
