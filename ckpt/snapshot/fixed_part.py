@@ -9,7 +9,7 @@ snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -103,6 +103,7 @@ class FixedPieces:
         self._generation, self._rank = generation, rank
         self._choice: FixedChoice[PieceKey] = FixedChoice(least_bytes=least_bytes)
         self.layout: FixedLayout | None = None
+        self._before: FixedLayout | None = None
         self._number = 0
         self._wanted: frozenset[PieceKey] | None = None
         self._moved: set[PieceKey] = set()
@@ -110,14 +111,14 @@ class FixedPieces:
         self._sized: CapturePlan | None = None
         self._frozen: frozenset[PieceKey] = frozenset()
         self._marked = _Marked()
-        self._enabled = CAN_JOIN
+        self._grows = CAN_JOIN
 
     def look(self, plan: CapturePlan, flat: FlatState, *, same: bool) -> bool:
         """Look at the state before a snapshot; return whether the layout has changed.
 
         ``same``: all tensors that are not volatile have the addresses of the last time.
         """
-        if not self._enabled:
+        if not CAN_JOIN:
             return False
         if plan is not self._sized:
             self._sized, self._sizes = plan, _eligible(plan, flat)
@@ -129,8 +130,9 @@ class FixedPieces:
             self._choice.moved(self._moved)
             self._wanted = None
         if self._wanted is None:
-            now = set(self.layout.at) - self._moved if self.layout is not None else set()
-            self._wanted = self._choice.choose(self._sizes, now=now, frozen=self._frozen)
+            self._wanted = self._chosen(
+                set(self.layout.at) - self._moved if self.layout is not None else ()
+            )
         self._moved.clear()
         if self._wanted == (self.layout.at.keys() if self.layout is not None else set()):
             return False
@@ -151,14 +153,21 @@ class FixedPieces:
             or mark_of(flat.tensors[key[0]]) != layout.pieces[key].mark
         }
 
+    def _chosen(self, now: Collection[PieceKey]) -> frozenset[PieceKey]:
+        if self._grows:
+            return self._choice.choose(self._sizes, now=now, frozen=self._frozen)
+        return frozenset(now) & self._sizes.keys()
+
     def _lay_out(self, wanted: frozenset[PieceKey]) -> None:
         before = self.layout
+        if before is not None and before.is_filled:
+            self._before = before
         if not wanted:
             self.layout = None
             return
         if before is not None and before.is_filled and wanted <= before.at.keys():
             dead = sum(self._sizes.get(key, 0) for key in before.at.keys() - wanted)
-            if dead * _DEAD <= before.part.nbytes:
+            if dead * _DEAD <= before.part.nbytes or not self._grows:
                 self.layout = replace(
                     before,
                     at={key: at for key, at in before.at.items() if key in wanted},
@@ -188,13 +197,12 @@ class FixedPieces:
     def fill(self, pieces: Mapping[PieceKey, FixedPiece], *, run_sums: Sums) -> None:
         """Note that a block with the whole part was sealed."""
         assert self.layout is not None
-        self.layout = replace(self.layout, pieces=pieces, run_sums=run_sums)
+        self.layout, self._before = replace(self.layout, pieces=pieces, run_sums=run_sums), None
 
     def taken(self, crcs: Mapping[PieceKey, int]) -> None:
         """Note the checksums of a sealed snapshot's pieces, and choose for the next one."""
         self._choice.observe(crcs)
-        now = self.layout.at if self.layout is not None else ()
-        self._wanted = self._choice.choose(self._sizes, now=now, frozen=self._frozen)
+        self._wanted = self._chosen(self.layout.at if self.layout is not None else ())
 
     def found_changed(self, keys: Sequence[PieceKey]) -> None:
         """Note pieces that have changed without a trace."""
@@ -208,8 +216,12 @@ class FixedPieces:
             self._sized = None  # the next snapshot is planned with it
 
     def give_up(self) -> None:
-        """Copy everything from now on: there is no room for another part."""
-        self._enabled, self.layout = False, None
+        """Make no other part from now on: there is no room for one beside what is there.
+
+        The part before stays in use for what has not changed since.
+        """
+        self._grows, self._sized = False, None
+        self.layout, self._before = self._before, None
 
 
 def mark_of(leaf: Leaf) -> tuple[int, int]:

@@ -173,6 +173,7 @@ class WriteOperations:
             return True
         size = BlockSize(nbytes=body.size_bytes, fixed=body.fixed)
         self._room.admit(body.rank, size)
+        core.slots.want_fixed(body.rank, size)
         pending = sum(other[2] == body.rank for other in self._creating)
         persisting = sum(
             bool(slot.persisting and slot.key and slot.key[2] == body.rank)
@@ -192,7 +193,6 @@ class WriteOperations:
         if not is_regular:
             self._room.lend()
         self._creating.add(key)
-        core.slots.want_fixed(body.rank, size)
         self._room.begin(size)
         core.submit(request, lambda: self._create(request, size, key))
         return True

@@ -79,6 +79,16 @@ def restored(sidecar: FakeSidecar, step: int) -> Job:
     return job
 
 
+def restored_base(sidecar: FakeSidecar, step: int) -> torch.Tensor:
+    point = RestorePoint(world=WORLD, step=step, sources=(BlockSource(rank=0, node="a"),))
+    base, key = nn.Linear(1024, 1536, bias=False), RunKey.new()
+    with closing(
+        MemorySource(point, local=sidecar, local_node="a", addresses={}, key=key)
+    ) as from_:
+        restore({"base": base}, from_, rank=0, strict=False)
+    return base.weight
+
+
 def copied(taking: Snapshotter, job: Job) -> int:
     before = taking.stats.bytes
     job.take(taking)
@@ -145,6 +155,23 @@ def test_without_room_for_a_fixed_part_everything_is_copied(
     assert taking.stats.left_out == 1
     assert copied(taking, job) == copied(taking, job) == BASE_BYTES + 4096
     assert not list(sidecar.directory.glob("*.slot-fixed"))
+
+
+def test_without_room_for_a_larger_part_the_one_before_stays_in_use(
+    sidecar: FakeSidecar, taking: Snapshotter
+) -> None:
+    job = Job()
+    more = nn.Linear(1024, 600, bias=False)
+    job.optimizer.add_param_group({"params": [more.weight], "lr": 0.0})
+    job.adapter.add_module("more", more)
+    for _ in range(5):
+        job.take(taking)
+    sidecar.refuse = CapacityError("no room")
+    job.take(taking)
+    assert taking.stats.left_out == 1
+    for _ in range(3):
+        assert copied(taking, job) == 4096 + more.weight.nbytes
+        assert torch.equal(restored_base(sidecar, job.step), job.base.weight)
 
 
 def test_a_fixed_part_that_is_gone_is_filled_again(
