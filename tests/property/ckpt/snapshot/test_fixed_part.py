@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch import nn
 from holdfast.ckpt.errors import GivenUpError
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.snapshot.copy_program import Program
+from holdfast.ckpt.snapshot.fixed_part import FixedPieces
 from holdfast.ckpt.snapshot.snapshotter import CopySettings, Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.restore import restore
@@ -155,7 +157,35 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 def test_every_kept_snapshot_has_the_state_of_its_step(
     steps: list[list[tuple[str, int]]],
 ) -> None:
-    job, expected = Job(), {}
+    kept, wrong = taken(steps)
+    refused = [each for acts in steps for each, _ in acts if each in REFUSED]
+    assert not wrong
+    assert len(kept) >= len(steps) - len(refused)
+
+
+@pytest.mark.parametrize(
+    ("action", "blind"),
+    [
+        ("unseen write", (Program,)),
+        ("numpy", (Program,)),
+        ("write a weight", (Program, FixedPieces)),
+        ("buffer", (Program, FixedPieces)),
+    ],
+)
+def test_a_fixed_piece_that_is_taken_for_current_after_a_change_is_found(
+    action: str, blind: tuple[type, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [[], [], [], [], [], [], [], [], [(action, 3)], [], []]
+    assert taken(steps)[1] == []
+    looks = {Program: ("changed", lambda *_: []), FixedPieces: ("_changed", lambda *_, **__: set())}
+    for each in blind:
+        monkeypatch.setattr(each, *looks[each])
+    assert taken(steps)[1] == [8, 9, 10]
+
+
+def taken(steps: Sequence[Sequence[tuple[str, int]]]) -> tuple[list[int], list[int]]:
+    """Train and take a snapshot after each step; return the kept steps and the wrong ones."""
+    job, expected = Job(), dict[int, list[torch.Tensor]]()
     with tempfile.TemporaryDirectory() as folder:
         sidecar = FakeSidecar(directory=Path(folder))
         with snapshots(sidecar) as taking, closing(sidecar):
@@ -171,10 +201,13 @@ def test_every_kept_snapshot_has_the_state_of_its_step(
                 expected[step] = job.tensors()
                 taking.snapshot(job.state(), step)
                 taking.fence()
-            for step, _ in sidecar.sealed:
-                assert all(map(torch.equal, restored(sidecar, step), expected[step])), step
-            refused = [each for acts in steps for each, _ in acts if each in REFUSED]
-            assert len(sidecar.sealed) >= len(steps) - len(refused)
+            kept = [step for step, _ in sidecar.sealed]
+            wrong = [
+                step
+                for step in kept
+                if not all(map(torch.equal, restored(sidecar, step), expected[step]))
+            ]
+            return kept, wrong
 
 
 REFUSED = ("unseen write", "numpy", "given up", "lost part")

@@ -13,6 +13,7 @@ from sidecar_group import SidecarGroup, sidecar_group
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.memory.arena import FixedPart
 from holdfast.ckpt.memory.records import SnapshotWorld
+from holdfast.ckpt.parity.stripes import Geometry
 
 MOVING = 300_000
 
@@ -127,3 +128,19 @@ def test_a_damaged_fixed_part_of_a_block_is_made_good_by_parity(three: SidecarGr
     assert three.clients["b"].distrust(ranks.world, 1, 1) is False
     assert three.clients["a"].distrust(ranks.world, 1, 0) is True
     assert rebuilt(three, ranks.world, 1, "a") == {0: ranks.payloads[0]}
+
+
+def test_a_row_of_an_older_fixed_part_is_found(
+    three: SidecarGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Geometry.fixed_parts
+
+    def without_numbers(self: Geometry, stripe: int) -> tuple[tuple[int, int, int], ...]:
+        return tuple((rank, 0, nbytes) for rank, _, nbytes in real(self, stripe))
+
+    monkeypatch.setattr(Geometry, "fixed_parts", without_numbers)
+    ranks = Ranks(three, three.adopt(keep=1))
+    ranks.write(1)
+    ranks.numbers[1] += 1
+    with pytest.raises(AssertionError):
+        ranks.write(2)
