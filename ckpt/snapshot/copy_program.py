@@ -21,7 +21,7 @@ from holdfast.ckpt import torch_private
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
 from holdfast.ckpt.native.sums import Lengths, Sums, set_runs
-from holdfast.ckpt.snapshot.fixed_part import FixedLayout, FixedPiece, PieceKey, crc_of, mark_of
+from holdfast.ckpt.snapshot.fixed_part import FixedLayout, FixedPiece, PieceKey, mark_of
 from holdfast.ckpt.snapshot.lanes import Lane, Lanes
 from holdfast.ckpt.snapshot.run_cuts import Cover, OrderedRanges
 from holdfast.ckpt.state import torch_dtypes
@@ -227,14 +227,24 @@ class Program:
         crcs = self.parts.of_ranges(sums).tolist()
         return {piece.key: crc for piece, crc in zip(self.plan.pieces, crcs, strict=True)}
 
-    def changed(self, flat: FlatState) -> list[PieceKey]:
-        """Return the kept pieces whose bytes now are not those of the fixed part."""
-        return [
-            piece.key
-            for piece in self.plan.pieces[: self._kept]
-            if self.fixed is not None
-            if crc_of(flat.tensors[piece.fqn], piece) != self.fixed.pieces[piece.key].crc
-        ]
+    def changed(self, flat: FlatState, *, stop: Callable[[], bool]) -> list[PieceKey] | None:
+        """Return the kept pieces whose bytes now are not those of the fixed part.
+
+        ``stop`` is called between two pieces and at the end. Once it is true, the tensors may
+        change: the rest is not looked at, and the result is None.
+        """
+        found = []
+        for i, piece in enumerate(self.plan.pieces[: self._kept]):
+            if stop():
+                return None
+            source = self._sources[i]
+            if piece.fqn in flat.volatile:
+                source = view_of(flat.tensors[piece.fqn], piece.region)
+            if self.fixed is not None and (
+                _packed_checksum(source) != self.fixed.pieces[piece.key].crc
+            ):
+                found.append(piece.key)
+        return None if stop() else found
 
     def _with_versions(self, flat: FlatState) -> list[torch.Tensor]:
         """Return per piece the tensor whose version to check; staged and inference ones: none."""

@@ -20,12 +20,10 @@ from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.memory.arena import FIXED_GRAIN_BYTES, FixedPart
 from holdfast.ckpt.memory.block import align
 from holdfast.ckpt.memory.fixed_files import CAN_JOIN
-from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.snapshot.fixed_choice import FixedChoice
-from holdfast.ckpt.state.capture import ALIGN_BYTES, CapturePlan, FlatState, WritePiece
-from holdfast.ckpt.state.copying import resolved
-from holdfast.ckpt.state.local_boxes import Leaf, local_of, view_of
+from holdfast.ckpt.state.capture import ALIGN_BYTES, CapturePlan, FlatState
+from holdfast.ckpt.state.local_boxes import Leaf, local_of
 
 PieceKey: TypeAlias = tuple[str, Box]
 
@@ -215,6 +213,10 @@ class FixedPieces:
             self._lay_out(wanted)
             self._sized = None  # the next snapshot is planned with it
 
+    def let_go(self) -> None:
+        """Keep no tensor alive."""
+        self._marked = _Marked()
+
     def give_up(self) -> None:
         """Make no other part from now on: there is no room for one beside what is there.
 
@@ -228,12 +230,6 @@ def mark_of(leaf: Leaf) -> tuple[int, int]:
     """Return the address of a tensor and its count of in-place writes."""
     tensor = local_of(leaf)
     return tensor.data_ptr(), 0 if tensor.is_inference() else torch_private.version_of(tensor)
-
-
-def crc_of(leaf: Leaf, piece: WritePiece) -> int:
-    """Return the CRC32C of a piece's live bytes, as they are stored."""
-    packed = resolved(view_of(leaf, piece.region)).contiguous()
-    return isal.crc32c_at(packed.data_ptr(), packed.nbytes)
 
 
 def _eligible(plan: CapturePlan, flat: FlatState) -> dict[PieceKey, int]:

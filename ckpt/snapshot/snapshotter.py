@@ -325,6 +325,7 @@ class Snapshotter:
     def _forget(self) -> None:
         self._pending = self._plan = self._program = self._task = None
         self._watch = ChangeWatch(rank=self._rank)
+        self._fixed.let_go()
 
     def _take_or_leave(self, task: _Task) -> None:
         """Take the snapshot on the copying thread, or leave it out where that harms nothing."""
@@ -367,15 +368,18 @@ class Snapshotter:
         try:
             slot = self._open(grant, fills=fixed is not None and not fixed.is_filled)
             copied = self._copy(task, slot, late_s=began_s - task.began_s)
-            changed = task.program.changed(task.flat) if copied is not None else []
+            changed: list[PieceKey] | None = []
+            if copied is not None:
+                changed = task.program.changed(task.flat, stop=self._closing.is_set)
         except BaseException:
             self._abandon(grant)
             raise
-        if copied is None or changed:
+        if copied is None or changed is None or changed:
             self._abandon(grant)
-            self._discard_torn(task, job.torn) if copied is None else self._discard_changed(
-                task, changed
-            )
+            if changed:
+                self._discard_changed(task, changed)
+            else:
+                self._discard_torn(task, job.torn)
             return
         copy_s = time.perf_counter() - began_s
         entry, sums = self._describe(task, slot, copied)

@@ -177,7 +177,10 @@ def test_a_fixed_piece_that_is_taken_for_current_after_a_change_is_found(
 ) -> None:
     steps = [[], [], [], [], [], [], [], [], [(action, 3)], [], []]
     assert taken(steps)[1] == []
-    looks = {Program: ("changed", lambda *_: []), FixedPieces: ("_changed", lambda *_, **__: set())}
+    looks = {
+        Program: ("changed", lambda *_, **__: []),
+        FixedPieces: ("_changed", lambda *_, **__: set()),
+    }
     for each in blind:
         monkeypatch.setattr(each, *looks[each])
     assert taken(steps)[1] == [8, 9, 10]
