@@ -20,6 +20,7 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt import checks, torch_versions
 from holdfast.ckpt.agreement import check_values
+from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.checkpoints.attempts import SaveAttempt
 from holdfast.ckpt.checkpoints.catalog import (
     MAX_STEP,
@@ -95,6 +96,7 @@ def save(
         step, axes = _new_step(step), _axes(mesh, world)
         check_state(state)
         _check_root(root)
+        root = redirects.to_write(root)
         store, folder = open_store(root), step_folder(step)
         options = PackOptions(compression=compression or {}, base=_base(root, base, world, step))
         flat = flatten(state, rank=world.rank)
@@ -251,16 +253,19 @@ def load(
         place, named = locate(root)
         if named is not None and step is None:
             root, step = place, named
+        if step is not None:
+            step = _step_number(step)
+        own = root
         if world.rank == 0:
-            candidates = (
-                newest_first(root) if step is None else iter([choose(root, _step_number(step))])
-            )
+            root = redirects.to_read(own, step)
+            candidates = newest_first(root) if step is None else iter([choose(root, step)])
         mine = live_keys(flatten(state, rank=world.rank)) if world.size > 1 else []
     elsewhere = {key for keys in _exchanged(mine, world) for key in keys}
     while True:
         with world.agreed():
             best = next(candidates, None) if world.rank == 0 else None
-        chosen = world.gather(best)[0]
+        chosen, is_own = world.gather((best, root == own))[0]  # one root for all ranks
+        root = own if is_own else redirects.to_write(own)
         if chosen is None:
             raise fault or CorruptError(f"{root}: no step can be loaded; save again")
         try:
@@ -306,4 +311,4 @@ def open(root: str | Path, *, step: int | None = None) -> Checkpoint:
     """
     place, named = locate(root)
     wanted = named if step is None else _step_number(step)
-    return Checkpoint(StoreSource.chosen(place, wanted))
+    return Checkpoint(StoreSource.chosen(redirects.to_read(place, wanted), wanted))

@@ -31,6 +31,7 @@ from torch.futures import Future
 
 from holdfast.adapters.dcp.names import DcpView, view_of
 from holdfast.adapters.dcp.writer import Place, can_hold
+from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.checkpoints.assemble import TensorChunks, parts_of
 from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.source import StoreSource
@@ -101,7 +102,8 @@ class HoldfastReader(StorageReader):
             return Metadata({})
         self._close()
         try:
-            source = StoreSource.chosen(self._root, self._step)
+            root = redirects.to_read(self._root, self._step)
+            source = StoreSource.chosen(root, self._step)
         except CkptError as error:
             self._fault = error
             raise

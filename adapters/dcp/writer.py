@@ -21,6 +21,7 @@ from torch.futures import Future
 from typing_extensions import Buffer
 
 from holdfast.adapters.dcp.names import PATHS, Path, to_record
+from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.checkpoints.attempts import SaveAttempt
 from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit, new_tag, write_parts
@@ -58,7 +59,7 @@ class HoldfastWriter(StorageWriter):
     """
 
     def __init__(self, root: Place, *, step: int, run: str = "") -> None:
-        self._root, self._step, self._run = os.fspath(root), step, run
+        self._root, self._step, self._run = _place(root), step, run
         self._rank, self._together = 0, True
         self._attempt: SaveAttempt | None = None
 
@@ -66,7 +67,8 @@ class HoldfastWriter(StorageWriter):
         """Begin another save, at ``checkpoint_id`` if it is given."""
         self._end_attempt()
         if checkpoint_id is not None:
-            self._root, step = locate(os.fspath(checkpoint_id))
+            place, step = locate(os.fspath(checkpoint_id))
+            self._root = _place(place)
             self._step = self._step if step is None else step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -174,6 +176,10 @@ def can_hold(checkpoint_id: Place) -> bool:
     except CkptError:
         return False
     return True
+
+
+def _place(root: Place) -> str:
+    return os.fspath(redirects.to_write(os.fspath(root)))
 
 
 def _box(item: WriteItem) -> Box:

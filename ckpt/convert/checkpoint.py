@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.checkpoints.boxes import BoxReader
 from holdfast.ckpt.checkpoints.catalog import load_manifest, step_folder
 from holdfast.ckpt.checkpoints.commit import (
@@ -62,7 +63,7 @@ class CheckpointSource(Closing):
     @classmethod
     def open(cls, root: str | Path, step: int | None = None) -> CheckpointSource:
         """Return the source of ``step`` below ``root``; None: the newest that can be trusted."""
-        return cls(StoreSource.chosen(root, step))
+        return cls(StoreSource.chosen(redirects.to_read(root, step), step))
 
     @property
     def identity(self) -> Identity:
@@ -120,7 +121,7 @@ class CheckpointSink(Closing):
         layout: TargetLayout | None = None,
         identity: Identity | None = None,
     ) -> None:
-        self._root = root
+        self._root = root = redirects.to_write(root)
         self._layout, self._identity = layout or TargetLayout(), identity or Identity()
         self._store: Store = open_store(root)
         self._writers: list[_PackWriter] = []

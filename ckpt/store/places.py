@@ -31,7 +31,7 @@ def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
         case "":
             return LocalStore(root)
         case "file":
-            return LocalStore(_path_of(str(root)))
+            return LocalStore(path_of(str(root)))
         case "s3":
             return _s3_store(str(root), s3)
         case scheme:
@@ -75,7 +75,8 @@ def _check(path: object) -> None:
         raise StoreError(f"{text!a}: a path has no null characters; choose another one")
 
 
-def _path_of(url: str) -> Path:
+def path_of(url: str) -> Path:
+    """Return the path of a ``file:`` URL. Raises ``StoreError`` if it is another machine's."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise StoreError(

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from holdfast.ckpt import torch_versions
+from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.errors import (
     BudgetError,
     CkptError,
@@ -166,6 +167,8 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
         )
 
     home = _present_directory()
+    if settings.checkpoint is not None and (order := os.environ.get(TRACE_ENV)):
+        _keep_apart(_root(home, settings.checkpoint), order)
 
     def decorate(function: Callable[Concatenate[Run, _P], _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
@@ -375,8 +378,14 @@ def _kind_of_run() -> type[Run]:
     return TracedRun
 
 
+def _keep_apart(root: str, order: str) -> None:
+    from holdfast.elastic.loop.trace.roots import keep_apart
+
+    keep_apart(root, order)
+
+
 def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
-    """Resolve ``device="auto"`` and relative directories; allow rehearsals only on the CPU.
+    """Resolve ``device="auto"`` and directories; allow rehearsals only on the CPU.
 
     The sidecar writes to these directories, and its working directory may be another.
     """
@@ -385,8 +394,9 @@ def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
     snapshots, checkpoint = settings.snapshots, settings.checkpoint
     if snapshots.disk is not None:
         snapshots = dataclasses.replace(snapshots, disk=_below(home, snapshots.disk))
-    if checkpoint is not None and not scheme_of(checkpoint.root):
-        checkpoint = dataclasses.replace(checkpoint, root=_below(home, checkpoint.root))
+    if checkpoint is not None:
+        root = redirects.to_write(_root(home, checkpoint))
+        checkpoint = dataclasses.replace(checkpoint, root=str(root))
     return dataclasses.replace(
         settings,
         mesh=mesh,
@@ -401,6 +411,10 @@ def _present_directory() -> Path:
         return Path.cwd()
     except FileNotFoundError:  # it was removed; directories that are not relative need none
         return Path()
+
+
+def _root(home: Path, checkpoint: Checkpoints) -> str:
+    return checkpoint.root if scheme_of(checkpoint.root) else _below(home, checkpoint.root)
 
 
 def _below(home: Path, directory: str) -> str:

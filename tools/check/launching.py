@@ -96,6 +96,7 @@ class ScriptRuns:
             deaths=trial.deaths,
             ranks=trial.ranks,
             hold=hold,
+            roots=str(folder / "checkpoints"),
         )
         return LaunchConfig(
             command=self.command,
@@ -172,7 +173,7 @@ def _overrides(folder: Path) -> dict[str, Json]:
     """Return settings that keep the run's files together and every step restorable."""
     return {
         "snapshots": {"every": 1, "disk": str(folder / "disk"), "disk_every": 1},
-        "checkpoint": {"root": str(folder / "checkpoints" / "{stage}"), "on_error": "stop"},
+        "checkpoint": {"on_error": "stop"},
     }
 
 

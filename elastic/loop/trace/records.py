@@ -56,7 +56,8 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``uneven``: the first rank takes as many microbatches as it can. ``hold``: rank 0 stops before
     this step and makes the file ``held``. A step with a death waits for ``ranks`` ranks, so that
-    each death is followed by a restore at fewer ranks and one at all.
+    each death is followed by a restore at fewer ranks and one at all. ``roots`` is the folder of
+    the roots of checkpoints that stand for the script's own; empty: its own are used.
     """
 
     folder: str
@@ -65,6 +66,7 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
     deaths: tuple[PlannedDeath, ...] = ()
     ranks: int = 1
     hold: int = -1
+    roots: str = ""
 
 
 class TraceRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from holdfast import ckpt
 from holdfast.adapters.dcp import HoldfastReader, HoldfastWriter
 from holdfast.adapters.dcp.names import leaves, view_of
+from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
 
@@ -39,6 +40,23 @@ def test_a_state_of_every_kind_comes_back_as_it_was(tmp_path: Path) -> None:
     found = empty_like(saved)
     dcp.load(found, storage_reader=HoldfastReader(tmp_path))
     assert same(found, saved)
+
+
+def test_a_root_that_stands_for_another_is_written_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redirects, "_instead", {})
+    own, other, saved = tmp_path / "own", tmp_path / "other", mixed(1)
+    redirects.redirect(own, to=str(other))
+    dcp.save(saved, storage_writer=HoldfastWriter(own, step=4))
+    dcp.save(
+        saved, checkpoint_id=own / "step-000000000005", storage_writer=HoldfastWriter("x", step=1)
+    )
+    assert (own.exists(), committed_steps(other)) == (False, [4, 5])
+    for step in (4, None):
+        found = empty_like(saved)
+        dcp.load(found, storage_reader=HoldfastReader(own, step=step))
+        assert same(found, saved)
 
 
 def test_what_dcp_saved_opens_without_it(tmp_path: Path) -> None:
