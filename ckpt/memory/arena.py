@@ -156,8 +156,8 @@ class SlotFile:
     ) -> SlotFile:
         """Make a slot for a block of ``size_bytes``, with every page allocated now.
 
-        Where the path names a fixed part, ``size_bytes`` are those behind it. Calls ``check``
-        repeatedly meanwhile. Raises ``CapacityError`` when shared memory has no room for the slot,
+        A fixed part that the path names is not part of ``size_bytes``. Calls ``check`` repeatedly
+        meanwhile. Raises ``CapacityError`` when shared memory has no room for the slot,
         and any error of ``check``.
         """
         capacity = slot_capacity(size_bytes)

@@ -65,7 +65,7 @@ class _Ring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _BlockShare:
     """Bytes from ``block_at`` on of a rank's block, which lie at ``at`` in a part of its node's."""
 
     rank: int
@@ -79,12 +79,12 @@ class _NodeBlocks:
 
     def __init__(self, nodes: int) -> None:
         self.totals = [0] * nodes
-        self.places: dict[int, list[_Place]] = {}
+        self.places: dict[int, list[_BlockShare]] = {}
 
     def add(self, node: int, rank: int, *, block_at: int, nbytes: int) -> None:
         """Put bytes of a rank's block behind those that the node has already."""
         if nbytes:
-            place = _Place(rank=rank, at=self.totals[node], nbytes=nbytes, block_at=block_at)
+            place = _BlockShare(rank=rank, at=self.totals[node], nbytes=nbytes, block_at=block_at)
             self.places.setdefault(node, []).append(place)
             self.totals[node] += align(nbytes, ROOM_BYTES)
 
@@ -241,7 +241,7 @@ class Geometry:
             base += nbytes
 
     def _pieces_of(
-        self, node: int, place: _Place, nbytes: int, base: int
+        self, node: int, place: _BlockShare, nbytes: int, base: int
     ) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield the pieces of ``nbytes`` that a place touches, each at ``base`` of a column."""
         start, end = place.at, place.at + place.nbytes

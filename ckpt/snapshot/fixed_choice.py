@@ -24,7 +24,7 @@ Piece = TypeVar("Piece")
 
 
 @dataclass(slots=True)
-class _Seen:
+class _PieceHistory:
     """The checksum of a piece, the snapshots in which it was the same, and those that it takes."""
 
     crc: int
@@ -38,20 +38,20 @@ class FixedChoice(Generic[Piece]):
 
     def __init__(self, *, least_bytes: int = LEAST_BYTES) -> None:
         self._least_bytes = least_bytes
-        self._seen: dict[Piece, _Seen] = {}
+        self._seen: dict[Piece, _PieceHistory] = {}
 
     def observe(self, crcs: Mapping[Piece, int]) -> None:
         """Note the checksums of a snapshot's pieces; pieces that are not in it are forgotten."""
         seen, self._seen = self._seen, {}
         for piece, crc in crcs.items():
-            known = self._seen[piece] = seen.get(piece) or _Seen(crc, same=-1)
+            known = self._seen[piece] = seen.get(piece) or _PieceHistory(crc, same=-1)
             known.same = known.same + 1 if known.crc == crc else 0
             known.crc = crc
 
     def moved(self, pieces: Collection[Piece]) -> None:
         """Note that chosen pieces have changed."""
         for piece in pieces:
-            seen = self._seen.setdefault(piece, _Seen(0))
+            seen = self._seen.setdefault(piece, _PieceHistory(0))
             seen.same, seen.moved = 0, True
             seen.patience = min(2 * seen.patience, _MOST_PATIENCE)
 

@@ -64,9 +64,9 @@ class FixedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Marked:
-    """What is to be compared where no tensor has moved: the counts of in-place writes of most.
+    """The counts of in-place writes of most fixed tensors, to compare where no tensor has moved.
 
-    Any other tensor may be a new one in the place of ``volatile`` ones.
+    In the place of a ``volatile`` one there may be another tensor.
     """
 
     layout: FixedLayout | None = None

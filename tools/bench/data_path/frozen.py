@@ -46,7 +46,7 @@ class FrozenState(BenchState):
         self.optimizer.zero_grad(set_to_none=True)
 
 
-class Trainer:
+class AdapterTrainer:
     """A rank that trains the adapter, and its node."""
 
     def __init__(self, nodes: Nodes, state: FrozenState, copying: CopySettings) -> None:
@@ -81,10 +81,10 @@ def frozen(setup: BenchSetup) -> list[BenchRow]:
     mirror = MirrorMemory(state)
     ways = {"": CopySettings(), ALL_COPIED: COPY_ALL}
     with ExitStack() as stack:
-        trainers: dict[str, Trainer] = {}
+        trainers: dict[str, AdapterTrainer] = {}
         for way, copying in ways.items():
             nodes = stack.enter_context(Nodes(setup.directory, ["a"]))
-            trainers[way] = stack.enter_context(closing(Trainer(nodes, state, copying)))
+            trainers[way] = stack.enter_context(closing(AdapterTrainer(nodes, state, copying)))
         cases = [timed(MEMCPY, mirror.copy)]
         cases += [trainer.case(way) for way, trainer in trainers.items()]
         for case in cases:

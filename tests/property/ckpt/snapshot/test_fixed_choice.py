@@ -1,4 +1,4 @@
-"""Which pieces are fixed follows what they did, and never flaps for long."""
+"""The choice of fixed pieces follows what they did, and never flaps for long."""
 
 from __future__ import annotations
 

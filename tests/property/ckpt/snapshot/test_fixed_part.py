@@ -1,4 +1,4 @@
-"""Whatever changes a state, and how, every snapshot that was kept has the state of its step."""
+"""Every snapshot that is kept has the state of its step, however the state was changed."""
 
 from __future__ import annotations
 
