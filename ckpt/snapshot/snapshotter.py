@@ -48,7 +48,7 @@ from holdfast.ckpt.native.sums import SUM_BYTES, Sums
 from holdfast.ckpt.snapshot.change_watch import ChangeWatch
 from holdfast.ckpt.snapshot.copy_job import CLOSED, CopyJob
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
-from holdfast.ckpt.snapshot.fixed_part import FixedPieces, PieceKey
+from holdfast.ckpt.snapshot.fixed_part import FixedPieces, PieceKey, mark_of
 from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
 from holdfast.ckpt.snapshot.pacing import Pacer
 from holdfast.ckpt.snapshot.settings import (
@@ -500,8 +500,20 @@ class Snapshotter:
 
     def _discard_changed(self, task: _Task, changed: Sequence[PieceKey]) -> None:
         self._fixed.found_changed(changed)
-        names = sorted({fqn for fqn, _ in changed})
+        fixed = task.program.fixed
+        assert fixed is not None
+        unseen = [
+            key for key in changed if mark_of(task.flat.tensors[key[0]]) == fixed.pieces[key].mark
+        ]
+        names = sorted({fqn for fqn, _ in unseen or changed})
         self.stats.torn = names[0]
+        if not unseen:
+            self._discard(
+                task,
+                f"{names[0]} was written to while the snapshot was checked; call fence() before a "
+                "change by hand",
+            )
+            return
         reason = (
             f"{names[0]} changed without a trace that torch could see ({len(names)} tensors in "
             "all): through .data, memory shared with numpy, a custom kernel or another process; "

@@ -326,20 +326,23 @@ class StateKeeper:
             )
 
     def fence(self) -> None:
-        """Wait until the running copy is complete, because the tensors are about to change."""
+        """Wait until the snapshot in progress is sealed: any tensor is about to change."""
         if self._snapshots is not None:
             with self._pulse.phase(WorkerPhase.WAIT):
-                self._snapshots.copied()
+                self._snapshots.fence()
 
     def fence_steps_of(self, optimizer: Optimizer) -> None:
         """Make every step of ``optimizer`` wait as `fence` does, until `close`.
 
         An object that is not a torch optimizer but steps some cannot be hooked: wait now.
         """
-        if not isinstance(optimizer, Optimizer):
-            self.fence()
-        elif self._snapshots is not None:
+        if self._snapshots is None:
+            return
+        if isinstance(optimizer, Optimizer):
             self._snapshots.fence_steps_of(optimizer)
+        else:
+            with self._pulse.phase(WorkerPhase.WAIT):
+                self._snapshots.copied()
 
     def stall_s(self) -> float:
         """Return the seconds for which training waited for snapshots since the last call."""

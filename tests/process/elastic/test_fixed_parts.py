@@ -104,8 +104,9 @@ def files_of(running: Job, node: str) -> dict[str, int]:
 def kill_worker(running: Job) -> None:
     for step, seat in ((8, "trainer/1"), (25, "trainer/0"), (42, "trainer/2")):
         running.await_step(step)
+        next_one = len(running.events("proposed")) + 1
         os.kill(running.worker(seat), signal.SIGKILL)
-        running.generation(len(running.events("proposed")) + 1)
+        running.generation(next_one)
 
 
 def kill_sidecar(running: Job) -> None:
@@ -117,8 +118,9 @@ def kill_sidecar(running: Job) -> None:
 def lose_machines(running: Job) -> None:
     for step, node in ((12, "n2"), (33, "n1")):
         running.await_step(step)
+        next_one = len(running.events("proposed")) + 1
         assert running.launcher.lose_machine(node)
-        running.generation(len(running.events("proposed")) + 1)
+        running.generation(next_one)
 
 
 @pytest.mark.parametrize("hurts", [kill_worker, kill_sidecar, lose_machines])

@@ -146,6 +146,25 @@ def test_a_change_without_a_trace_is_found_and_told_and_never_restored_as_right(
     assert torch.equal(restored(sidecar, job.step).base.weight, job.base.weight)
 
 
+def test_a_change_that_torch_counts_during_the_check_is_told_as_what_it_is(
+    sidecar: FakeSidecar, taking: Snapshotter, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job()
+    job.take(taking)
+    sidecar.gate.clear()
+    taking.snapshot(job.state, 2)
+    with torch.no_grad():
+        job.base.weight.add_(1)
+    with caplog.at_level(logging.WARNING):
+        sidecar.gate.set()
+        taking.fence()
+    assert "base.weight was written to while the snapshot was checked" in taking.stats.reason
+    assert "without a trace" not in caplog.text
+    assert (2, 0) not in sidecar.sealed
+    job.step = 2
+    assert copied(taking, job) == BASE_BYTES + 4096
+
+
 def test_without_room_for_a_fixed_part_everything_is_copied(
     sidecar: FakeSidecar, taking: Snapshotter
 ) -> None:
