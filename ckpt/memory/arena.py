@@ -35,7 +35,6 @@ from holdfast.ckpt.memory import kept
 from holdfast.ckpt.memory.block import SlotState, align, block_bytes, index_offset
 from holdfast.ckpt.memory.fixed_files import (
     HEADER_BYTES,
-    fixed_bytes_in,
     fixed_name_of,
     make_fixed,
     make_numbered,
@@ -384,10 +383,6 @@ class Arena:
     def sweep_fixed(self, *, named: Collection[str]) -> None:
         """Remove the files of fixed parts that are not ``named``."""
         sweep_fixed(self.directory, SLOT_SUFFIX, named=named)
-
-    def fixed_bytes(self) -> int:
-        """Return the bytes of all fixed parts."""
-        return fixed_bytes_in(self.directory, SLOT_SUFFIX)
 
     def free_bytes(self) -> int:
         """Return the free bytes of the arena's file system."""

@@ -17,7 +17,7 @@ from holdfast.ckpt.native.pages import join_files, make_file, open_file
 
 HEADER_BYTES = 4096
 CAN_JOIN = HEADER_BYTES % mmap.PAGESIZE == 0
-"""Whether this machine's pages are small enough for fixed parts."""
+"""True if this machine's pages are small enough for fixed parts."""
 
 _FIXED = "-fixed"
 _UNFINISHED = ".part"

@@ -58,7 +58,7 @@ class FixedLayout:
 
     @property
     def is_filled(self) -> bool:
-        """Whether a block with the part has been sealed."""
+        """True once a block with the part was sealed."""
         return self.run_sums is not None
 
 

@@ -133,7 +133,6 @@ class Slots:
         self._next = 1
         self._wanted: dict[int, str] = {}
         self._sealed_fixed: dict[str, Sums | None] = {}
-        self._has_had_fixed = False
         self.corrupt = 0
 
     def all(self) -> list[Slot]:
@@ -193,7 +192,6 @@ class Slots:
     def want_fixed(self, rank: int, size: BlockSize) -> None:
         """Keep the fixed part that a rank's next slot names, also while no slot names it."""
         if size.fixed_name != self._wanted.get(rank, ""):
-            self._has_had_fixed = True
             self._wanted[rank] = size.fixed_name
             self._sweep_fixed()
 
@@ -217,8 +215,6 @@ class Slots:
         return sum(file.file_bytes for file in here) + sum(fixed.values())
 
     def _sweep_fixed(self) -> None:
-        if not self._has_had_fixed:
-            return
         named = {slot.file.fixed_name for slot in self._table.values()}
         named |= set(self._wanted.values())
         for name in self._sealed_fixed.keys() - named:
@@ -255,7 +251,6 @@ class Slots:
         slot.state, slot.entry = state, entry
         slot.key = (entry.generation, entry.step, entry.rank)
         if file.fixed_name:
-            self._has_had_fixed = True
             self._sealed_fixed.setdefault(file.fixed_name, None)
         return slot
 

@@ -131,8 +131,7 @@ class Builder:
         by_wire: bool = False,
     ) -> Build:
         k, size = geometry.columns(place[0]), self._size(key, geometry, place)
-        fixed = self._parities.fixed_sums(size.fixed)
-        if size.fixed and fixed is None and not self._parities.claim_fixed(size.fixed):
+        if size.fixed and not self._parities.use_fixed(size.fixed):
             size = RowSize(nbytes=size.nbytes)
         build = Build(
             key=key,
@@ -140,7 +139,7 @@ class Builder:
             geometry=geometry,
             codec=codec_named()(k, geometry.m),
             size=size,
-            fixed=fixed,
+            fixed=self._parities.fixed_sums(size.fixed),
             owners={},
             base=base,
             by_wire=by_wire,
@@ -182,8 +181,8 @@ class Builder:
         build.is_over = True
         with build.lock:
             file, build.file = build.file, None
-        if build.fills_fixed:
-            self._parities.end_claim(build.size.fixed)
+        if build.size.fixed:
+            self._parities.end_use(build.size.fixed)
         if file is not None:
             self._parities.give_back(file)
 
@@ -465,8 +464,8 @@ class Builder:
             del self._builds[build.key, build.place]
             build.is_over = True
             self._why.pop((build.key, build.place), None)
-            if filled is not None:
-                self._parities.end_claim(build.size.fixed, sums=filled)
+            if build.size.fixed:
+                self._parities.end_use(build.size.fixed, sums=filled)
             self._parities.seal(build.file, entry)
             self._on_sealed(entry)
             self._make_ahead()

@@ -73,7 +73,7 @@ class Build:
 
     @property
     def fills_fixed(self) -> bool:
-        """Whether this row writes the bytes of its fixed part."""
+        """True for the row that writes the bytes of its fixed part."""
         return bool(self.size.fixed) and self.fixed is None
 
     def checksum(self, rest: int) -> int:

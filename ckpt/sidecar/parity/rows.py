@@ -98,7 +98,8 @@ class Parities:
         self._sizes: tuple[RowSize, ...] = ()
         self._fixed: dict[str, Sums] = {}
         self._filling: set[str] = set()
-        self._damaged: Counter[str] = Counter()
+        self._used: Counter[str] = Counter()
+        self._attempts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     # -- files -----------------------------------------------------------------------------------
@@ -190,40 +191,54 @@ class Parities:
     # -- fixed parts -----------------------------------------------------------------------------
 
     def fixed_name(self, contents: str) -> str:
-        """Return the name of the fixed part with these contents; another one after damage."""
+        """Return the name of the fixed part with these contents.
+
+        It is another one after damage, and after a row that did not fill it: a thread of that row
+        may still write to its file.
+        """
         with self._lock:
-            return f"{contents}-{self._damaged[contents]}"
+            return f"{contents}-{self._attempts[contents]}"
 
     def fixed_sums(self, name: str) -> Sums | None:
         """Return the sums of a complete fixed part, None for one that is not there."""
         with self._lock:
             return self._fixed.get(name)
 
-    def claim_fixed(self, name: str) -> bool:
-        """Begin to fill a fixed part; return False if another row fills it."""
-        with self._lock:
-            claimed = name not in self._filling
-            self._filling.add(name)
-            return claimed
+    def use_fixed(self, name: str) -> bool:
+        """Keep a fixed part for a row in progress, until `end_use`.
 
-    def end_claim(self, name: str, *, sums: Sums | None = None) -> None:
-        """End the claim: with ``sums`` the fixed part has all its bytes."""
+        The row fills one that is not complete. Returns False if another row is filling it.
+        """
         with self._lock:
-            self._filling.discard(name)
+            if name in self._filling:
+                return False
+            if name not in self._fixed:
+                self._filling.add(name)
+            self._used[name] += 1
+            return True
+
+    def end_use(self, name: str, *, sums: Sums | None = None) -> None:
+        """Let go of a fixed part; ``sums`` are those of one that the row has filled."""
+        with self._lock:
+            self._used -= Counter([name])
             if sums is not None:
                 self._fixed[name] = sums
+            elif name in self._filling:
+                self._attempts[_contents_of(name)] += 1
+            self._filling.discard(name)
 
     def distrust_fixed(self, name: str) -> None:
         """Forget a fixed part that is damaged: the next row has another."""
         with self._lock:
             if self._fixed.pop(name, None) is not None:
-                self._damaged[name.rpartition("-")[0]] += 1
+                self._attempts[_contents_of(name)] += 1
 
     def _sweep_fixed(self) -> None:
         """Remove the fixed parts that no row names any more."""
         with self._lock:
             files = (*self._kept_files(), *self._free, *self._building)
             named = {file.fixed_name for file in files} | {size.fixed for size in self._sizes}
+            named |= self._used.keys()
             self._fixed = {name: sums for name, sums in self._fixed.items() if name in named}
             sweep_fixed(self._arena.directory, ROW_SUFFIX, named=named)
 
@@ -353,3 +368,7 @@ class Parities:
             files = (*self._kept_files(), *self._free, *self._building)
             own_bytes = sum(file.file_bytes for file in files)
         return own_bytes + fixed_bytes_in(self._arena.directory, ROW_SUFFIX)
+
+
+def _contents_of(name: str) -> str:
+    return name.rpartition("-")[0]

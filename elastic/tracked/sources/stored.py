@@ -212,7 +212,7 @@ class StoredCheckpoints:
 
     @property
     def _is_first(self) -> bool:
-        """Whether the job has not trained: this is its first generation."""
+        """True in the first generation of a job, which has not trained."""
         return self._world.record.number == 1
 
     def _probe(self) -> None:

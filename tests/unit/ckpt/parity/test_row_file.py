@@ -191,8 +191,8 @@ def seal_with_fixed(parities: Parities, step: int) -> ParityRow:
     row = file.row(size.nbytes)
     row[start:] = (b"fixd" * PAGES)[: PAGES - start] + bytes([step]) * 1000
     if known is None:
-        assert parities.claim_fixed(size.fixed)
-        parities.end_claim(size.fixed, sums=sums_of(row[:PAGES]))
+        assert parities.use_fixed(size.fixed)
+        parities.end_use(size.fixed, sums=sums_of(row[:PAGES]))
     return parities.seal(file, entry(step, size.nbytes, crc32c(row)))
 
 
@@ -223,12 +223,28 @@ def test_a_fixed_part_goes_with_the_last_row_that_names_it(arena: Arena) -> None
     assert list(arena.directory.glob("*-fixed")) == []
 
 
-def test_one_row_at_a_time_fills_a_fixed_part(arena: Arena) -> None:
+def test_one_row_at_a_time_fills_a_fixed_part_and_each_attempt_has_its_own(arena: Arena) -> None:
     parities = Parities(arena)
-    assert parities.claim_fixed("contents-0")
-    assert not parities.claim_fixed("contents-0")
-    parities.end_claim("contents-0")
-    assert parities.claim_fixed("contents-0")
+    name = parities.fixed_name("contents")
+    assert parities.use_fixed(name)
+    assert not parities.use_fixed(name), "another row is filling it"
+    parities.end_use(name)
+    assert parities.fixed_name("contents") != name, "a thread of that row may still write to it"
+
+
+def test_a_fixed_part_stays_while_a_row_in_progress_needs_it(arena: Arena) -> None:
+    parities = Parities(arena)
+    parities.expect([with_fixed(parities)], keep=1)
+    name = seal_with_fixed(parities, 1).fixed_name
+    assert parities.use_fixed(name)
+    parities.drop((1, 1))
+    parities.expect(sizes(1000), keep=1)
+    seal(parities, 2)  # the free file of another length goes
+    assert parities.fixed_sums(name) is not None
+    assert len(list(arena.directory.glob("*-fixed"))) == 1
+    parities.end_use(name)
+    parities.expect(sizes(1000), keep=1)
+    assert list(arena.directory.glob("*-fixed")) == []
 
 
 def test_a_damaged_fixed_part_is_replaced_and_the_rows_before_keep_theirs(arena: Arena) -> None:
