@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
 from holdfast.ckpt.memory.arena import (
@@ -18,9 +19,19 @@ from holdfast.ckpt.memory.arena import (
 from holdfast.ckpt.memory.block import SlotState, check_block
 from holdfast.ckpt.memory.fixed_files import make_fixed, numbered
 from holdfast.ckpt.memory.hosts import host_id
-from holdfast.ckpt.memory.records import BlockEntry, BlockSource, SnapshotWorld
+from holdfast.ckpt.memory.records import (
+    BlockEntry,
+    BlockSource,
+    RestorePoint,
+    SidecarPeer,
+    SnapshotWorld,
+)
 from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.sidecar.client import BlockHandle
+from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.state.capture import gather_alone
+from holdfast.ckpt.transport import RunKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +163,25 @@ class FakeSidecar:
         """Unmap the slots."""
         for slot, _ in self._slots.values():
             slot.close()
+
+    # -- one rank --------------------------------------------------------------------------------
+
+    def snapshotter(self, **options: Any) -> Snapshotter:
+        """Return the snapshotter of the only rank."""
+        return Snapshotter(
+            self, run=self.run, generation=1, rank=0, world_size=1, gather=gather_alone, **options
+        )
+
+    def source(self, step: int, **options: Any) -> MemorySource:
+        """Return a source of what the only rank sealed."""
+        world = SnapshotWorld(
+            run=self.run,
+            generation=1,
+            peers=(SidecarPeer(node="a", address="tcp://nowhere"),),
+            rank_nodes=("a",),
+            parity=0,
+            keep=1,
+        )
+        point = RestorePoint(world=world, step=step, sources=(BlockSource(rank=0, node="a"),))
+        key = RunKey.new()
+        return MemorySource(point, local=self, local_node="a", addresses={}, key=key, **options)

@@ -31,7 +31,7 @@ def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
 
 @pytest.fixture
 def snapshotter(sidecar: FakeSidecar) -> Iterator[Snapshotter]:
-    made = Snapshotter(sidecar, run="test", generation=1, rank=0, world_size=1, gather=gather_alone)
+    made = sidecar.snapshotter()
     yield made
     made.close()
 

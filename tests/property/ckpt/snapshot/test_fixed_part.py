@@ -17,23 +17,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.ckpt.errors import GivenUpError
-from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
-from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.snapshot.copy_program import Program
 from holdfast.ckpt.snapshot.fixed_part import FixedPieces
 from holdfast.ckpt.snapshot.snapshotter import CopySettings, Snapshotter
-from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.restore import restore
-from holdfast.ckpt.transport import RunKey
-
-WORLD = SnapshotWorld(
-    run="test",
-    generation=1,
-    peers=(SidecarPeer(node="a", address="tcp://nowhere"),),
-    rank_nodes=("a",),
-    parity=0,
-    keep=1,
-)
 
 
 class Job:
@@ -116,15 +103,7 @@ ACTIONS = (
 
 @contextmanager
 def snapshots(sidecar: FakeSidecar) -> Iterator[Snapshotter]:
-    made = Snapshotter(
-        sidecar,
-        run="test",
-        generation=1,
-        rank=0,
-        world_size=1,
-        gather=gather_alone,
-        copying=CopySettings(fixed_bytes=4096, paced=False),
-    )
+    made = sidecar.snapshotter(copying=CopySettings(fixed_bytes=4096, paced=False))
     try:
         yield made
     finally:
@@ -132,11 +111,9 @@ def snapshots(sidecar: FakeSidecar) -> Iterator[Snapshotter]:
 
 
 def restored(sidecar: FakeSidecar, step: int) -> list[torch.Tensor]:
-    point = RestorePoint(world=WORLD, step=step, sources=(BlockSource(rank=0, node="a"),))
     job = Job()
     job.train()
-    source = MemorySource(point, local=sidecar, local_node="a", addresses={}, key=RunKey.new())
-    with closing(source):
+    with closing(sidecar.source(step)) as source:
         restore(job.state(), source, rank=0)
     return job.tensors()
 

@@ -14,22 +14,10 @@ from doubles.slots import FakeSidecar
 from torch import nn
 
 from holdfast.ckpt.errors import CapacityError
-from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
-from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
-from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.restore import restore
-from holdfast.ckpt.transport import RunKey
 
 BASE_BYTES = 1536 * 1024 * 4
-WORLD = SnapshotWorld(
-    run="test",
-    generation=1,
-    peers=(SidecarPeer(node="a", address="tcp://nowhere"),),
-    rank_nodes=("a",),
-    parity=0,
-    keep=1,
-)
 
 
 @pytest.fixture
@@ -41,7 +29,7 @@ def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
 
 @pytest.fixture
 def taking(sidecar: FakeSidecar) -> Iterator[Snapshotter]:
-    made = Snapshotter(sidecar, run="test", generation=1, rank=0, world_size=1, gather=gather_alone)
+    made = sidecar.snapshotter()
     yield made
     made.close()
 
@@ -69,23 +57,16 @@ class Job:
 
 
 def restored(sidecar: FakeSidecar, step: int) -> Job:
-    point = RestorePoint(world=WORLD, step=step, sources=(BlockSource(rank=0, node="a"),))
     job = Job()
-    key = RunKey.new()
-    with closing(
-        MemorySource(point, local=sidecar, local_node="a", addresses={}, key=key)
-    ) as from_:
-        restore(job.state, from_, rank=0)
+    with closing(sidecar.source(step)) as source:
+        restore(job.state, source, rank=0)
     return job
 
 
 def restored_base(sidecar: FakeSidecar, step: int) -> torch.Tensor:
-    point = RestorePoint(world=WORLD, step=step, sources=(BlockSource(rank=0, node="a"),))
-    base, key = nn.Linear(1024, 1536, bias=False), RunKey.new()
-    with closing(
-        MemorySource(point, local=sidecar, local_node="a", addresses={}, key=key)
-    ) as from_:
-        restore({"base": base}, from_, rank=0, strict=False)
+    base = nn.Linear(1024, 1536, bias=False)
+    with closing(sidecar.source(step)) as source:
+        restore({"base": base}, source, rank=0, strict=False)
     return base.weight
 
 

@@ -27,22 +27,10 @@ from holdfast.ckpt.errors import (
 )
 from holdfast.ckpt.memory.block import verify_block
 from holdfast.ckpt.memory.maps import SlotMaps
-from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SidecarPeer, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
-from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.snapshot.snapshotter import CopySettings, Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.restore import restore
-from holdfast.ckpt.transport import RunKey
-
-WORLD = SnapshotWorld(
-    run="test",
-    generation=1,
-    peers=(SidecarPeer(node="a", address="tcp://nowhere"),),
-    rank_nodes=("a",),
-    parity=0,
-    keep=1,
-)
 
 
 @pytest.fixture
@@ -54,15 +42,9 @@ def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
 
 @pytest.fixture
 def snapshotter(sidecar: FakeSidecar) -> Iterator[Snapshotter]:
-    made = make_snapshotter(sidecar)
+    made = sidecar.snapshotter()
     yield made
     made.close()
-
-
-def make_snapshotter(sidecar: FakeSidecar, **options: Any) -> Snapshotter:
-    return Snapshotter(
-        sidecar, run="test", generation=1, rank=0, world_size=1, gather=gather_alone, **options
-    )
 
 
 def make_state() -> dict[str, Any]:
@@ -77,12 +59,6 @@ def train(state: dict[str, Any]) -> None:
     state["optimizer"].step()
     state["seen"][0] += 8
     state["average"].mul_(0.5).add_(1)
-
-
-def source(sidecar: FakeSidecar, step: int, **options: Any) -> MemorySource:
-    point = RestorePoint(world=WORLD, step=step, sources=(BlockSource(rank=0, node="a"),))
-    key = RunKey.new()
-    return MemorySource(point, local=sidecar, local_node="a", addresses={}, key=key, **options)
 
 
 def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
@@ -111,7 +87,7 @@ def test_every_snapshot_holds_the_state_of_its_step(
         other = make_state()
         train(other)
         maps = SlotMaps(host="" if mapped else "elsewhere")
-        with closing(maps), source(sidecar, step, maps=maps) as shards:
+        with closing(maps), sidecar.source(step, maps=maps) as shards:
             report = restore(other, shards, rank=0)
         assert report.step == step
         assert other["seen"] == seen
@@ -131,7 +107,7 @@ def test_buffers_and_values_are_those_of_the_call(
     sidecar.gate.set()
     snapshotter.fence()
     other = make_state()
-    restore(other, source(sidecar, 0), rank=0)
+    restore(other, sidecar.source(0), rank=0)
     assert other["seen"] == [0]
     assert other["average"].sum() == 0
     assert other["model"][1].num_batches_tracked == 0
@@ -185,7 +161,7 @@ def test_the_wait_for_a_copy_can_be_broken_off(sidecar: FakeSidecar) -> None:
     def give_up() -> None:
         raise FencedError("told so by the agent")
 
-    snapshotter = make_snapshotter(sidecar, poll=give_up)
+    snapshotter = sidecar.snapshotter(poll=give_up)
     sidecar.gate.clear()
     snapshotter.snapshot(make_state(), 0)
     with pytest.raises(FencedError, match="told so"):
@@ -195,12 +171,12 @@ def test_the_wait_for_a_copy_can_be_broken_off(sidecar: FakeSidecar) -> None:
 
 
 def test_persist_names_the_root_and_needs_one(sidecar: FakeSidecar) -> None:
-    snapshotter = make_snapshotter(sidecar, checkpoint=CheckpointTarget(root="runs/demo"))
+    snapshotter = sidecar.snapshotter(checkpoint=CheckpointTarget(root="runs/demo"))
     snapshotter.snapshot(make_state(), 3, persist=True)
     snapshotter.fence()
     snapshotter.close()
     assert sidecar.persisted == {3: CheckpointTarget(root="runs/demo")}
-    without = make_snapshotter(sidecar)
+    without = sidecar.snapshotter()
     with pytest.raises(StoreError, match="no checkpoint root"):
         without.snapshot(make_state(), 3, persist=True)
     without.close()
@@ -211,7 +187,7 @@ def test_a_changed_byte_is_found_when_read(sidecar: FakeSidecar, snapshotter: Sn
     snapshotter.fence()
     sidecar.slot(0).block(100)[5] ^= 1
     with pytest.raises(CorruptError, match=r"model\.0\.weight of rank 0 fails its checksum"):
-        restore(make_state(), source(sidecar, 0), rank=0)
+        restore(make_state(), sidecar.source(0), rank=0)
 
 
 def test_a_slot_used_again_while_it_is_read_is_noticed(
@@ -220,7 +196,7 @@ def test_a_slot_used_again_while_it_is_read_is_noticed(
     snapshotter.snapshot(make_state(), 0)
     snapshotter.snapshot(make_state(), 1)
     snapshotter.fence()
-    shards = source(sidecar, 0)
+    shards = sidecar.source(0)
     refs = [ref for index in shards.indexes() for ref in index.chunks()]
     reading = shards.read(refs)
     next(reading)
@@ -265,7 +241,7 @@ def await_sample(snapshotter: Snapshotter) -> None:
 
 
 def test_a_write_without_a_trace_is_found_by_looking_again(sidecar: FakeSidecar) -> None:
-    snapshotter = make_snapshotter(sidecar, copying=CopySettings(recheck=1.0))
+    snapshotter = sidecar.snapshotter(copying=CopySettings(recheck=1.0))
     state = {"model": nn.Linear(1200, 1200), "optimizer": None}
     sidecar.gate.clear()
     snapshotter.snapshot(state, 0)
@@ -322,7 +298,7 @@ def test_a_tensor_whose_memory_is_swapped_is_captured_as_it_was(
     snapshotter.fence()
     for step, expected in ((0, before), (1, torch.full((3, 3), 9.0))):
         other = {"model": nn.Linear(3, 3)}
-        restore(other, source(sidecar, step), rank=0)
+        restore(other, sidecar.source(step), rank=0)
         assert torch.equal(other["model"].weight, expected)
 
 
@@ -354,7 +330,7 @@ def test_a_state_that_can_never_fit_ends_training(
 
 def test_the_waiting_thread_copies_too(sidecar: FakeSidecar) -> None:
     """At a pace that takes minutes, the fence returns because it does the work itself."""
-    snapshotter = make_snapshotter(sidecar, copying=CopySettings(niceness=0))
+    snapshotter = sidecar.snapshotter(copying=CopySettings(niceness=0))
     state = {"model": nn.Sequential(*(nn.Linear(700, 700) for _ in range(6)))}
     snapshotter._pacer = type(snapshotter._pacer)(window_s=600.0)
     snapshotter.snapshot(state, 0)
@@ -373,7 +349,14 @@ def test_tensors_may_change_before_the_slot_is_sealed(sidecar: FakeSidecar) -> N
         assert sealing.wait(30)
         seal(**fields)
 
-    snapshotter = make_snapshotter(_Slow(sidecar, slowly))
+    snapshotter = Snapshotter(
+        _Slow(sidecar, slowly),
+        run="test",
+        generation=1,
+        rank=0,
+        world_size=1,
+        gather=gather_alone,
+    )
     state = make_state()
     snapshotter.snapshot(state, 0)
     before = tensors_of(state)
@@ -382,7 +365,7 @@ def test_tensors_may_change_before_the_slot_is_sealed(sidecar: FakeSidecar) -> N
     sealing.set()
     snapshotter.fence()
     other = make_state()
-    restore(other, source(sidecar, 0), rank=0)
+    restore(other, sidecar.source(0), rank=0)
     assert all(map(torch.equal, tensors_of(other), before))
     snapshotter.close()
 
@@ -452,7 +435,7 @@ def test_impossible_settings_are_refused() -> None:
 def test_closing_does_not_wait_for_a_snapshot_that_had_not_begun(
     sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    snapshotter, busy = make_snapshotter(sidecar), Event()
+    snapshotter, busy = sidecar.snapshotter(), Event()
     snapshotter._pool.submit(busy.wait)
     snapshotter.snapshot(make_state(), 0)
     began_s = time.monotonic()
@@ -474,7 +457,7 @@ def test_leaving_does_not_wait_for_a_thread_that_writes_no_more(
             return super().acquire(**wanted)
 
     sidecar = BusySidecar(directory=tmp_path)
-    snapshotter = make_snapshotter(sidecar, lanes=lanes)
+    snapshotter = sidecar.snapshotter(lanes=lanes)
     snapshotter.snapshot(make_state(), 0)
     thread = snapshotter._pending
     assert thread
