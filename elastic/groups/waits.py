@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import re
 import sys
@@ -168,10 +169,18 @@ class WaitGuard:
         self.joined[group] += 1
         return Joined(group, self.joined[group])
 
-    def call(self, blocking: Callable[[], Any], *, name: str, joined: Joined | None = None) -> Any:
+    def call(
+        self,
+        blocking: Callable[[], Any],
+        *,
+        name: str,
+        joined: Joined | None = None,
+        limit_s: float | None = None,
+    ) -> Any:
         """Run an uninterruptible call in a thread; leave the thread behind if fenced.
 
-        ``joined`` is the collective for which all ranks make it.
+        ``joined`` is the collective for which all ranks make it. A call that takes longer than
+        ``limit_s`` is left behind as well; then ``TimeoutError`` is raised.
 
         Every error of the call ends the wait. One that is not an ``Exception``, such as
         ``SystemExit``, becomes a ``RuntimeError`` that names it, because it concerns that thread
@@ -195,12 +204,15 @@ class WaitGuard:
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
-        look = _Looks(self, joined)
+        look, until_s = _Looks(self, joined), time.monotonic() + (limit_s or math.inf)
         with self.wait():
             while not done.wait(POLL_S):
-                if self._fenced():
+                late = time.monotonic() > until_s
+                if late or self._fenced():
                     leave_behind(thread)
                 self.check()
+                if late:
+                    raise TimeoutError(f"{name} takes longer than {limit_s:g} s")
                 look()
         if errors:
             self.reraise(errors[0])

@@ -9,7 +9,6 @@ trained, so it waits until the store is back.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from holdfast.ckpt.state.restore import RestoreReport, ShardSource
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.groups.reform import GenerationWorld
-from holdfast.elastic.groups.waits import POLL_S, leave_behind
+from holdfast.elastic.groups.waits import POLL_S
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.planning.plan import on_timeline
 from holdfast.elastic.tracked.sources.restored import Restored
@@ -135,7 +134,7 @@ class StoredCheckpoints:
         refusal = late
         while (left_s := until_s - time.monotonic()) > 0:
             try:
-                step = within(look, limit_s=left_s, poll=self._world.guard.check)
+                step = self._world.guard.call(look, name="find-newer", limit_s=left_s)
             except TimeoutError:
                 return None, late
             except StoreError as error:
@@ -358,36 +357,3 @@ def newer_steps(root: str, *, than: int, run: str, timeline: Sequence[Origin]) -
         # another run's checkpoint is no progress of this one
         if manifest.run == run and on_timeline(manifest.generation, step=step, timeline=timeline):
             yield step
-
-
-def within(look: Callable[[], _T], *, limit_s: float, poll: Callable[[], None]) -> _T:
-    """Return what ``look`` returns, or raise what it raises; ``poll`` is called while it runs.
-
-    Raises ``TimeoutError`` if it takes longer than ``limit_s``; its thread is then left behind.
-    """
-    found: list[_T] = []
-    errors: list[Exception] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            found.append(look())
-        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
-            errors.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=run, name="find-newer", daemon=True)
-    thread.start()
-    until_s = time.monotonic() + limit_s
-    try:
-        while not done.wait(POLL_S):
-            poll()
-            if time.monotonic() > until_s:
-                raise TimeoutError
-    finally:
-        if not done.is_set():
-            leave_behind(thread)
-    if errors:
-        raise errors[0]
-    return found[0]

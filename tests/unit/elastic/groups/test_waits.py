@@ -75,3 +75,13 @@ def test_an_end_that_is_caught_is_raised_again() -> None:
         with pytest.raises(RollBackError) as caught:
             guard.check()
         assert caught.value is error
+
+
+def test_a_call_that_takes_longer_than_its_limit_is_left_behind() -> None:
+    guard, done = WaitGuard(1, lambda: False), threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"find takes longer than 0\.05 s"):
+            guard.call(done.wait, name="find", limit_s=0.05)
+        assert guard.call(lambda: 7, name="find", limit_s=60.0) == 7
+    finally:
+        done.set()
