@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -149,3 +150,21 @@ def check_sealed(
     for run in range(turn % _SAMPLED_RUNS, len(sums), _SAMPLED_RUNS):
         checked.take(run * SUM_BYTES, min(SUM_BYTES, nbytes - run * SUM_BYTES))
     return sums
+
+
+def check_since(frames: Sequence[Buffer], entry: BlockEntry, origin: str) -> Lengths | None:
+    """Return the steps since which the runs of a block are the same, where the writer gave them.
+
+    Raises ``CorruptError`` unless there is one for every run, none later than the block.
+    """
+    if not frames:
+        return None
+    runs, data = -(-block_bytes(entry) // SUM_BYTES), memoryview(frames[0])
+    if data.nbytes == 8 * runs:
+        found: Lengths = np.frombuffer(data, dtype="<i8").astype(np.int64)
+        if int(found.max(initial=0)) <= entry.step:
+            return found
+    raise CorruptError(
+        f"{origin}: {data.nbytes:,} bytes of steps came for {runs:,} runs of step {entry.step}, "
+        "eight for each are needed, none later than the step; take another snapshot"
+    )

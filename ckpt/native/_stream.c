@@ -6,6 +6,9 @@
  * takes three cycles but one can begin each cycle (Gopal et al., "Fast CRC Computation for iSCSI
  * Polynomial Using CRC32 Instruction", Intel 2011).
  *
+ * `stream_refresh` writes only the runs that differ from what lies at their targets. It compares two
+ * checksums of each, not the bytes: so a run that stays costs one read.
+ *
  * `checked_copy` is for checkpoints. The copy stays in the cache: it goes to the disk from a buffer
  * that is used again and again. Two checksums are made of it, CRC32C by blocks and CRC-64/NVME of
  * all, by folding what is in registers anyway (Gopal et al., "Fast CRC Computation for Generic
@@ -120,6 +123,39 @@ void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
     for (size_t i = 0; i < count; i++)
         checksums[i] = ~copy_run((char *)(uintptr_t)targets[i],
             (const char *)(uintptr_t)sources[i], sizes[i], UINT32_MAX);
+    _mm_sfence();
+}
+
+enum { COPY = 0, READ = 1, COMPARE = 2 };
+
+/* Bring `count` runs up to date; runs do not overlap.
+ *
+ * `modes` say per run: COPY it, READ it for both checksums before it is copied, or COMPARE: as READ,
+ * but do not write a run whose checksums are those given. Afterwards a mode is 1 where the run was
+ * written and both checksums are those of the written bytes, 2 where only the CRC32C is, 0 where it
+ * was not written. `crc64` is a library's, given its start value, the bytes and their number.
+ */
+void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums, uint64_t *wide, uint8_t *modes,
+    uint32_t (*crc32)(const void *, int, uint32_t),
+    uint64_t (*crc64)(uint64_t, const void *, uint64_t))
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *from = (const char *)(uintptr_t)sources[i];
+        uint32_t read = 0;
+        uint64_t found = 0;
+        if (modes[i] != COPY) {
+            read = ~crc32(from, (int)sizes[i], UINT32_MAX);
+            found = crc64(0, from, sizes[i]);
+            if (modes[i] == COMPARE && read == checksums[i] && found == wide[i]) {
+                modes[i] = 0;
+                continue;
+            }
+        }
+        checksums[i] = ~copy_run((char *)(uintptr_t)targets[i], from, sizes[i], UINT32_MAX);
+        wide[i] = found;
+        modes[i] = modes[i] != COPY && checksums[i] == read ? 1 : 2;
+    }
     _mm_sfence();
 }
 
@@ -261,6 +297,15 @@ void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
     const uint64_t *sizes, uint32_t *checksums)
 {
     (void)count, (void)sources, (void)targets, (void)sizes, (void)checksums;
+}
+
+void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums, uint64_t *wide, uint8_t *modes,
+    uint32_t (*crc32)(const void *, int, uint32_t),
+    uint64_t (*crc64)(uint64_t, const void *, uint64_t))
+{
+    (void)count, (void)sources, (void)targets, (void)sizes, (void)checksums, (void)wide;
+    (void)modes, (void)crc32, (void)crc64;
 }
 
 int checked_prepare(void)

@@ -152,11 +152,13 @@ class CheckedBlock:
             )
 
 
-def same_runs(new: Buffer, new_sums: Sums, old: Buffer, old_sums: Sums) -> Flags:
+def same_runs(
+    new: Buffer, new_sums: Sums, old: Buffer, old_sums: Sums, *, known: Flags | None = None
+) -> Flags:
     """Return the runs of ``new`` that have the very same bytes as those of ``old``.
 
     Runs with different sums differ; runs with equal sums are compared byte by byte, for a checksum
-    is not a proof. Runs of different lengths differ.
+    is not a proof. Runs of different lengths differ. Those ``known`` to be the same are not read.
     """
     fresh, before = memoryview(new).nbytes, memoryview(old).nbytes
     same = np.zeros(len(new_sums), dtype=np.bool_)
@@ -165,7 +167,7 @@ def same_runs(new: Buffer, new_sums: Sums, old: Buffer, old_sums: Sums) -> Flags
     if not same.any():
         return same
     here, there = isal.address_of(new), isal.address_of(old)
-    for low, high in set_runs(same):
+    for low, high in set_runs(same if known is None else same & ~known):
         for run in range(low, high, _COMPARE_RUN):
             end = min(run + _COMPARE_RUN, high)
             if not _equal(here, there, run * SUM_BYTES, min(end * SUM_BYTES, fresh)):

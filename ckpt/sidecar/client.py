@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import CorruptError, PeerError, from_peer
 from holdfast.ckpt.memory.arena import FixedPart
@@ -23,7 +24,7 @@ from holdfast.ckpt.memory.records import (
 )
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.native.crc import to_bytes
-from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.native.sums import Lengths, Sums
 from holdfast.ckpt.sidecar.core.messages import (
     Abandon,
     Acquire,
@@ -188,19 +189,24 @@ class SidecarClient:
         slot_id: int,
         entry: BlockEntry,
         sums: Sums | None = None,
+        since: Lengths | None = None,
         persist: CheckpointTarget | None = None,
     ) -> None:
         """Hand a written slot over; return when it is checked and kept.
 
         ``sums`` are the checksums of the block's runs (`holdfast.ckpt.native.sums`), computed while
         it was written. With them the sidecar checks a sample now, and every reader checks the bytes
-        it reads. Without them every byte is checked now. ``persist`` is the destination to which
+        it reads. Without them every byte is checked now. ``since`` are the steps since which each
+        run is the same in all blocks of this rank; with them the sidecar need not compare blocks.
+        ``persist`` is the destination to which
         this step is written once protected. Raises ``CorruptError`` when the bytes contradict the
         index or the sums, ``FencedError`` when late, ``GivenUpError`` when another rank gave up the
         step meanwhile.
         """
         body = Seal(slot_id=slot_id, entry=entry, persist=persist)
-        frames = [] if sums is None else [to_bytes(sums.tolist())]
+        frames: list[Buffer] = [] if sums is None else [to_bytes(sums.tolist())]
+        if sums is not None and since is not None:
+            frames.append(since.astype("<i8").tobytes())
         self.call("seal", body, frames, timeout_s=_LONG_S)
 
     def abandon(self, slot_id: int) -> None:

@@ -53,6 +53,12 @@ class CopyJob:
         if not self.program.units:
             self._conclude()
 
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that were not written, because they lay in the slot already."""
+        parts = self._room.parts if self._room is not None else None
+        return parts.kept_bytes if parts is not None else 0
+
     def end(self, *, torn: str = "", error: BaseException | None = None) -> None:
         """Stop the copy; units that are not copied yet stay uncopied.
 

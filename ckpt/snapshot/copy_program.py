@@ -8,11 +8,12 @@ brought from a device. Any thread may copy any unit, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -20,10 +21,13 @@ import torch
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
-from holdfast.ckpt.native.sums import Lengths, Sums, set_runs
+from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Lengths, Sums, set_runs
+from holdfast.ckpt.snapshot.fixed_choice import LEAST_BYTES
 from holdfast.ckpt.snapshot.fixed_part import FixedLayout, FixedPiece, PieceKey, mark_of
 from holdfast.ckpt.snapshot.lanes import Lane, Lanes
+from holdfast.ckpt.snapshot.part_memory import PartCopy, PartMemory, check_turn
 from holdfast.ckpt.snapshot.run_cuts import Cover, OrderedRanges
+from holdfast.ckpt.snapshot.touched import touched_bytes
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState
 from holdfast.ckpt.state.copying import resolved, room_for
@@ -32,21 +36,27 @@ from holdfast.ckpt.state.local_boxes import local_of, view_of
 UNIT_BYTES = 4 << 20
 """The approximate largest size of a unit, which a thread copies without a check in between."""
 
+EMPTY: Final[Mapping[str, Flags]] = MappingProxyType({})
+
 PART_BYTES = 4 << 10
 """The cost of a part beside its bytes, in bytes: tiny parts cost time, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadBuffer:
-    """The payload of a slot: ``view`` and the address of its first byte."""
+    """The payload of a slot: ``view`` and the address of its first byte.
+
+    ``parts`` knows which parts lie there already; without it everything is written.
+    """
 
     view: memoryview
     address: int
+    parts: PartCopy | None = None
 
     @classmethod
-    def of(cls, view: memoryview) -> PayloadBuffer:
+    def of(cls, view: memoryview, *, parts: PartCopy | None = None) -> PayloadBuffer:
         """Return ``view`` with its address; an empty one has no address."""
-        return cls(view, isal.address_of(view) if view.nbytes else 0)
+        return cls(view, isal.address_of(view) if view.nbytes else 0, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,10 @@ class Adjacent:
     nbytes: int
 
     def copy(self, room: PayloadBuffer) -> Sums:
-        return copy_runs(self.sources, self.ats + np.uint64(room.address), self.sizes)
+        targets = self.ats + np.uint64(room.address)
+        if room.parts is None:
+            return copy_runs(self.sources, targets, self.sizes)
+        return room.parts.copy(self.parts, self.sources, targets, self.sizes)
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
         count = len(self.sizes)
@@ -149,6 +162,12 @@ class Carried:
         return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's bytes lie in host memory as they are stored."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not lazy
+
+
 def _packed_checksum(part: torch.Tensor) -> int:
     packed = resolved(part).contiguous()
     return isal.crc32c_at(packed.data_ptr(), packed.nbytes)
@@ -167,8 +186,9 @@ class Program:
 
     The program refers to that memory, which therefore stays until the copy is done, even if the
     tensors are freed. `stage` copies volatile tensors at once, into memory of the program's own.
-    Pieces of a ``fixed`` part that is filled are not copied, only checked. ``zeros`` are the
-    positions that no piece fills, behind the fixed part; ``nbytes`` are copied.
+    Pieces of a ``fixed`` part that is filled are not copied, only checked. Of pieces with
+    ``least_bytes`` that change only in part, the parts that changed are copied. ``zeros`` are the
+    positions that no piece fills, behind the fixed part; ``nbytes`` are to be copied.
     """
 
     def __init__(
@@ -178,6 +198,7 @@ class Program:
         *,
         lanes: Lanes | None = None,
         fixed: FixedLayout | None = None,
+        least_bytes: int = LEAST_BYTES,
     ) -> None:
         self.plan, self._lanes, self.fixed = plan, lanes, fixed
         self._kept = len(fixed.pieces) if fixed is not None else 0
@@ -189,6 +210,7 @@ class Program:
             if piece.fqn in flat.volatile and i >= self._kept
         ]
         self._stages = [_stage_for(self._sources[i]) for i in self._volatile]
+        self._staged_at: dict[int, int] = {}
         for i, stage in zip(self._volatile, self._stages, strict=True):
             self._sources[i] = stage
         self._watched = self._with_versions(flat)
@@ -201,6 +223,7 @@ class Program:
         self.units: tuple[Unit, ...] = (*self._adjacent_units(), *self._packed_units())
         gaps = self.cover.gaps
         self.zeros = gaps if fixed is None else gaps[gaps >= fixed.part.nbytes]
+        self.memory = PartMemory(self.parts.edges, least_parts=-(-least_bytes // SUM_BYTES))
         self.nbytes = sum(piece.nbytes for piece in pieces[self._kept :])
         self.kept_bytes = sum(piece.nbytes for piece in pieces[: self._kept])
 
@@ -255,20 +278,83 @@ class Program:
             watched[i] = still
         return [still if tensor.is_inference() else tensor for tensor in watched]
 
-    def stage(self, flat: FlatState) -> None:
-        """Copy the volatile tensors now."""
+    def stage(
+        self, flat: FlatState, *, step: int, turn: int = 0, touched: Mapping[str, Flags] = EMPTY
+    ) -> list[str]:
+        """Copy the volatile tensors now; of those that move in part, only what has changed.
+
+        ``touched`` are the rows that may have changed, by FQN, where that is known. Returns the
+        tensors in which other rows have changed, too: all of them were read in the end.
+        """
         if self.fixed is not None and not self.fixed.is_filled:
             pieces = self.plan.pieces[: len(self.fixed.at)]
             self._marks = [mark_of(flat.tensors[piece.fqn]) for piece in pieces]
-        if not self._stages:
-            return
-        now = []
-        for i in self._volatile:
-            piece = self.plan.pieces[i]
-            source = resolved(view_of(flat.tensors[piece.fqn], piece.region))
-            now.append(torch_dtypes.as_carrier(source))
-        with torch.no_grad():
-            torch_private.copy_each(self._stages, now)
+        self.memory.unsettle()
+        whole, into, wrong = list[torch.Tensor](), list[torch.Tensor](), list[str]()
+        try:
+            for i, stage in zip(self._volatile, self._stages, strict=True):
+                piece = self.plan.pieces[i]
+                source = resolved(view_of(flat.tensors[piece.fqn], piece.region))
+                stayed = self._staged_at.get(i) == source.data_ptr()
+                self._staged_at[i] = source.data_ptr()
+                if self.memory.is_partial(self.parts.edges[i]) and _is_plain(source):
+                    rows = touched.get(piece.fqn) if stayed else None
+                    local = local_of(flat.tensors[piece.fqn])
+                    named = None if rows is None else self._named(i, source, local, rows)
+                    if not self._refresh(i, (source, stage), named, step=step, turn=turn):
+                        wrong.append(piece.fqn)
+                else:
+                    self.memory.staged_whole(self._parts_of(i), step=step)
+                    whole.append(torch_dtypes.as_carrier(source))
+                    into.append(stage)
+            if whole:
+                with torch.no_grad():
+                    torch_private.copy_each(into, whole)
+        except BaseException:
+            self.memory.source.forget()
+            raise
+        return wrong
+
+    def _named(
+        self, i: int, source: torch.Tensor, local: torch.Tensor, rows: Flags
+    ) -> Flags | None:
+        """Return the parts of a piece that have bytes of named rows, None if that is not known."""
+        if not _is_plain(local):
+            return None
+        parts = self._parts_of(i)
+        at = self.parts.at[parts] - self.plan.pieces[i].at + source.data_ptr() - local.data_ptr()
+        return touched_bytes(rows, local[0].nbytes, at, self.parts.nbytes[parts])
+
+    def _refresh(
+        self,
+        i: int,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        named: Flags | None,
+        *,
+        step: int,
+        turn: int,
+    ) -> bool:
+        """Bring a stage up to date; return False if other parts changed than those ``named``.
+
+        ``pair`` are the piece and its stage.
+        """
+        parts = self._parts_of(i)
+        at = (self.parts.at[parts] - self.plan.pieces[i].at).astype(np.uint64)
+        source, stage = (np.uint64(tensor.data_ptr()) + at for tensor in pair)
+        runs = (source, stage, self.parts.nbytes[parts].astype(np.uint64))
+        every: Flags = np.ones(len(at), dtype=np.bool_)
+        if named is not None:
+            looked = named | check_turn(len(at), turn)
+            changed = self.memory.stage(parts, runs, read=looked, step=step)
+            if not (changed & ~named).any():
+                return True
+        self.memory.stage(parts, runs, read=every, step=step)
+        return named is None
+
+    def since(self, step: int, *, nbytes: int) -> Lengths:
+        """Return the step since which each run of a block of ``nbytes`` is the same."""
+        born = step if self.memory.born is None else self.memory.born
+        return self.cover.newest(self.memory.since, born=born, step=step, nbytes=nbytes)
 
     def versions(self) -> list[int]:
         """Return each piece's count of in-place writes so far."""
@@ -285,18 +371,19 @@ class Program:
         return self._lanes.of(self._sources[i]) if self._lanes is not None else None
 
     def _is_adjacent(self, i: int) -> bool:
-        source = self._sources[i]
-        lazy = source.is_conj() or source.is_neg()
-        return source.is_contiguous() and not lazy and self._lane(i) is None and i >= self._kept
+        return _is_plain(self._sources[i]) and self._lane(i) is None and i >= self._kept
 
-    def _parts_of(self, first: int, end: int) -> tuple[slice, Words, Words]:
+    def _parts_of(self, i: int) -> slice:
+        return slice(int(self.parts.edges[i]), int(self.parts.edges[i + 1]))
+
+    def _range(self, first: int, end: int) -> tuple[slice, Words, Words]:
         """Return parts ``first … end-1`` with their positions and sizes."""
         chosen = slice(first, end)
         at, nbytes = self.parts.at[chosen], self.parts.nbytes[chosen]
         return chosen, at.astype(np.uint64), nbytes.astype(np.uint64)
 
     def _whole(self, i: int) -> tuple[slice, Words, Words]:
-        return self._parts_of(int(self.parts.edges[i]), int(self.parts.edges[i + 1]))
+        return self._range(int(self.parts.edges[i]), int(self.parts.edges[i + 1]))
 
     def _carried_units(self) -> Iterator[Carried]:
         for i, piece in enumerate(self.plan.pieces):
@@ -325,7 +412,7 @@ class Program:
             unit = (weight[lo:hi] - weight[lo]) // UNIT_BYTES
             cuts = [lo, *(np.flatnonzero(np.diff(unit)) + lo + 1).tolist(), hi]
             for first, end in pairwise(cuts):
-                chosen, ats, sizes = self._parts_of(first, end)
+                chosen, ats, sizes = self._range(first, end)
                 owners = owner[chosen]
                 sources = address[owners] + ats - starts[owners].astype(np.uint64)
                 pieces = tuple(range(int(owners[0]), int(owners[-1]) + 1))

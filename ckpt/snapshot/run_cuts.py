@@ -96,6 +96,20 @@ class Cover:
         rest = [crc32c(tail[at : at + SUM_BYTES]) for at in range(room, len(tail), SUM_BYTES)]
         return np.array(runs + rest, dtype=np.uint32)
 
+    def newest(self, since: Lengths, *, born: int, step: int, nbytes: int) -> Lengths:
+        """Return the step since which each run of a block of ``nbytes`` is the same.
+
+        ``since`` are those of the parts. The gaps are the same since step ``born``, the bytes
+        behind the payload only since ``step``.
+        """
+        gaps = np.full(len(self.zeros), born, dtype=np.int64)
+        every = np.concatenate([since, gaps])[self.order]
+        runs = np.maximum.reduceat(every, self.edges[:-1]) if len(every) else every
+        found = np.full(-(-nbytes // SUM_BYTES), step, dtype=np.int64)
+        whole = self.payload_bytes // SUM_BYTES
+        found[:whole] = runs[:whole]
+        return found
+
 
 def _positions(parts: OrderedRanges) -> Lengths:
     """Return the position of each byte of ``parts``."""

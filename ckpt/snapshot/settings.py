@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast.ckpt.memory.arena import FixedPart
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.memory.target import CheckpointTarget
-from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.native.sums import Lengths, Sums
 from holdfast.ckpt.snapshot.fixed_choice import LEAST_BYTES
 from holdfast.ckpt.snapshot.tearing import SAMPLE
 
@@ -34,6 +34,8 @@ class WritableSlot(Protocol):
     def ahead(self) -> Sequence[str]: ...
     @property
     def has_fixed(self) -> bool: ...
+    @property
+    def before(self) -> tuple[int, int, int] | None: ...
 
 
 class SlotOwner(Protocol):
@@ -57,6 +59,7 @@ class SlotOwner(Protocol):
         slot_id: int,
         entry: BlockEntry,
         sums: Sums | None = None,
+        since: Lengths | None = None,
         persist: CheckpointTarget | None = None,
     ) -> None: ...
 

@@ -38,7 +38,7 @@ from holdfast.ckpt.errors import (
     StoreError,
 )
 from holdfast.ckpt.memory.arena import SlotFile
-from holdfast.ckpt.memory.block import index_offset
+from holdfast.ckpt.memory.block import block_bytes, index_offset
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.memory.target import CheckpointTarget
@@ -60,6 +60,7 @@ from holdfast.ckpt.snapshot.settings import (
 )
 from holdfast.ckpt.snapshot.store_gather import at_step
 from holdfast.ckpt.snapshot.tearing import ChecksumSample
+from holdfast.ckpt.snapshot.touched import Rows, TouchedRows
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, Gather
 
 __all__ = ["ACQUIRE_TIMEOUT_S", "CopySettings", "SnapshotStats", "Snapshotter"]
@@ -135,6 +136,8 @@ class Snapshotter:
         self._fence = OptimizerFence(self.copied if before_step is None else before_step)
         self._pacer = Pacer(enabled=self._settings.paced)
         self._turn = 0
+        self._touched = TouchedRows()
+        self._mistaken: set[str] = set()
         self._starved = False
         self._pool = ThreadPoolExecutor(
             1,
@@ -160,7 +163,7 @@ class Snapshotter:
             flat, program = self._programmed(state, step)
             if self._inspect is not None:
                 self._inspect(flat, program.plan)
-            program.stage(flat)
+            self._stage(flat, program, step)
             ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
             self._task = _Task(
                 step=step,
@@ -173,6 +176,29 @@ class Snapshotter:
             self._pending = self._pool.submit(self._take_or_leave, self._task)
         finally:
             self._stalled(time.perf_counter() - began_s)
+
+    def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
+        """Name rows of a tracked tensor that have changed since the last snapshot.
+
+        Of a tensor of which no rows are named, everything is read at the next snapshot. Raises
+        ``StateError`` for rows that are not there, and at the next snapshot for another tensor.
+        """
+        self._touched.note(tensor, rows)
+
+    def _stage(self, flat: FlatState, program: Program, step: int) -> None:
+        """Copy the volatile tensors; a user who named too few rows is told, and not asked again."""
+        touched = self._touched.take(flat.tensors, flat.volatile)
+        trusted = {fqn: rows for fqn, rows in touched.items() if fqn not in self._mistaken}
+        for fqn in program.stage(flat, step=step, turn=self._turn, touched=trusted):
+            if fqn not in self._mistaken:
+                self._mistaken.add(fqn)
+                _log.warning(
+                    "step %d: rows of %s have changed that touched() did not name; earlier "
+                    "snapshots may lack those changes, and from now on all of it is read at every "
+                    "step: name every row that the loop writes, or leave the call out",
+                    step,
+                    fqn,
+                )
 
     def _programmed(self, state: Mapping[str, Any], step: int) -> tuple[FlatState, Program]:
         flat, same = self._watch.flatten(state)
@@ -199,7 +225,13 @@ class Snapshotter:
     def _programmed_anew(self, plan: CapturePlan, flat: FlatState) -> Program:
         """Return the program of a plan, with the fixed pieces in their places."""
         placed = self._fixed.placed(plan)
-        return Program(placed, flat, lanes=self._lanes, fixed=self._fixed.layout)
+        return Program(
+            placed,
+            flat,
+            lanes=self._lanes,
+            fixed=self._fixed.layout,
+            least_bytes=self._settings.fixed_bytes,
+        )
 
     def _agree(self, flat: FlatState, step: int, *, change: str) -> CapturePlan:
         """Plan together with all ranks."""
@@ -367,7 +399,7 @@ class Snapshotter:
         slot: SlotFile | None = None
         try:
             slot = self._open(grant, fills=fixed is not None and not fixed.is_filled)
-            copied = self._copy(task, slot, late_s=began_s - task.began_s)
+            copied = self._copy(task, slot, grant, late_s=began_s - task.began_s)
             changed: list[PieceKey] | None = []
             if copied is not None:
                 changed = task.program.changed(task.flat, stop=self._closing.is_set)
@@ -384,10 +416,17 @@ class Snapshotter:
         copy_s = time.perf_counter() - began_s
         entry, sums = self._describe(task, slot, copied)
         try:
-            self._client.seal(slot_id=grant.slot_id, entry=entry, sums=sums, persist=task.persist)
+            self._client.seal(
+                slot_id=grant.slot_id,
+                entry=entry,
+                sums=sums,
+                since=task.program.since(task.step, nbytes=block_bytes(entry)),
+                persist=task.persist,
+            )
         except CorruptError as error:
             self.stats.torn = None
             self._fixed.lose()
+            task.program.memory.forget()
             self._discard(task, str(error))
             return
         if fixed is not None and not fixed.is_filled:
@@ -396,6 +435,7 @@ class Snapshotter:
                 run_sums=sums[: fixed.part.nbytes // SUM_BYTES].copy(),
             )
         self._fixed.taken(task.program.crcs(copied))
+        task.program.memory.sealed(copied)
         self._taken(task, copy_s)
 
     def _open(self, grant: WritableSlot, *, fills: bool) -> SlotFile:
@@ -428,7 +468,9 @@ class Snapshotter:
             self.stats.wait_s += wait_s
             self.meters.add("wait", wait_s)
 
-    def _copy(self, task: _Task, slot: SlotFile, *, late_s: float) -> Sums | None:
+    def _copy(
+        self, task: _Task, slot: SlotFile, grant: WritableSlot, *, late_s: float
+    ) -> Sums | None:
         """Copy into ``slot``; return the sums of all parts, or None if the state changed.
 
         ``late_s`` is the time since the snapshot was taken.
@@ -437,7 +479,13 @@ class Snapshotter:
         if program.fixed is None or program.fixed.is_filled:
             for lane in {unit.lane for unit in program.carried}:
                 lane.pin(slot)
-        job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes)))
+        parts = program.memory.open(
+            slot,
+            key=(self._generation, task.step, self._rank),
+            before=grant.before,
+            turn=self._turn,
+        )
+        job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes), parts=parts))
         self.stats.pace = self._pacer.speed(program.nbytes, late_s=late_s)
         sums = job.run(speed=self.stats.pace)
         return None if job.torn else sums
@@ -479,12 +527,12 @@ class Snapshotter:
 
     def _taken(self, task: _Task, copy_s: float) -> None:
         self.stats.taken += 1
-        self.stats.bytes += task.program.nbytes
+        self.stats.bytes += task.program.nbytes - task.job.kept_bytes
         self.stats.fixed_bytes = task.program.kept_bytes
         self.stats.last_step = task.step
         self.stats.last_copy_s = copy_s
         self.stats.copy_s += copy_s
-        self.meters.add("copy", copy_s, task.program.nbytes)
+        self.meters.add("copy", copy_s, task.program.nbytes - task.job.kept_bytes)
 
     def _abandon(self, grant: WritableSlot) -> None:
         with contextlib.suppress(CkptError):

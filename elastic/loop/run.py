@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from holdfast.ckpt.snapshot.touched import Rows
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -453,6 +454,22 @@ class Run:
         is discarded; `protection` names the tensor.
         """
         self._keeper.fence()
+
+    def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
+        """Name the rows of a tracked tensor that changed since the last step: no other is read.
+
+        Without it a large tensor of your own, such as a replay buffer, is read at every step to
+        find out which parts of it changed; only those are copied. ``rows`` are a number, a slice,
+        a list or a tensor of numbers, or one flag for each row. Name all rows that were written in
+        the step; calls add up. A tensor that is not named in a step is read. Parameters and the
+        state of optimizers need no call: they are read in the background. A row that changed
+        without being named is found within 64 steps, with a warning, and then the tensor is read
+        at every step; snapshots before that may lack the change.
+
+        Raises ``ConfigError`` before `track`, ``StateError`` for rows that are not there and, at
+        the end of the step, for a tensor that is not tracked.
+        """
+        self._keeper.touched(tensor, rows)
 
     @property
     def protection(self) -> Protection:

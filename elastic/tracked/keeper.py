@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from holdfast.ckpt.checkpoints import fence
@@ -18,6 +19,7 @@ from holdfast.ckpt.recovery.memory_source import TIERS
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
+from holdfast.ckpt.snapshot.touched import Rows
 from holdfast.ckpt.state.capture import CapturePlan, FlatState
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
 from holdfast.ckpt.store.places import open_store
@@ -330,6 +332,12 @@ class StateKeeper:
         if self._snapshots is not None:
             with self._pulse.phase(WorkerPhase.WAIT):
                 self._snapshots.fence()
+
+    def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
+        """Name rows that have changed since the last snapshot (`Snapshotter.touched`)."""
+        if self._snapshots is None:
+            raise ConfigError("call run.track(...) before run.touched(...)")
+        self._snapshots.touched(tensor, rows)
 
     def fence_steps_of(self, optimizer: Optimizer) -> None:
         """Make every step of ``optimizer`` wait as `fence` does, until `close`.

@@ -26,7 +26,7 @@ from holdfast.ckpt.memory.records import (
     SidecarPeer,
     SnapshotWorld,
 )
-from holdfast.ckpt.native.sums import Sums
+from holdfast.ckpt.native.sums import Lengths, Sums
 from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.sidecar.client import BlockHandle
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
@@ -43,12 +43,14 @@ class FakeGrant:
     capacity: int
     ahead: tuple[str, ...] = ()
     has_fixed: bool = False
+    before: tuple[int, int, int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class FakeSidecar:
     """Hands out slots in ``directory`` and checks sealed blocks; every step has its own slot.
 
+    If it ``recycles``, it has only the newest sealed step, and hands out the slots of others again.
     The next ``acquire`` raises ``refuse``; while ``gate`` is clear, ``acquire`` waits. After
     ``forgets_fixed`` the next slot's fixed part is said to have no bytes.
     """
@@ -57,10 +59,13 @@ class FakeSidecar:
     run: str = "test"
     refuse: CkptError | None = None
     forgets_fixed: bool = False
+    recycles: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     sealed: dict[tuple[int, int], BlockEntry] = field(default_factory=dict)
     persisted: dict[int, str] = field(default_factory=dict)
     abandoned: list[int] = field(default_factory=list)
+    free: dict[str, tuple[SlotFile, tuple[int, int, int]]] = field(default_factory=dict)
+    since: dict[int, Lengths] = field(default_factory=dict)
     _slots: dict[int, tuple[SlotFile, SlotHeader]] = field(default_factory=dict)
     _held: dict[tuple[int, int], SlotFile] = field(default_factory=dict)
 
@@ -89,7 +94,8 @@ class FakeSidecar:
             name, size_bytes = fixed.name, size_bytes - fixed.nbytes
             make_fixed(self.directory, name, SLOT_SUFFIX, fixed.nbytes)
         path = numbered(self.directory, number, SLOT_SUFFIX, fixed=name)
-        slot = SlotFile.create(path, size_bytes)
+        again = self._free_slot(name, size_bytes)
+        slot, before = again or (SlotFile.create(path, size_bytes), None)
         header = SlotHeader(state=SlotState.WRITING, generation=generation, step=step, rank=rank)
         slot.write_header(header, run=run_digest(self.run))
         self._slots[number] = (slot, header)
@@ -97,8 +103,25 @@ class FakeSidecar:
         has_fixed = name in known and not self.forgets_fixed
         self.forgets_fixed = False
         return FakeGrant(
-            slot_id=number, path=str(slot.path), capacity=slot.capacity, has_fixed=has_fixed
+            slot_id=number,
+            path=str(slot.path),
+            capacity=slot.capacity,
+            has_fixed=has_fixed,
+            before=before,
         )
+
+    def _free_slot(
+        self, fixed: str, size_bytes: int
+    ) -> tuple[SlotFile, tuple[int, int, int]] | None:
+        for path, (slot, _) in self.free.items():
+            if slot.fixed_name == fixed and slot.capacity - slot.fixed_bytes >= size_bytes:
+                return self.free.pop(path)
+        return None
+
+    def _release(self, slot: SlotFile, header: SlotHeader) -> None:
+        if self.recycles:
+            key = (header.generation, header.step, header.rank)
+            self.free[str(slot.path)] = (slot, key)
 
     def seal(
         self,
@@ -106,14 +129,23 @@ class FakeSidecar:
         slot_id: int,
         entry: BlockEntry,
         sums: Sums | None = None,
+        since: Lengths | None = None,
         persist: str | None = None,
     ) -> None:
         """Verify a written slot and its sums, all of them."""
-        slot, _ = self._slots[slot_id]
+        slot, header = self._slots[slot_id]
         block = slot.block(entry.payload_bytes + entry.index_bytes)
         found = check_block(block, entry, origin=f"slot {slot_id}").sums
         if sums is not None and found.tolist() != sums.tolist():
+            self._release(slot, header)
             raise CorruptError(f"slot {slot_id}: the sums are not those of the block")
+        if self.recycles:
+            for each, older in self._held.items():
+                self._release(older, SlotHeader.of(self.sealed[each], SlotState.SEALED))
+            self._held.clear()
+            self.sealed.clear()
+        if since is not None:
+            self.since[entry.step] = since
         slot.write_header(SlotHeader.of(entry, SlotState.SEALED), run=run_digest(self.run))
         self.sealed[entry.step, entry.rank] = entry
         self._held[entry.step, entry.rank] = slot
@@ -123,6 +155,7 @@ class FakeSidecar:
     def abandon(self, slot_id: int) -> None:
         """Record that a slot will not be sealed."""
         self.abandoned.append(slot_id)
+        self._release(*self._slots[slot_id])
 
     def slot(self, step: int, rank: int = 0) -> SlotFile:
         """Return the sealed slot of a step."""

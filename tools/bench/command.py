@@ -50,6 +50,7 @@ SECTIONS: Final = {
         "holdfast.tools.bench.data_path.snapshot", "snapshot", disk=1, shared=3, memory=7
     ),
     "frozen": Section("holdfast.tools.bench.data_path.frozen", "frozen", shared=5, memory=8),
+    "buffer": Section("holdfast.tools.bench.data_path.buffer", "buffer", shared=8, memory=9),
     "recover": Section("holdfast.tools.bench.data_path.recovery", "recover", shared=6, memory=12),
     "lost": Section(
         "holdfast.tools.bench.data_path.lost_time", "lost", disk=4, shared=7, memory=10

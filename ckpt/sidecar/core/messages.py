@@ -50,7 +50,8 @@ class SlotGrant(Message, frozen=True, kw_only=True):
     """A slot to write: map ``path``; the block starts behind its header.
 
     ``ahead`` are slots that may be granted next: map them while there is time. The fixed part has
-    its bytes already where ``has_fixed``.
+    its bytes already where ``has_fixed``. ``before`` is the (generation, step, rank) of the block
+    that was written there last, as far as is known.
     """
 
     slot_id: int
@@ -58,12 +59,14 @@ class SlotGrant(Message, frozen=True, kw_only=True):
     capacity: int
     ahead: tuple[str, ...] = ()
     has_fixed: bool = False
+    before: tuple[int, int, int] | None = None
 
 
 class Seal(Message, frozen=True, kw_only=True):
     """A slot is complete; ``persist`` is the destination of its checkpoint, if any.
 
-    The frame, if there is one, holds the checksums of its block's runs, four bytes each.
+    The first frame, if there is one, holds the checksums of its block's runs, four bytes each. The
+    second, if there is one, holds the step since which each run is the same, eight bytes each.
     """
 
     slot_id: int

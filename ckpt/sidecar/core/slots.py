@@ -24,7 +24,7 @@ from holdfast.ckpt.memory.arena import (
 from holdfast.ckpt.memory.block import SlotState, block_bytes
 from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import BlockEntry
-from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Sums, same_runs
+from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Lengths, Sums, same_runs
 from holdfast.ckpt.sidecar.core.book import SlotEvent, SnapshotKey, move_slot
 
 BlockKey: TypeAlias = tuple[int, int, int]
@@ -85,7 +85,8 @@ class Slot:
 
     ``persisting`` counts the threads that write it to a store or disk. A ``borrowed`` file is on a
     disk; it is never written to or removed. ``sums`` are those of the block, where this process
-    verified it.
+    verified it. ``since`` are the steps since which each of its runs is the same in all blocks of
+    its rank in its generation, as the writer says. ``before`` is the block written there before.
     """
 
     number: int
@@ -99,6 +100,9 @@ class Slot:
     persisting: int = 0
     borrowed: bool = False
     sums: Sums | None = None
+    since: Lengths | None = None
+    last: BlockKey | None = None
+    before: BlockKey | None = None
 
     def view(self) -> memoryview:
         """Return the bytes of the block held."""
@@ -110,13 +114,16 @@ class Slot:
 def same_blocks(new: Slot, new_sums: Sums, old: Slot, old_sums: Sums) -> Flags:
     """Return the runs of ``new``'s block that have the very same bytes as those of ``old``'s.
 
-    The runs of a fixed part that both name are not looked at: they are the same memory.
+    The runs of a fixed part that both name are not looked at: they are the same memory. Nor are
+    those of which the writer says that they are the same.
     """
     alike = new.file.fixed_name == old.file.fixed_name
-    runs = new.file.fixed_bytes // SUM_BYTES if alike else 0
-    skipped = runs * SUM_BYTES
-    rest = same_runs(new.view()[skipped:], new_sums[runs:], old.view()[skipped:], old_sums[runs:])
-    return np.concatenate([np.ones(runs, dtype=np.bool_), rest])
+    known: Flags = np.zeros(len(new_sums), dtype=np.bool_)
+    known[: new.file.fixed_bytes // SUM_BYTES if alike else 0] = True
+    if new.since is not None and new.key and old.key and new.key[::2] == old.key[::2]:
+        known |= new.since <= old.key[1]
+    known[len(old_sums) :] = False
+    return same_runs(new.view(), new_sums, old.view(), old_sums, known=known)
 
 
 class Slots:
@@ -177,15 +184,22 @@ class Slots:
             for slot in self._table.values()
         )
 
-    def take_free(self, size: BlockSize) -> Slot | None:
-        """Return the smallest free slot that fits a block."""
+    def take_free(self, size: BlockSize, *, rank: int) -> Slot | None:
+        """Return the smallest free slot that fits a block of ``rank``, one of its own if it can be.
+
+        The rank writes only what differs from its block before.
+        """
         fitting = [
             slot
             for slot in self._table.values()
             if slot.state is SlotState.EMPTY and slot.key is None
             if size.fits(slot.file)
         ]
-        return min(fitting, key=lambda slot: slot.file.capacity, default=None)
+        return min(
+            fitting,
+            key=lambda slot: (slot.file.capacity, slot.last is None or slot.last[2] != rank),
+            default=None,
+        )
 
     # -- fixed parts -----------------------------------------------------------------------------
 
@@ -226,7 +240,7 @@ class Slots:
     def begin(self, slot: Slot, key: BlockKey) -> None:
         """Move a slot from EMPTY to WRITING."""
         self._move(slot, SlotEvent.ACQUIRE)
-        slot.key = key
+        slot.key, slot.before, slot.last = key, slot.last, key
         header = SlotHeader(state=slot.state, generation=key[0], step=key[1], rank=key[2])
         self._note(slot, SlotEvent.ACQUIRE, header)
 
@@ -266,7 +280,7 @@ class Slots:
             self.discard(slot)
         elif slot.state is not SlotState.EMPTY:
             self._move(slot, SlotEvent.RELEASE)
-            slot.key = slot.entry = slot.sums = None
+            slot.key = slot.entry = slot.sums = slot.since = None
             slot.leaving = False
             self._note(slot, SlotEvent.RELEASE, SlotHeader(state=slot.state))
 

@@ -295,7 +295,7 @@ class Rebuild:
         """Return a slot to decode into: a free one with its pages present, or a new one."""
         size = BlockSize(nbytes=block_bytes(entry))
         with self._core.lock:
-            if (free := self._core.slots.take_free(size)) is not None:
+            if (free := self._core.slots.take_free(size, rank=key[2])) is not None:
                 self._core.slots.begin(free, key)
                 return free
             self._room.make_room_for_rebuilt(size)

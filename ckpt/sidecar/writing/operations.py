@@ -15,7 +15,13 @@ from holdfast.ckpt.errors import (
     MismatchError,
     NotFoundError,
 )
-from holdfast.ckpt.memory.block import SlotState, block_bytes, check_block, check_sealed
+from holdfast.ckpt.memory.block import (
+    SlotState,
+    block_bytes,
+    check_block,
+    check_sealed,
+    check_since,
+)
 from holdfast.ckpt.memory.records import BlockEntry, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.sums import Sums
@@ -182,7 +188,7 @@ class WriteOperations:
         used = core.slots.used(body.generation, body.rank) + pending - persisting
         if key in self._creating or used >= self._room.slots_per_rank:
             return False
-        if slot := core.slots.take_free(size):
+        if slot := core.slots.take_free(size, rank=body.rank):
             self._begin(request, slot, key)
             return True
         is_regular = used < self._room.regular_slots
@@ -250,6 +256,7 @@ class WriteOperations:
             capacity=slot.file.capacity,
             ahead=ahead,
             has_fixed=self._core.slots.has_fixed(slot.file),
+            before=slot.before,
         )
         request.reply(unparse(grant))
 
@@ -282,6 +289,7 @@ class WriteOperations:
         try:
             with core.meters.timed("seal", block.nbytes - slot.file.fixed_bytes):
                 slot.sums = self._check_block(request, block, entry, slot)
+                slot.since = check_since(request.frames[1:], entry, slot.file.path.name)
         except CkptError as error:
             failed = error
         with core.lock:

@@ -79,7 +79,7 @@ def test_a_shared_copy_equals_a_plain_one(
         made = Program(plan, flat, lanes=lanes)
     finally:
         copy_program.UNIT_BYTES, copy_program.PART_BYTES = saved
-    made.stage(flat)
+    made.stage(flat, step=3)
     ready = {lanes.lane: lanes.lane.ready()} if made.carried else {}
     job, found = CopyJob(made, ready=ready), bytearray(plan.payload_bytes)
     job.sample = ChecksumSample(made, turn=seed, share=rng.choice([0.0, 0.02, 1.0]))

@@ -402,7 +402,7 @@ def content(text: bytes, payload: bytes) -> Any:
 def cached(snapshotter: Snapshotter, state: dict[str, Any]) -> Any:
     """Copy ``state`` as the next snapshot would."""
     flat, program = snapshotter._programmed(state, 1)
-    program.stage(flat)
+    program.stage(flat, step=0)
     job, found = CopyJob(program, ready={}), bytearray(program.plan.payload_bytes)
     job.open(PayloadBuffer.of(memoryview(found)))
     sums = job.run(speed=FULL_SPEED)
