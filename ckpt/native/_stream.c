@@ -126,39 +126,6 @@ void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
     _mm_sfence();
 }
 
-enum { COPY = 0, READ = 1, COMPARE = 2 };
-
-/* Bring `count` runs up to date; runs do not overlap.
- *
- * `modes` say per run: COPY it, READ it for both checksums before it is copied, or COMPARE: as READ,
- * but do not write a run whose checksums are those given. Afterwards a mode is 1 where the run was
- * written and both checksums are those of the written bytes, 2 where only the CRC32C is, 0 where it
- * was not written. `crc64` is a library's, given its start value, the bytes and their number.
- */
-void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targets,
-    const uint64_t *sizes, uint32_t *checksums, uint64_t *wide, uint8_t *modes,
-    uint32_t (*crc32)(const void *, int, uint32_t),
-    uint64_t (*crc64)(uint64_t, const void *, uint64_t))
-{
-    for (size_t i = 0; i < count; i++) {
-        const char *from = (const char *)(uintptr_t)sources[i];
-        uint32_t read = 0;
-        uint64_t found = 0;
-        if (modes[i] != COPY) {
-            read = ~crc32(from, (int)sizes[i], UINT32_MAX);
-            found = crc64(0, from, sizes[i]);
-            if (modes[i] == COMPARE && read == checksums[i] && found == wide[i]) {
-                modes[i] = 0;
-                continue;
-            }
-        }
-        checksums[i] = ~copy_run((char *)(uintptr_t)targets[i], from, sizes[i], UINT32_MAX);
-        wide[i] = found;
-        modes[i] = modes[i] != COPY && checksums[i] == read ? 1 : 2;
-    }
-    _mm_sfence();
-}
-
 #define BLOCK_BYTES ((size_t)128 << 10) /* that of holdfast.ckpt.native.crc */
 #define REGISTERS 256                   /* bytes that are folded at once */
 #define FOLDING __attribute__((target("avx512f,vpclmulqdq")))
@@ -213,16 +180,17 @@ FOLDING static inline __m512i fold(__m512i sum, __m512i pair, __m512i bytes)
             _mm512_clmulepi64_epi128(sum, pair, 0x11)));
 }
 
-/* Copy all whole `REGISTERS` of at least one; return how many bytes those are. */
-FOLDING static size_t folded(
-    char *to, const char *from, size_t size, uint32_t *crc32, uint64_t *crc64)
+/* Sum up all whole `REGISTERS` of at least one, and copy them if `stored`; return their bytes. */
+FOLDING static inline __attribute__((always_inline)) size_t folded(
+    char *to, const char *from, size_t size, uint32_t *crc32, uint64_t *crc64, int stored)
 {
     __m512i short_sum[4], long_sum[4];
     char rest[64];
     size_t at = REGISTERS;
     for (int i = 0; i < 4; i++) {
         short_sum[i] = long_sum[i] = _mm512_loadu_si512(from + 64 * i);
-        _mm512_storeu_si512(to + 64 * i, short_sum[i]);
+        if (stored)
+            _mm512_storeu_si512(to + 64 * i, short_sum[i]);
     }
     short_sum[0] = begun(short_sum[0], *crc32);
     long_sum[0] = begun(long_sum[0], *crc64);
@@ -230,7 +198,8 @@ FOLDING static size_t folded(
          at += REGISTERS)
         for (int i = 0; i < 4; i++) {
             __m512i bytes = _mm512_loadu_si512(from + at + 64 * i);
-            _mm512_storeu_si512(to + at + 64 * i, bytes);
+            if (stored)
+                _mm512_storeu_si512(to + at + 64 * i, bytes);
             short_sum[i] = fold(short_sum[i], one, bytes);
             long_sum[i] = fold(long_sum[i], other, bytes);
         }
@@ -269,7 +238,7 @@ int checked_prepare(void)
  * `blocks` has the CRC32C of each `BLOCK_BYTES` of all, `whole` the CRC-64/NVME of all; both are
  * gone on with, and begin as zeros.
  */
-void checked_copy(
+FOLDING void checked_copy(
     char *to, const char *from, size_t size, size_t at, uint32_t *blocks, uint64_t *whole)
 {
     uint64_t crc64 = ~*whole;
@@ -277,13 +246,61 @@ void checked_copy(
         size_t room = BLOCK_BYTES - at % BLOCK_BYTES, count = size < room ? size : room, done = 0;
         uint32_t crc32 = ~blocks[at / BLOCK_BYTES];
         if (count >= REGISTERS)
-            done = folded(to, from, count, &crc32, &crc64);
+            done = folded(to, from, count, &crc32, &crc64, 1);
         crc32 = plain(to + done, from + done, count - done, crc32);
         crc64 = nvme_bytes(crc64, to + done, count - done);
         blocks[at / BLOCK_BYTES] = ~crc32;
         to += count, from += count, at += count, size -= count;
     }
     *whole = ~crc64;
+}
+
+/* Both checksums of `size` bytes, which are only read. */
+FOLDING static void both(const char *from, size_t size, uint32_t *crc32, uint64_t *crc64)
+{
+    char rest[REGISTERS];
+    size_t done = 0;
+    *crc32 = UINT32_MAX, *crc64 = UINT64_MAX;
+    if (size >= REGISTERS)
+        done = folded(rest, from, size, crc32, crc64, 0);
+    *crc32 = ~plain(rest, from + done, size - done, *crc32);
+    *crc64 = ~nvme_bytes(*crc64, from + done, size - done);
+}
+
+enum { COPY = 0, READ = 1, COMPARE = 2 };
+
+/* Bring `count` runs up to date; runs do not overlap.
+ *
+ * `modes` say per run: COPY it, READ it for both checksums before it is copied, or COMPARE: as READ,
+ * but do not write a run whose checksums are those given. Afterwards a mode is 1 where the run was
+ * written and both checksums are those of the written bytes, 2 where only the CRC32C is, 0 where it
+ * was not written. `crc32` and `crc64` are a library's; they are NULL where `checked_prepare`
+ * has returned 1.
+ */
+void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums, uint64_t *wide, uint8_t *modes,
+    uint32_t (*crc32)(const void *, int, uint32_t),
+    uint64_t (*crc64)(uint64_t, const void *, uint64_t))
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *from = (const char *)(uintptr_t)sources[i];
+        uint32_t read = 0;
+        uint64_t found = 0;
+        if (modes[i] != COPY) {
+            if (crc64)
+                read = ~crc32(from, (int)sizes[i], UINT32_MAX), found = crc64(0, from, sizes[i]);
+            else
+                both(from, sizes[i], &read, &found);
+            if (modes[i] == COMPARE && read == checksums[i] && found == wide[i]) {
+                modes[i] = 0;
+                continue;
+            }
+        }
+        checksums[i] = ~copy_run((char *)(uintptr_t)targets[i], from, sizes[i], UINT32_MAX);
+        wide[i] = found;
+        modes[i] = modes[i] != COPY && checksums[i] == read ? 1 : 2;
+    }
+    _mm_sfence();
 }
 
 #else

@@ -281,9 +281,9 @@ class Program:
     def stage(
         self, flat: FlatState, *, step: int, turn: int = 0, touched: Mapping[str, Flags] = EMPTY
     ) -> list[str]:
-        """Copy the volatile tensors now; of those that move in part, only what has changed.
+        """Copy the volatile tensors now.
 
-        ``touched`` are the rows that may have changed, by FQN, where that is known. Returns the
+        Of a tensor whose ``touched`` rows are known, by FQN, only those are read. Returns the
         tensors in which other rows have changed, too: all of them were read in the end.
         """
         if self.fixed is not None and not self.fixed.is_filled:
@@ -297,14 +297,14 @@ class Program:
                 source = resolved(view_of(flat.tensors[piece.fqn], piece.region))
                 stayed = self._staged_at.get(i) == source.data_ptr()
                 self._staged_at[i] = source.data_ptr()
-                if self.memory.is_partial(self.parts.edges[i]) and _is_plain(source):
-                    rows = touched.get(piece.fqn) if stayed else None
-                    local = local_of(flat.tensors[piece.fqn])
-                    named = None if rows is None else self._named(i, source, local, rows)
+                rows = touched.get(piece.fqn) if stayed else None
+                local = local_of(flat.tensors[piece.fqn])
+                if rows is not None and _is_plain(source) and _is_plain(local):
+                    named = self._named(i, source, local, rows)
                     if not self._refresh(i, (source, stage), named, step=step, turn=turn):
                         wrong.append(piece.fqn)
                 else:
-                    self.memory.staged_whole(self._parts_of(i), step=step)
+                    self.memory.unread[self._parts_of(i)] = True
                     whole.append(torch_dtypes.as_carrier(source))
                     into.append(stage)
             if whole:
@@ -315,12 +315,8 @@ class Program:
             raise
         return wrong
 
-    def _named(
-        self, i: int, source: torch.Tensor, local: torch.Tensor, rows: Flags
-    ) -> Flags | None:
-        """Return the parts of a piece that have bytes of named rows, None if that is not known."""
-        if not _is_plain(local):
-            return None
+    def _named(self, i: int, source: torch.Tensor, local: torch.Tensor, rows: Flags) -> Flags:
+        """Return the parts of a piece that have bytes of named rows."""
         parts = self._parts_of(i)
         at = self.parts.at[parts] - self.plan.pieces[i].at + source.data_ptr() - local.data_ptr()
         return touched_bytes(rows, local[0].nbytes, at, self.parts.nbytes[parts])
@@ -329,7 +325,7 @@ class Program:
         self,
         i: int,
         pair: tuple[torch.Tensor, torch.Tensor],
-        named: Flags | None,
+        named: Flags,
         *,
         step: int,
         turn: int,
@@ -342,14 +338,12 @@ class Program:
         at = (self.parts.at[parts] - self.plan.pieces[i].at).astype(np.uint64)
         source, stage = (np.uint64(tensor.data_ptr()) + at for tensor in pair)
         runs = (source, stage, self.parts.nbytes[parts].astype(np.uint64))
-        every: Flags = np.ones(len(at), dtype=np.bool_)
-        if named is not None:
-            looked = named | check_turn(len(at), turn)
-            changed = self.memory.stage(parts, runs, read=looked, step=step)
-            if not (changed & ~named).any():
-                return True
-        self.memory.stage(parts, runs, read=every, step=step)
-        return named is None
+        looked = named | check_turn(len(at), turn)
+        changed = self.memory.stage(parts, runs, read=looked, step=step)
+        if not (changed & ~named).any():
+            return True
+        self.memory.stage(parts, runs, read=np.ones(len(at), dtype=np.bool_), step=step)
+        return False
 
     def since(self, step: int, *, nbytes: int) -> Lengths:
         """Return the step since which each run of a block of ``nbytes`` is the same."""

@@ -55,7 +55,8 @@ class _HeldSlot:
 class PartMemory:
     """What is known of the parts of one program: in the state, and in the slots.
 
-    ``source`` are the fingerprints of the state at the last snapshot. ``since`` are the steps from
+    ``source`` are the fingerprints of the state as it was read last. ``unread`` are the parts of
+    stages that were copied after that without a look at them. ``since`` are the steps from
     which on each part was the same in all sealed snapshots. ``settled`` are the parts whose
     ``source`` is right for the snapshot in progress, without a look at them.
     """
@@ -67,6 +68,7 @@ class PartMemory:
         self.since: Lengths = np.zeros(count, dtype=np.int64)
         self.settled: Flags = np.zeros(count, dtype=np.bool_)
         self.born: int | None = None
+        self.unread: Flags = np.zeros(count, dtype=np.bool_)
         self._choice = PartialChoice(edges, least_parts=least_parts)
         self._slots: dict[str, _HeldSlot] = {}
 
@@ -74,10 +76,6 @@ class PartMemory:
     def partial(self) -> Flags:
         """The parts of partly moving pieces."""
         return self._choice.parts
-
-    def is_partial(self, part: int) -> bool:
-        """Return whether a part belongs to a partly moving piece."""
-        return bool(self._choice.parts[part])
 
     def stage(
         self, parts: slice, runs: tuple[Words, Words, Words], *, read: Flags, step: int
@@ -88,24 +86,18 @@ class PartMemory:
         are known to be the same.
         """
         mine = self.source.take(parts)
-        known = mine.known.copy()
+        known = mine.known & ~self.unread[parts]
         wanted = read | ~known
-        found, written = refresh_runs(
-            _chosen(runs, wanted),
-            mine.take(wanted),
-            np.full(int(wanted.sum()), RefreshMode.COMPARE),
-        )
+        before = Fingerprints(mine.sums, mine.wide, known).take(wanted)
+        modes = np.full(len(before.sums), RefreshMode.COMPARE)
+        found, written = refresh_runs(_chosen(runs, wanted), before, modes)
         mine.put(wanted, found)
+        self.unread[parts] = False
         fresh: Flags = np.zeros(len(wanted), dtype=np.bool_)
         fresh[wanted] = written
         self.since[parts][fresh] = step
         self.settled[parts] = mine.known
         return fresh & known
-
-    def staged_whole(self, parts: slice, *, step: int) -> None:
-        """Note that a stage was copied without a look at what changed."""
-        self.source.known[parts] = False
-        self.since[parts] = step
 
     def open(self, slot: SlotFile, *, key: SlotKey, before: SlotKey | None, turn: int) -> PartCopy:
         """Begin a copy into a slot; ``before`` is the block last written there, by anybody."""
@@ -183,6 +175,7 @@ class PartCopy:
             wanted,
             Fingerprints(found.sums, np.where(right, before.wide, found.wide), right | found.known),
         )
+        memory.unread[parts][wanted] = False
         since = memory.since[parts]
         fresh = ~settled & ~found.same(before)
         since[np.flatnonzero(wanted)[fresh]] = self.step

@@ -32,6 +32,11 @@ from holdfast.ckpt.state.restore import restore
 ROWS, WIDTH = 400, 257  # about three runs, none of which ends with a row
 
 
+def row_of(number: int) -> int:
+    """Return one of a few rows, in all parts of the buffer."""
+    return number * 53 % ROWS
+
+
 class Ring:
     """A ring buffer that is filled row by row, a table of which a few rows are trained, a weight.
 
@@ -66,7 +71,7 @@ class Ring:
     def act(self, action: str, number: int, touch: Callable[[torch.Tensor, Any], None]) -> None:
         match action:
             case "write a row" | "write a row and name it":
-                self.ring[number % ROWS] += 1
+                self.ring[row_of(number)] = float(number % 3)  # often what was there before
             case "write everything":
                 self.ring += 1
             case "unseen write":
@@ -76,7 +81,7 @@ class Ring:
             case "write to the table":
                 self.table.weight.data[number % ROWS] += 1
         if action == "write a row and name it":
-            touch(self.ring, number % ROWS)
+            touch(self.ring, row_of(number))
 
 
 FAULTS = ("given up", "damage a free slot", "another rank writes to a free slot")
@@ -172,7 +177,7 @@ def _compare(
 @settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(
-        st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9999)), max_size=2),
+        st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 20)), max_size=2),
         min_size=4,
         max_size=16,
     )

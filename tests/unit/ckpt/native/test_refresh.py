@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ckpt.native import isal, refresh, streaming
+from holdfast.ckpt.native import isal, piece_copy, refresh, streaming
 from holdfast.ckpt.native.refresh import Fingerprints, RefreshMode, refresh_runs
 
 SIZES = [1, 16, 4095, 4096, 40_000, 131_072]
 
 
-@pytest.fixture(params=["compiled", "run by run"], autouse=True, scope="module")
+@pytest.fixture(params=["compiled", "by a library", "run by run"], autouse=True, scope="module")
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "run by run":
@@ -24,7 +24,11 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(streaming, "kernel", lambda: None)
         elif refresh.kernel() is None:
             pytest.skip("the package was installed without a compiler, or for another processor")
+        elif request.param == "by a library":
+            patch.setattr(piece_copy, "kernel", lambda: None)
+        refresh._checksums.cache_clear()
         yield
+    refresh._checksums.cache_clear()
 
 
 class _Memory:
