@@ -53,7 +53,7 @@ class _HeldSlot:
 
 
 class PartMemory:
-    """What is known of the parts of one program: in the state, and in the slots.
+    """Knowledge about the parts of one program: in the state, and in the slots.
 
     ``source`` are the fingerprints of the state as it was read last. ``unread`` are the parts of
     stages that were copied after that without a look at them. ``since`` are the steps from

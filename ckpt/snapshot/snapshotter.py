@@ -48,7 +48,8 @@ from holdfast.ckpt.native.sums import SUM_BYTES, Sums
 from holdfast.ckpt.snapshot.change_watch import ChangeWatch
 from holdfast.ckpt.snapshot.copy_job import CLOSED, CopyJob
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
-from holdfast.ckpt.snapshot.fixed_part import FixedPieces, PieceKey, mark_of
+from holdfast.ckpt.snapshot.discards import Discards
+from holdfast.ckpt.snapshot.fixed_part import FixedPieces, PieceKey
 from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
 from holdfast.ckpt.snapshot.pacing import Pacer
 from holdfast.ckpt.snapshot.settings import (
@@ -137,7 +138,6 @@ class Snapshotter:
         self._pacer = Pacer(enabled=self._settings.paced)
         self._turn = 0
         self._touched = TouchedRows()
-        self._mistaken: set[str] = set()
         self._starved = False
         self._pool = ThreadPoolExecutor(
             1,
@@ -146,6 +146,7 @@ class Snapshotter:
             initargs=(self._settings.niceness,),
         )
         self.stats = SnapshotStats()
+        self._discards = Discards(self.stats)
         self.meters = Meters()
 
     def snapshot(self, state: Mapping[str, Any], step: int, *, persist: bool = False) -> None:
@@ -163,7 +164,9 @@ class Snapshotter:
             flat, program = self._programmed(state, step)
             if self._inspect is not None:
                 self._inspect(flat, program.plan)
-            self._stage(flat, program, step)
+            rows = self._touched.take(flat.tensors, flat.volatile)
+            wrong = program.stage(flat, step=step, turn=self._turn, touched=rows)
+            self._touched.mistaken(wrong, step=step)
             ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
             self._task = _Task(
                 step=step,
@@ -184,21 +187,6 @@ class Snapshotter:
         ``StateError`` for rows that are not there, and at the next snapshot for another tensor.
         """
         self._touched.note(tensor, rows)
-
-    def _stage(self, flat: FlatState, program: Program, step: int) -> None:
-        """Copy the volatile tensors; a user who named too few rows is told, and not asked again."""
-        touched = self._touched.take(flat.tensors, flat.volatile)
-        trusted = {fqn: rows for fqn, rows in touched.items() if fqn not in self._mistaken}
-        for fqn in program.stage(flat, step=step, turn=self._turn, touched=trusted):
-            if fqn not in self._mistaken:
-                self._mistaken.add(fqn)
-                _log.warning(
-                    "step %d: rows of %s have changed that touched() did not name; earlier "
-                    "snapshots may lack those changes, and from now on all of it is read at every "
-                    "step: name every row that the loop writes, or leave the call out",
-                    step,
-                    fqn,
-                )
 
     def _programmed(self, state: Mapping[str, Any], step: int) -> tuple[FlatState, Program]:
         flat, same = self._watch.flatten(state)
@@ -409,9 +397,11 @@ class Snapshotter:
         if copied is None or changed is None or changed:
             self._abandon(grant)
             if changed:
-                self._discard_changed(task, changed)
+                self._fixed.found_changed(changed)
+                reason = self._discards.changed(task.step, changed, task.program, task.flat)
             else:
-                self._discard_torn(task, job.torn)
+                reason = self._discards.torn(job.torn)
+            self._discard(task, reason)
             return
         copy_s = time.perf_counter() - began_s
         entry, sums = self._describe(task, slot, copied)
@@ -538,52 +528,11 @@ class Snapshotter:
         with contextlib.suppress(CkptError):
             self._client.abandon(grant.slot_id)
 
-    def _discard_torn(self, task: _Task, fqn: str) -> None:
-        self.stats.torn = fqn
-        self._discard(
-            task,
-            f"{fqn} was written to while it was copied; change the state only through the tracked "
-            "optimizers, or call fence() before",
-        )
-
-    def _discard_changed(self, task: _Task, changed: Sequence[PieceKey]) -> None:
-        self._fixed.found_changed(changed)
-        fixed = task.program.fixed
-        assert fixed is not None
-        unseen = [
-            key for key in changed if mark_of(task.flat.tensors[key[0]]) == fixed.pieces[key].mark
-        ]
-        names = sorted({fqn for fqn, _ in unseen or changed})
-        self.stats.torn = names[0]
-        if not unseen:
-            self._discard(
-                task,
-                f"{names[0]} was written to while the snapshot was checked; call fence() before a "
-                "change by hand",
-            )
-            return
-        reason = (
-            f"{names[0]} changed without a trace that torch could see ({len(names)} tensors in "
-            "all): through .data, memory shared with numpy, a custom kernel or another process; "
-            "from now on it is copied at every step"
-        )
-        _log.warning("step %d: %s", task.step, reason)
-        self._discard(task, reason)
-
     def _discard(self, task: _Task, reason: str) -> None:
-        """Count a discarded snapshot and log it: the first one, and later ones ever more rarely."""
+        """Leave a snapshot out, and say why."""
         task.job.end(torn=self.stats.torn or reason)
-        if self._closing.is_set():
-            return
-        self.stats.discarded += 1
-        self.stats.reason = reason
-        if self.stats.discarded.bit_count() == 1:
-            _log.warning(
-                "snapshot of step %d discarded (%d so far): %s",
-                task.step,
-                self.stats.discarded,
-                reason,
-            )
+        if not self._closing.is_set():
+            self._discards.note(task.step, reason)
 
 
 def _lower_priority(niceness: int) -> None:

@@ -6,6 +6,7 @@ each snapshot: within 64 of them all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,6 +17,8 @@ import torch
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.native.sums import Flags, Lengths
 from holdfast.ckpt.state.local_boxes import Leaf, local_of
+
+_log = logging.getLogger(__name__)
 
 Rows: TypeAlias = "int | slice | Sequence[int] | torch.Tensor"
 """Rows of a tensor: one, a slice, several, or a tensor of numbers or of one flag for each row."""
@@ -52,7 +55,7 @@ def row_numbers(rows: Rows, count: int) -> Lengths:
 
 
 @dataclass(slots=True, eq=False)
-class _Named:
+class _NamedRows:
     """A tensor, and which of its rows were named."""
 
     tensor: torch.Tensor
@@ -63,7 +66,8 @@ class _Named:
 class TouchedRows:
     """The rows named since the last snapshot, by the address of their tensor."""
 
-    _named: dict[int, _Named] = field(default_factory=dict)
+    _named: dict[int, _NamedRows] = field(default_factory=dict)
+    _mistaken: set[str] = field(default_factory=set)
 
     def note(self, tensor: torch.Tensor, rows: Rows) -> None:
         """Note that rows of ``tensor`` have changed. Raises ``StateError``."""
@@ -75,7 +79,7 @@ class TouchedRows:
             )
         named = self._named.get(tensor.data_ptr())
         if named is None or named.tensor.shape != tensor.shape:
-            named = _Named(tensor, np.zeros(tensor.shape[0], dtype=np.bool_))
+            named = _NamedRows(tensor, np.zeros(tensor.shape[0], dtype=np.bool_))
             self._named[tensor.data_ptr()] = named
         named.rows[row_numbers(rows, tensor.shape[0])] = True
 
@@ -101,7 +105,19 @@ class TouchedRows:
                     "that is tracked, or leave the call out; parameters and the state of "
                     "optimizers need none"
                 )
-        return found
+        return {fqn: rows for fqn, rows in found.items() if fqn not in self._mistaken}
+
+    def mistaken(self, fqns: Sequence[str], *, step: int) -> None:
+        """Take no notice any more of the rows named of these tensors: others had changed, too."""
+        for fqn in set(fqns) - self._mistaken:
+            self._mistaken.add(fqn)
+            _log.warning(
+                "step %d: rows of %s have changed that touched() did not name; earlier snapshots "
+                "may lack those changes, and from now on all of it is read at every step: name "
+                "every row that the loop writes, or leave the call out",
+                step,
+                fqn,
+            )
 
 
 def touched_bytes(rows: Flags, row_bytes: int, at: Lengths, nbytes: Lengths) -> Flags:

@@ -64,7 +64,7 @@ class Run:
     | metrics and events | ``log``, ``metrics``, ``on_protected``, ``emit`` |
     | the position in the run | ``completed``, ``repeats``, ``stop`` |
     | long work of your own | ``pause``, ``check`` |
-    | snapshots | ``protection``, ``fence`` |
+    | snapshots | ``protection``, ``fence``, ``touched`` |
     | the ranks | ``rank``, ``world_size``, ``is_leader``, ``generation`` |
     | the device and the mesh | ``device``, ``mesh``, ``data_mesh`` |
 

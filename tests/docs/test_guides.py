@@ -38,6 +38,7 @@ def test_the_programs_of_the_guide_to_data_train_whole_epochs(tmp_path: Path) ->
             "how-to/optimizers", 0, r"loss 0\.\d+, scale 65536\n", id="through a GradScaler"
         ),
         pytest.param("how-to/fine-tuning", 0, r"loss 0\.\d+\n", id="LoRA by hand"),
+        pytest.param("how-to/snapshots", 3, r"20 rows, 152\.0\n", id="a replay buffer"),
         pytest.param("how-to/optimizers", 1, r"loss 0\.\d+\n", id="LBFGS"),
         pytest.param("how-to/meshes", 0, r"60 steps, loss [0-3]\.\d+\n", id="a mesh of one"),
         pytest.param(

@@ -67,6 +67,7 @@ RUN = [
     "step",
     "steps",
     "stop",
+    "touched",
     "track",
     "world_size",
 ]
