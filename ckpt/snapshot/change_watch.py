@@ -104,6 +104,8 @@ class _Route:
         holders = [state, *self._trace.holders[1:]]
         if self._outline(holders) != self._holders:
             return False
+        if any(getattr(whole, key) is not part for whole, key, part in self._trace.wrapped):
+            return False
         if _insides(self._trace.modules) != self._modules:
             return False
         if not all(optimizer.is_same() for optimizer in self._optimizers):

@@ -63,6 +63,7 @@ from holdfast.ckpt.state.trees.state_dicts import (
     optimizer_has_own,
 )
 from holdfast.ckpt.state.trees.stateful import Stateful, stateful_of
+from holdfast.ckpt.state.wrapped import WrappedTensor, wrapped_of
 from holdfast.ckpt.types import Json
 
 _Replace: TypeAlias = Callable[[Any], object] | None
@@ -92,7 +93,8 @@ class Trace:
 
     ``holders`` are the mappings and sequences that it entered, the state itself first. ``values``
     are the plain values in them (name, holder, key). ``first`` is the name of each tensor, by id.
-    ``is_repeatable`` is false where a second pass over the same objects gives other tensors.
+    ``wrapped`` are the parts of wrapped tensors (wrapper, attribute, part). ``is_repeatable`` is
+    false where a second pass over the same objects gives other tensors.
     """
 
     holders: list[Any] = field(default_factory=list)
@@ -101,6 +103,7 @@ class Trace:
     values: list[tuple[str, Any, Any]] = field(default_factory=list)
     trees: list[TracedTree] = field(default_factory=list)
     first: dict[int, str] = field(default_factory=dict)
+    wrapped: list[tuple[torch.Tensor, str, torch.Tensor]] = field(default_factory=list)
     is_repeatable: bool = True
 
 
@@ -248,6 +251,8 @@ class _Flattener:
     def tensor(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
         """Add a tensor, or an alias if the same object was added before; return the stored name."""
         own = tensor.tensor if isinstance(tensor, TensorShard | FlatShard) else tensor
+        if (wrapped := wrapped_of(name, own)) is not None:
+            return self._wrapped(name, wrapped, volatile=volatile)
         first = self._first.get(id(own))
         if first == name:
             return name
@@ -257,6 +262,18 @@ class _Flattener:
             return first
         self._first[id(own)] = name
         self._add(name, tensor, volatile=volatile)
+        return name
+
+    def _wrapped(self, name: str, wrapped: WrappedTensor, *, volatile: bool) -> str:
+        """Add the parts of a tensor that wraps others, and its description."""
+        for key, part in wrapped.parts.items():
+            self._trace.wrapped.append((wrapped.tensor, key, part))
+            self.tensor(join(name, key), part, volatile=volatile)
+        self.value(name, wrapped.description, lambda _: None)
+        self.flat.fixed[name] = (
+            f"{name} is a {type(wrapped.tensor).__name__} of another kind than the saved one; "
+            "build the model with the same quantisation"
+        )
         return name
 
     def _state(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
