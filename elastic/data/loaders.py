@@ -65,13 +65,19 @@ class LoaderContext:
 class LoadedMicrobatch:
     """A microbatch to run: its ``weight`` in the mean gradient, and its number of ``samples``.
 
-    Both are 0 for a stand-in.
+    Both are 0 for a stand-in. ``found`` is its weight among the others if the caller weighs them.
     """
 
     microbatch: int
     weight: float
     samples: int
     fetch: Callable[[], Any]
+    found: float | None = None
+
+    @property
+    def counted(self) -> float:
+        """The number by which a logged value counts in its mean."""
+        return self.samples if self.found is None else self.found
 
 
 class Loader(ABC):

@@ -19,6 +19,7 @@ from holdfast.elastic.config import Settings
 from holdfast.elastic.data.foreign import ForeignLoaders
 from holdfast.elastic.data.loaders import Loader
 from holdfast.elastic.data.order import SampleOrder
+from holdfast.elastic.data.weights import Weigh
 from holdfast.elastic.data.work import MapDataset, StepWork
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError
@@ -291,13 +292,21 @@ class Run:
         self._steps.logbook.hand_to(write, after=after)
 
     @overload
-    def microbatches(self) -> Iterator[int]: ...
+    def microbatches(self, *, weigh: Weigh | None = None) -> Iterator[int]: ...
     @overload
     def microbatches(
-        self, dataset: MapDataset[Any] | Loader, *, fresh: bool = False
+        self,
+        dataset: MapDataset[Any] | Loader,
+        *,
+        fresh: bool = False,
+        weigh: Weigh | None = None,
     ) -> Iterator[Any]: ...
     def microbatches(
-        self, dataset: MapDataset[Any] | Loader | None = None, *, fresh: bool = False
+        self,
+        dataset: MapDataset[Any] | Loader | None = None,
+        *,
+        fresh: bool = False,
+        weigh: Weigh | None = None,
     ) -> Iterator[Any]:
         """Yield this rank's microbatches of the step: collated samples, or their indices.
 
@@ -309,8 +318,11 @@ class Run:
         A step may have several *phases*: passes, at most one of them with `backward`, and the
         `step` that applies its gradient. All passes of a step have the same samples; with ``fresh``
         a pass takes the next ones of a loader. All passes of a phase have the same random draws.
+
+        ``weigh(microbatch)`` returns what a microbatch counts in the means, instead of its number
+        of samples: its label tokens, for a loss that is the mean over tokens.
         """
-        yield from self._passes.microbatches(dataset, fresh=fresh)
+        yield from self._passes.microbatches(dataset, fresh=fresh, weigh=weigh)
 
     @property
     def microbatch(self) -> int:

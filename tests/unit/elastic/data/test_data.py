@@ -279,8 +279,8 @@ class _NoReduction:
 
 def test_logged_values_count_by_their_samples_and_stand_ins_not_at_all() -> None:
     logs = Metrics(3)
-    logs.add(0, {"loss": 1.0}, samples=2)
-    logs.add(1, {"loss": 4.0}, samples=1)
-    logs.add(2, {"loss": 99.0}, samples=0)
+    logs.add(0, {"loss": 1.0}, counts=2)
+    logs.add(1, {"loss": 4.0}, counts=1)
+    logs.add(2, {"loss": 99.0}, counts=0)
     logs.end_pass(_NoReduction())
     assert logs.latest == {"loss": 2.0}
