@@ -240,7 +240,7 @@ class Run:
         *,
         batch: int | None = None,
         shuffle: bool | None = None,
-        order: SampleOrder | None = None,
+        order: SampleOrder | Iterable[int] | None = None,
         name: str = "data",
         factory: Callable[..., DataLoader[Any]] = DataLoader,
         first_batch_s: float = FIRST_BATCH_S,
@@ -251,10 +251,12 @@ class Run:
         ``dataset`` can be indexed or iterated, or is a DataLoader whose data set, order and options
         are taken over. ``batch`` is a step's number of samples over all ranks (default: that of
         `Batch`); the last step of an epoch may be smaller. Samples are shuffled unless ``shuffle``
-        is False or ``order`` (such as `Weighted`) is given. ``options`` go to ``factory``: a
-        DataLoader, or torchdata's StatefulDataLoader. The position is saved under ``name`` with the
-        run; it does not belong in `track`. A worker process without a batch ``first_batch_s`` after
-        its start is replaced. Raises ``ConfigError`` if these arguments do not fit together.
+        is False or ``order`` is given: `Weighted`, a torch Sampler, or one of your own. ``options``
+        go to ``factory``: a DataLoader, or torchdata's StatefulDataLoader. The position is saved
+        under ``name`` with the run; it does not belong in `track`. A worker process without a batch
+        ``first_batch_s`` after its start is replaced.
+
+        Raises ``ConfigError`` if these arguments do not fit together.
         """
         return self._work.loader(
             dataset,

@@ -126,7 +126,6 @@ def test_another_batch_continues_an_indexed_data_set_and_no_iterable_one() -> No
         (Stream(9), {"shuffle": True}, "order of its own"),
         (DataLoader(Numbers(9)), {"options": {"num_workers": 1}}, "num_workers"),
         (DataLoader(Numbers(9), batch_size=None), {}, "needs a batch_size"),
-        (DataLoader(Numbers(9), sampler=[3, 1]), {}, "list depends on the world"),  # type: ignore[arg-type]
     ],
 )
 def test_what_contradicts_itself_is_refused(dataset: Any, how: Any, named: str) -> None:
