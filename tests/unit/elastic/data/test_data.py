@@ -283,3 +283,13 @@ def test_logged_values_count_by_their_samples_and_stand_ins_not_at_all() -> None
     logs.add(2, {"loss": 99.0}, counts=0)
     logs.end_pass(_NoReduction())
     assert logs.latest == {"loss": 2.0}
+
+
+def test_a_loader_begins_at_any_step_with_the_samples_after_it() -> None:
+    whole = steps_of(make_loader(Numbers(10), alone({}, 2), batch=4), 7)
+    for step in range(7):
+        later = make_loader(Numbers(10), alone({}, 2), batch=4)
+        later.begin_at(step)
+        assert steps_of(later, 7 - step) == whole[step:]
+    with pytest.raises(ConfigError, match="cannot begin at step 3: its data set is iterable"):
+        make_loader(Stream(9), alone({}, 2), batch=4).begin_at(3)
