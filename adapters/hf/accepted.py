@@ -47,9 +47,18 @@ _OF_SFT: Final = _names(
     """
 )
 
+_OF_DPO: Final = _names(
+    """
+    model_init_kwargs trust_remote_code disable_dropout dataset_num_proc max_length truncation_mode
+    padding_free pad_to_multiple_of loss_type loss_weights ld_alpha f_divergence_type
+    f_alpha_divergence_coef label_smoothing beta use_weighting discopop_tau pad_token
+    """
+)
+
 TRAINERS: Final[Mapping[str, frozenset[str]]] = {
     "transformers.trainer.Trainer": frozenset(),
     "trl.trainer.sft_trainer.SFTTrainer": _OF_SFT,
+    "trl.trainer.dpo_trainer.DPOTrainer": _OF_DPO,
 }
 """Supported classes of libraries, with the fields of their own arguments that are supported."""
 
@@ -127,7 +136,10 @@ def check_class(kind: type) -> None:
 def check_arguments(args: Any, kind: type) -> None:
     """Raise ``ConfigError`` that names the first training argument that is not supported."""
     supported = _COMMON | supported_of(kind)
+    theirs = _of_libraries(type(args))
     for field in dataclasses.fields(args):
+        if field.name not in theirs:
+            continue  # of the script's own class, for its own methods
         value = getattr(args, field.name, None)
         if field.name in _VALUES:
             _check_value(field.name, value)
@@ -151,6 +163,12 @@ def _check_value(name: str, value: Any) -> None:
             f"{name}={found!r} is not supported with resilient_trainer yet: give one of "
             f"{', '.join(sorted(_VALUES[name]))}"
         )
+
+
+def _of_libraries(kind: type) -> set[str]:
+    """Return the names of fields that transformers and TRL declare."""
+    classes = [each for each in kind.__mro__ if each.__module__.startswith(_LIBRARIES)]
+    return {name for each in classes for name in vars(each).get("__annotations__", {})}
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,9 @@ from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import stand_at
 from holdfast.elastic import ConfigError, Loader, Run, session_of
 
-_ENTRY = "trainer"
+_log = logging.getLogger(__name__)
+
+_ENTRY: Final = "trainer"
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class GenerationOfTrainer:
         self.run = run
         self._trainer, self._journey, self._ignore_keys = trainer, journey, ignore_keys
         self._kept: KeptTrainer | None = None
-        self._in_loop, self._began = False, 0
+        self._in_loop, self._began, self._batches = False, 0, 0
         self._backward = trainer.accelerator.backward
 
     def train(self) -> dict[str, Any]:
@@ -51,6 +54,7 @@ class GenerationOfTrainer:
         again, journey.took_part = journey.took_part, True
         if again and journey.first is not None:
             journey.first.put_back()
+        self._warn_of_idle_ranks()
         loader = self._loader()
         steps, total = len(loader), self._planned(len(loader))
         self._begin_state(steps, total)
@@ -67,8 +71,8 @@ class GenerationOfTrainer:
             begun = False
             self._drop_first(step)
         self._in_loop = False
-        trainer.state.epoch = total / steps if run.completed >= total else trainer.state.epoch
-        loss = (trainer._total_loss_scalar + float(trainer._tr_loss)) / max(run.completed, 1)
+        made = max(run.completed - trainer._initial_global_step, 1)
+        loss = (trainer._total_loss_scalar + float(trainer._tr_loss)) / made
         return {"global_step": run.completed, "train_loss": loss}
 
     def leave(self) -> None:
@@ -96,6 +100,7 @@ class GenerationOfTrainer:
                 "resilient_trainer: an iterable train_dataset is not supported yet: give a data "
                 "set that can be indexed, or write the loop with run.loader, which takes streams"
             )
+        self._batches = len(made)
         made.worker_init_fn = None  # it seeds by rank; samples have seeds of their own
         return self.run.loader(made)
 
@@ -111,7 +116,9 @@ class GenerationOfTrainer:
         """Make optimizer, scheduler and TrainerState as the Trainer's own loop does."""
         trainer, resume = self._trainer, self._journey.resume_from
         epochs = math.ceil(total / steps)
-        self._journey.samples = total * self._batch()
+        self._journey.samples = (
+            total * self._microbatches() * trainer.args.per_device_train_batch_size
+        )
         trainer._init_training_state(total, steps, epochs, resume, None)
         stand_at(trainer, self.run.rank)
         if trainer._created_lr_scheduler:
@@ -119,7 +126,8 @@ class GenerationOfTrainer:
         trainer.create_optimizer_and_scheduler(total)
         if resume is not None:
             trainer._load_optimizer_and_scheduler(resume)
-        if not trainer.accelerator._models:  # wraps the forward in autocast, once
+        if all(each is not trainer.model for each in trainer.accelerator._models):
+            # It wraps the forward in autocast, once.
             trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(trainer.callback_handler, name, getattr(trainer, name))
@@ -129,11 +137,22 @@ class GenerationOfTrainer:
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
         trainer.current_gradient_accumulation_steps = 1
 
-    def _batch(self) -> int:
+    def _microbatches(self) -> int:
         args, settings = self._trainer.args, self._trainer.holdfast
-        count = settings.microbatches or args.gradient_accumulation_steps
-        size: int = count * args.per_device_train_batch_size
-        return size
+        count: int = settings.microbatches or args.gradient_accumulation_steps
+        return count
+
+    def _warn_of_idle_ranks(self) -> None:
+        count, ranks = self._microbatches(), self.run.world_size
+        if count < ranks and self.run.is_leader:
+            _log.warning(
+                "a step has %d microbatches for %d ranks, so %d do nothing useful: set "
+                "gradient_accumulation_steps=%d or more",
+                count,
+                ranks,
+                ranks - count,
+                ranks,
+            )
 
     def _track(self, loader: Loader, *, again: bool) -> None:
         """Track the state, and restore it if there is a restore point."""
@@ -185,7 +204,7 @@ class GenerationOfTrainer:
         rate = trainer._get_learning_rate()
         trainer.lr_scheduler.step()
         trainer.state.global_step = step + 1
-        trainer.state.epoch = (step + 1) / steps
+        trainer.state.epoch = self._epochs(step + 1, steps=steps)
         self._add_loss(loss)
         self._call("on_step_end")
         self._refuse_skipping()
@@ -210,6 +229,11 @@ class GenerationOfTrainer:
             run.stop()
         if self._kept is not None:
             self._kept.collect()
+
+    def _epochs(self, count: int, *, steps: int) -> float:
+        """Return the epochs of the first ``count`` steps; the last step of one may be smaller."""
+        whole, rest = divmod(count, steps)
+        return whole + rest * self._microbatches() / self._batches
 
     def _add_loss(self, loss: float) -> None:
         trainer = self._trainer

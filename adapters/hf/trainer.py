@@ -35,6 +35,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         check_arguments(self.args, type(self))
         check_alone(self)
         self._hands_on_logs = self.callback_handler.on_log
+        self.callback_handler.on_log = self._on_log
         self._generation: GenerationOfTrainer | None = None
 
     def _inner_training_loop(
@@ -48,8 +49,6 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         """Train in Holdfast's loop; replaces the Trainer's own."""
         if trial is not None:
             raise ConfigError("resilient_trainer: hyperparameter_search is not supported yet")
-        self._hands_on_logs = self.callback_handler.on_log
-        self.callback_handler.on_log = self._on_log
         start, journey = time.time(), Journey(resume_from=resume_from_checkpoint)
         journey.first = FirstState(self)
         settings = self.holdfast.settings(
@@ -67,11 +66,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
                 self._generation.leave()
                 self._generation = None
 
-        try:
-            outcome = train()
-            return self._finish(outcome, journey, start)
-        finally:
-            del self.callback_handler.on_log
+        return self._finish(train(), journey, start)
 
     def _finish(self, outcome: dict[str, Any], journey: Journey, start: float) -> TrainOutput:
         """Do the end of the Trainer's own loop: the summary, the best model, the last callbacks."""
@@ -97,6 +92,12 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
         with self._generation.run.pause():
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave an evaluation as soon as the ranks change."""
+        if self._generation is not None:
+            self._generation.run.check()
+        return super().prediction_step(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let rank 0 write the directory ``checkpoint-N``."""
