@@ -1,4 +1,4 @@
-"""`resilient_trainer`: gives a Trainer class Holdfast's loop in place of its own."""
+"""A Trainer with Holdfast's loop in place of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
-from holdfast.adapters.hf.accepted import check_arguments, check_class
+from holdfast.adapters.hf.accepted import check_arguments
 from holdfast.adapters.hf.arguments import HoldfastArguments
 from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
 from holdfast.adapters.hf.kept import FirstState
@@ -113,15 +113,8 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
 
 
 @functools.cache
-def resilient_trainer(kind: type) -> Any:
-    """Return ``kind``, a Trainer class, with Holdfast's loop in place of its own.
-
-    The class takes one argument more, ``holdfast=HoldfastArguments(...)``. Its `train` is entered
-    again after every change of the ranks, with the model that is there, and goes on from the newest
-    complete step. Raises ``ConfigError`` for a Trainer whose loop is not supported yet, and, when
-    an object of the class is made, for such training arguments.
-    """
-    check_class(kind)
+def made_resilient(kind: type) -> Any:
+    """Return the subclass of ``kind`` and `ResilientTrainer`, the same one each time."""
     if kind is Trainer:
         return ResilientTrainer
     name = f"Resilient{kind.__name__}"
