@@ -46,7 +46,7 @@ def test_supported_arguments_are_accepted(given: dict[str, Any]) -> None:
         ({"torch_compile": True}, "torch_compile=True"),
         ({"accelerator_config": {"split_batches": True}}, "accelerator_config=Acc.*leave it"),
         ({"optim": "adafactor"}, "optim='adafactor' is not supported.*adamw_torch"),
-        ({"lr_scheduler_type": "greedy"}, "lr_scheduler_type='greedy'"),
+        ({"lr_scheduler_type": "greedy", "eval_strategy": "steps"}, "lr_scheduler_type='greedy'"),
         ({"train_sampling_strategy": "batch_rebalance"}, "give one of group_by_length, random"),
     ],
 )
