@@ -79,14 +79,18 @@ COMMANDS: Final = {
 OURS: Final = "holdfast"
 
 EXTRA_OF: Final = {
+    "accelerate": "hf",
     "aetcd": "etcd",
     "boto3": "s3",
     "botocore": "s3",
+    "datasets": "trl",
     "google": "etcd",
     "grpc": "etcd",
+    "peft": "trl",
     "reasoning_gym": "rl",
     "torchdata": "data",
     "transformers": "hf",
+    "trl": "trl",
     "urllib3": "s3",
 }
 """Optional package, as it is imported -> the extra of Holdfast's distribution that installs it."""

@@ -17,6 +17,7 @@ FACES: Final = {
     "holdfast.rl": "Reinforcement learning in a loop of your own.",
     "holdfast.chaos": "Reports of a loop to `holdfast chaos`.",
     "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
+    "holdfast.adapters.hf": "Trainers of transformers and TRL with Holdfast's loop.",
 }
 """Public module → one sentence about it. Nothing else is public."""
 

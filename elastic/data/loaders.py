@@ -65,13 +65,19 @@ class LoaderContext:
 class LoadedMicrobatch:
     """A microbatch to run: its ``weight`` in the mean gradient, and its number of ``samples``.
 
-    Both are 0 for a stand-in.
+    Both are 0 for a stand-in. ``found`` is its weight among the others if the caller weighs them.
     """
 
     microbatch: int
     weight: float
     samples: int
     fetch: Callable[[], Any]
+    found: float | None = None
+
+    @property
+    def counted(self) -> float:
+        """The number by which a logged value counts in its mean."""
+        return self.samples if self.found is None else self.found
 
 
 class Loader(ABC):
@@ -113,6 +119,9 @@ class Loader(ABC):
     def _moved(self) -> dict[str, Json]: ...
 
     @abstractmethod
+    def _after(self, step: int) -> dict[str, Json]: ...
+
+    @abstractmethod
     def _open(self) -> Feed: ...
 
     def pieces(self) -> list[LoadedMicrobatch]:
@@ -125,6 +134,13 @@ class Loader(ABC):
         if self._used:
             self._site.states()[self.name] = self._moved()
             self._used = False
+
+    def begin_at(self, step: int) -> None:
+        """Take the position after ``step`` steps, of which this run made none.
+
+        Raises ``ConfigError`` for an iterable data set, which tells its position only by reading.
+        """
+        self._site.states()[self.name] = self._after(step)
 
     def take_waited_s(self) -> float:
         """Return the seconds waited for data since the last call."""
@@ -300,12 +316,15 @@ class MapLoader(Loader):
         if fetched < len(self._parts):  # a loop was left early: the feed is not at the position
             self.close()
         self._step, self._parts, self._batches = None, [], []
-        return {
-            "epoch": step.epoch,
-            "offset": step.start + step.count,
-            "samples": self._samples,
-            "order": self._order.describe(),
-        }
+        return self._at(step.epoch, step.start + step.count)
+
+    def _after(self, step: int) -> dict[str, Json]:
+        epoch, steps = divmod(step, len(self))
+        return self._at(epoch, steps * self.batch)
+
+    def _at(self, epoch: int, offset: int) -> dict[str, Json]:
+        described = self._order.describe()
+        return {"epoch": epoch, "offset": offset, "samples": self._samples, "order": described}
 
 
 class _StreamState(msgspec.Struct, kw_only=True):
@@ -449,6 +468,13 @@ class StreamLoader(Loader):
         drawn = self._ahead()
         self._drawn = None
         return {"epoch": drawn.epoch, "batch": self.batch, "shards": drawn.states}
+
+    def _after(self, step: int) -> dict[str, Json]:
+        raise ConfigError(
+            f"loader {self.name!r} cannot begin at step {step}: its data set is iterable, and only "
+            "reading tells the position; begin with its first sample, or give a data set that can "
+            "be indexed"
+        )
 
 
 def _convert(state: Any, kind: Any, name: str) -> Any:

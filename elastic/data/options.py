@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch.utils.data import (
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -19,6 +18,7 @@ from torch.utils.data import (
 
 from holdfast.ckpt import checks
 from holdfast.elastic.data.order import SampleOrder, Sequential, Shuffled, Weighted
+from holdfast.elastic.data.samplers import SamplerOrder
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError
 
@@ -82,7 +82,7 @@ def loading_of(
     *,
     size: int,
     shuffle: bool | None,
-    order: SampleOrder | None,
+    order: SampleOrder | Iterable[int] | None,
     factory: Callable[..., DataLoader[Any]],
     options: Mapping[str, Any],
 ) -> Loading:
@@ -96,26 +96,27 @@ def loading_of(
         raise ConfigError("run.loader: shuffle= and order= both say the order; give one of them")
     if shuffle is not None:
         order = Shuffled() if shuffle else Sequential()
+    chosen = None if order is None else _as_order(order)
     if isinstance(dataset, DataLoader):
         if kept:
             raise ConfigError(
                 f"run.loader(DataLoader(...), {', '.join(kept)}=...): give them to the "
                 "DataLoader, or give the data set itself"
             )
-        return replace(_read_off(dataset, order), first_batch_s=first_batch_s)
+        return replace(_read_off(dataset, chosen), first_batch_s=first_batch_s)
     # One pass lasts as long as the generation, so workers are persistent anyway.
     kept.pop("persistent_workers", None)
     if is_iterable(dataset):
-        if order is not None:
+        if chosen is not None:
             raise ConfigError(
                 f"run.loader: {type(dataset).__name__} is iterable and has an order of its own: "
                 "leave shuffle= and order= away, and shuffle in its __iter__"
             )
-    elif order is None:
-        order = Shuffled()
+    elif chosen is None:
+        chosen = Shuffled()
     return Loading(
         dataset=dataset,
-        order=order,
+        order=chosen,
         factory=factory,
         options=kept,
         size=size,
@@ -160,13 +161,16 @@ def _order_of(loader: DataLoader[Any]) -> SampleOrder:
             return Shuffled()
         ones = [1.0] * len(loader.dataset)  # type: ignore[arg-type]
         return Weighted(ones, count=sampler.num_samples, replacement=sampler.replacement)
-    if isinstance(sampler, DistributedSampler):
+    return SamplerOrder(sampler)
+
+
+def _as_order(order: Any) -> SampleOrder:
+    if hasattr(order, "indices"):
+        made: SampleOrder = order
+        return made
+    if not isinstance(order, Iterable):
         raise ConfigError(
-            "run.loader: the DataLoader's DistributedSampler divides the data set by rank, and "
-            "run.loader divides every step itself, for any number of ranks: leave sampler= out "
-            "and give shuffle=True or False"
+            f"run.loader(order={order!r}): give holdfast.Weighted, an order with the methods "
+            "length, indices and describe, or a torch Sampler"
         )
-    raise ConfigError(
-        f"run.loader: the DataLoader's {type(sampler).__name__} depends on the world or on its "
-        "own state; give order= (elastic.Weighted, or an order of yours) beside the DataLoader"
-    )
+    return SamplerOrder(order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -104,7 +104,7 @@ class StepWork:
         *,
         batch: int | None,
         shuffle: bool | None,
-        order: SampleOrder | None,
+        order: SampleOrder | Iterable[int] | None,
         name: str,
         factory: Callable[..., DataLoader[Any]],
         options: dict[str, Any],

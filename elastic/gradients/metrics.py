@@ -18,7 +18,7 @@ class Metrics:
 
     def __init__(self, microbatches: int) -> None:
         self._microbatches = microbatches
-        self._parts: dict[str, dict[int, tuple[float | torch.Tensor, int]]] = {}
+        self._parts: dict[str, dict[int, tuple[float | torch.Tensor, float]]] = {}
         self.latest: dict[str, float] = {}
 
     def add(
@@ -26,19 +26,20 @@ class Metrics:
         microbatch: int | None,
         values: Mapping[str, float | torch.Tensor],
         *,
-        samples: int = 1,
+        counts: float = 1,
     ) -> None:
         """Add the values of a microbatch, or of the step if ``microbatch`` is None.
 
-        A microbatch is weighted by its ``samples``; a stand-in has 0 and adds nothing. A tensor may
-        change afterwards. Raises ``ConfigError`` for anything but numbers.
+        A microbatch is weighted by what it ``counts``: its samples, as a rule. A stand-in has 0 and
+        adds nothing. A tensor may change afterwards. Raises ``ConfigError`` for anything but
+        numbers.
         """
         for name, value in values.items():
             kept = _number(name, value)
             if microbatch is None:
                 self.latest[name] = float(kept)
-            elif samples:
-                self._parts.setdefault(name, {})[microbatch] = (kept, samples)
+            elif counts:
+                self._parts.setdefault(name, {})[microbatch] = (kept, counts)
 
     def begin_pass(self) -> None:
         """Drop the values of an earlier pass that is repeated."""
@@ -65,15 +66,16 @@ class Metrics:
         names = sorted(self._parts)
         if not names:
             return
-        table = torch.zeros(len(names), self._microbatches + 1, dtype=torch.float64)
+        count = self._microbatches
+        table = torch.zeros(len(names), 2 * count, dtype=torch.float64)
         for row, name in enumerate(names):
-            for microbatch, (value, samples) in self._parts[name].items() if speaks else ():
-                table[row, microbatch] = float(value) * samples
-                table[row, -1] += samples
+            for microbatch, (value, counts) in self._parts[name].items() if speaks else ():
+                table[row, microbatch] = float(value) * counts
+                table[row, count + microbatch] = counts
         reducer.sum_(table)
         for name, row in zip(names, table.tolist(), strict=True):
-            if row[-1]:
-                self.latest[name] = sum(row[:-1]) / row[-1]
+            if total := sum(row[count:]):
+                self.latest[name] = sum(row[:count]) / total
         self._parts.clear()
 
     def clear(self) -> None:

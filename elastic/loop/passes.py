@@ -12,6 +12,7 @@ from torch import nn
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.elastic.data.foreign import Moment
 from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
+from holdfast.elastic.data.weights import Weigh, weighed
 from holdfast.elastic.data.whole import difference_of, identity_of
 from holdfast.elastic.data.work import MapDataset
 from holdfast.elastic.errors import (
@@ -136,11 +137,14 @@ class Passes:
         self._ran = []
 
     def microbatches(
-        self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool
+        self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool, weigh: Weigh | None
     ) -> Iterator[Any]:
         """Make a pass; see `Run.microbatches`."""
         with self.whole.one():
             pieces = self._begin(dataset, fresh=fresh)
+            if weigh is not None:
+                count, peers = self._parts.settings.batch.microbatches, self._parts.world.dp
+                pieces = weighed(pieces, weigh, microbatches=count, add=peers.sum_)
             for piece in pieces:
                 self.gradients.begin_microbatch(last=piece is pieces[-1])
                 batch = self._begin_microbatch(piece)
@@ -169,7 +173,7 @@ class Passes:
         self._parts.watch.end_body(pieces[0].microbatch)
         self._backwards = len(pieces)
         for piece, loss in zip(pieces, losses, strict=True):
-            self._parts.logs.add(piece.microbatch, {"loss": loss}, samples=piece.samples)
+            self._parts.logs.add(piece.microbatch, {"loss": loss}, counts=piece.counted)
         self._end(len(pieces))
 
     def _begin(
@@ -231,7 +235,7 @@ class Passes:
         watch.before_backward()
         self._backwards += 1
         if evaluations is not None:
-            evaluations.add(piece.microbatch, loss, samples=piece.samples)
+            evaluations.add(piece.microbatch, loss, counts=piece.counted)
         if piece.weight != 1.0:
             loss = loss * piece.weight
         number = piece.microbatch if piece.samples else STAND_IN
@@ -318,7 +322,7 @@ class Passes:
         if self.piece is None:
             self._parts.logs.add(None, values)
         else:
-            self._parts.logs.add(self.piece.microbatch, values, samples=self.piece.samples)
+            self._parts.logs.add(self.piece.microbatch, values, counts=self.piece.counted)
 
     def ran(self, call: str) -> Sequence[int]:
         """Return the microbatches of the last pass for ``call``, which belongs between passes."""

@@ -20,6 +20,7 @@ from holdfast.elastic.config import Settings
 from holdfast.elastic.data.foreign import ForeignLoaders
 from holdfast.elastic.data.loaders import Loader
 from holdfast.elastic.data.order import SampleOrder
+from holdfast.elastic.data.weights import Weigh
 from holdfast.elastic.data.work import MapDataset, StepWork
 from holdfast.elastic.data.workers.feed import FIRST_BATCH_S
 from holdfast.elastic.errors import ConfigError
@@ -240,7 +241,7 @@ class Run:
         *,
         batch: int | None = None,
         shuffle: bool | None = None,
-        order: SampleOrder | None = None,
+        order: SampleOrder | Iterable[int] | None = None,
         name: str = "data",
         factory: Callable[..., DataLoader[Any]] = DataLoader,
         first_batch_s: float = FIRST_BATCH_S,
@@ -251,10 +252,12 @@ class Run:
         ``dataset`` can be indexed or iterated, or is a DataLoader whose data set, order and options
         are taken over. ``batch`` is a step's number of samples over all ranks (default: that of
         `Batch`); the last step of an epoch may be smaller. Samples are shuffled unless ``shuffle``
-        is False or ``order`` (such as `Weighted`) is given. ``options`` go to ``factory``: a
-        DataLoader, or torchdata's StatefulDataLoader. The position is saved under ``name`` with the
-        run; it does not belong in `track`. A worker process without a batch ``first_batch_s`` after
-        its start is replaced. Raises ``ConfigError`` if these arguments do not fit together.
+        is False or ``order`` is given: `Weighted`, a torch Sampler, or one of your own. ``options``
+        go to ``factory``: a DataLoader, or torchdata's StatefulDataLoader. The position is saved
+        under ``name`` with the run; it does not belong in `track`. A worker process without a batch
+        ``first_batch_s`` after its start is replaced.
+
+        Raises ``ConfigError`` if these arguments do not fit together.
         """
         return self._work.loader(
             dataset,
@@ -292,13 +295,21 @@ class Run:
         self._steps.logbook.hand_to(write, after=after)
 
     @overload
-    def microbatches(self) -> Iterator[int]: ...
+    def microbatches(self, *, weigh: Weigh | None = None) -> Iterator[int]: ...
     @overload
     def microbatches(
-        self, dataset: MapDataset[Any] | Loader, *, fresh: bool = False
+        self,
+        dataset: MapDataset[Any] | Loader,
+        *,
+        fresh: bool = False,
+        weigh: Weigh | None = None,
     ) -> Iterator[Any]: ...
     def microbatches(
-        self, dataset: MapDataset[Any] | Loader | None = None, *, fresh: bool = False
+        self,
+        dataset: MapDataset[Any] | Loader | None = None,
+        *,
+        fresh: bool = False,
+        weigh: Weigh | None = None,
     ) -> Iterator[Any]:
         """Yield this rank's microbatches of the step: collated samples, or their indices.
 
@@ -310,8 +321,11 @@ class Run:
         A step may have several *phases*: passes, at most one of them with `backward`, and the
         `step` that applies its gradient. All passes of a step have the same samples; with ``fresh``
         a pass takes the next ones of a loader. All passes of a phase have the same random draws.
+
+        ``weigh(microbatch)`` returns what a microbatch counts in the means, instead of its number
+        of samples: its label tokens, for a loss that is the mean over tokens.
         """
-        yield from self._passes.microbatches(dataset, fresh=fresh)
+        yield from self._passes.microbatches(dataset, fresh=fresh, weigh=weigh)
 
     @property
     def microbatch(self) -> int:

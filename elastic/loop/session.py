@@ -5,6 +5,8 @@ from __future__ import annotations
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.channel.base import Channel
+from holdfast.elastic.data.loaders import Loader
+from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import Event
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Member, Roster
@@ -45,6 +47,23 @@ class Session:
         before the first step.
         """
         self._keeper.of_leader.update(entries)
+
+    def begin_at(self, step: int, *loaders: Loader) -> None:
+        """Let the run begin at this step: the steps before it were made elsewhere.
+
+        ``loaders`` go on with the samples after so many steps. Call it on all ranks after
+        `Run.track`, before the first step. Raises ``ConfigError`` if steps are complete, as after a
+        restore.
+        """
+        cursor = self._keeper.cursor
+        if cursor.step:
+            raise ConfigError(
+                f"begin_at({step}): the run has {cursor.step} complete steps already: call it only "
+                "if run.completed is 0"
+            )
+        for loader in loaders:
+            loader.begin_at(step)
+        cursor.step = step
 
     def roster(self) -> Roster:
         """Return the whole job as last received."""

@@ -28,9 +28,9 @@ class Evaluations:
         self.first: float | None = None
         self.logged: dict[str, float] = {}
 
-    def add(self, microbatch: int, loss: torch.Tensor, *, samples: int) -> None:
+    def add(self, microbatch: int, loss: torch.Tensor, *, counts: float) -> None:
         """Add the loss of a microbatch."""
-        self._losses.add(microbatch, {_LOSS: loss}, samples=samples)
+        self._losses.add(microbatch, {_LOSS: loss}, counts=counts)
 
     def end_pass(self, reducer: Reducer, *, speaks: bool, logged: dict[str, float]) -> None:
         """Average the losses over all ranks' microbatches, in their order; collective."""

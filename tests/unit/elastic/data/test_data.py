@@ -126,7 +126,6 @@ def test_another_batch_continues_an_indexed_data_set_and_no_iterable_one() -> No
         (Stream(9), {"shuffle": True}, "order of its own"),
         (DataLoader(Numbers(9)), {"options": {"num_workers": 1}}, "num_workers"),
         (DataLoader(Numbers(9), batch_size=None), {}, "needs a batch_size"),
-        (DataLoader(Numbers(9), sampler=[3, 1]), {}, "list depends on the world"),  # type: ignore[arg-type]
     ],
 )
 def test_what_contradicts_itself_is_refused(dataset: Any, how: Any, named: str) -> None:
@@ -279,8 +278,18 @@ class _NoReduction:
 
 def test_logged_values_count_by_their_samples_and_stand_ins_not_at_all() -> None:
     logs = Metrics(3)
-    logs.add(0, {"loss": 1.0}, samples=2)
-    logs.add(1, {"loss": 4.0}, samples=1)
-    logs.add(2, {"loss": 99.0}, samples=0)
+    logs.add(0, {"loss": 1.0}, counts=2)
+    logs.add(1, {"loss": 4.0}, counts=1)
+    logs.add(2, {"loss": 99.0}, counts=0)
     logs.end_pass(_NoReduction())
     assert logs.latest == {"loss": 2.0}
+
+
+def test_a_loader_begins_at_any_step_with_the_samples_after_it() -> None:
+    whole = steps_of(make_loader(Numbers(10), alone({}, 2), batch=4), 7)
+    for step in range(7):
+        later = make_loader(Numbers(10), alone({}, 2), batch=4)
+        later.begin_at(step)
+        assert steps_of(later, 7 - step) == whole[step:]
+    with pytest.raises(ConfigError, match="cannot begin at step 3: its data set is iterable"):
+        make_loader(Stream(9), alone({}, 2), batch=4).begin_at(3)

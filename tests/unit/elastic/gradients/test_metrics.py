@@ -53,7 +53,7 @@ def test_a_value_of_some_microbatches_is_a_mean_over_these() -> None:
 
 def test_a_value_of_a_stand_in_alone_is_no_value() -> None:
     logs = Metrics(2)
-    logs.add(1, {"loss": 9.0}, samples=0)
+    logs.add(1, {"loss": 9.0}, counts=0)
     logs.end_pass(Ranks())
     assert logs.latest == {}
 

@@ -24,7 +24,7 @@ class Alone:
 
 def evaluate(evaluations: Evaluations, *losses: float, logged: dict[str, float]) -> None:
     for microbatch, loss in enumerate(losses):
-        evaluations.add(microbatch, torch.tensor(loss), samples=1 + microbatch)
+        evaluations.add(microbatch, torch.tensor(loss), counts=1 + microbatch)
     evaluations.end_pass(Alone(), speaks=True, logged=logged)
 
 

@@ -1,0 +1,264 @@
+"""A Trainer in one generation: its place among the ranks, its data, and its steps."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from holdfast.adapters.hf.kept import FirstState, KeptTrainer
+from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
+from holdfast.adapters.hf.ranks import stand_at
+from holdfast.elastic import ConfigError, Loader, Run, session_of
+
+_log = logging.getLogger(__name__)
+
+_ENTRY: Final = "trainer"
+
+
+@dataclass(slots=True)
+class Journey:
+    """The facts that a call of `train` carries from one generation to the next.
+
+    ``samples`` is the number of samples of the whole training, for the summary.
+    """
+
+    resume_from: str | None = None
+    first: FirstState | None = None
+    took_part: bool = False
+    samples: float = 0.0
+
+
+class GenerationOfTrainer:
+    """The training of one generation, on the model that the Trainer has."""
+
+    def __init__(
+        self, trainer: Any, run: Run, journey: Journey, ignore_keys: list[str] | None
+    ) -> None:
+        self.run = run
+        self._trainer, self._journey, self._ignore_keys = trainer, journey, ignore_keys
+        self._kept: KeptTrainer | None = None
+        self._in_loop, self._began, self._batches = False, 0, 0
+        self._backward = trainer.accelerator.backward
+
+    def train(self) -> dict[str, Any]:
+        """Train until the end; return plain values that are equal on all ranks."""
+        trainer, run, journey = self._trainer, self.run, self._journey
+        stand_at(trainer, run.rank)
+        again, journey.took_part = journey.took_part, True
+        if again and journey.first is not None:
+            journey.first.put_back()
+        self._warn_of_idle_ranks()
+        loader = self._loader()
+        steps, total = len(loader), self._planned(len(loader))
+        self._begin_state(steps, total)
+        self._track(loader, again=again)
+        trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+        work = MicrobatchesOfTrainer(trainer, run, loader)
+        run.on_protected(self._hand_on)
+        start, begun, self._began = time.time(), True, run.completed
+        self._in_loop = True
+        for step in run.steps(total):
+            if begun or step % steps == 0:
+                self._call("on_epoch_begin")
+            self._step(work, step, steps=steps, total=total, start=start)
+            begun = False
+            self._drop_first(step)
+        self._in_loop = False
+        made = max(run.completed - trainer._initial_global_step, 1)
+        loss = (trainer._total_loss_scalar + float(trainer._tr_loss)) / made
+        return {"global_step": run.completed, "train_loss": loss}
+
+    def leave(self) -> None:
+        """Give the Trainer its own backward again."""
+        self._in_loop = False
+        self._trainer.accelerator.backward = self._backward
+
+    def keeps(self, logs: dict[str, Any]) -> bool:
+        """Keep the logs of the present step for later; return whether there is one."""
+        if not self._in_loop or self._kept is None:
+            return False
+        if self.run.is_leader:
+            self._kept.waiting.append((self.run.completed, dict(logs)))
+        return True
+
+    def _loader(self) -> Any:
+        trainer = self._trainer
+        prepare, trainer.accelerator.prepare = trainer.accelerator.prepare, lambda each: each
+        try:
+            made = trainer.get_train_dataloader()
+        finally:
+            trainer.accelerator.prepare = prepare
+        if isinstance(made.dataset, torch.utils.data.IterableDataset):
+            raise ConfigError(
+                "resilient_trainer: an iterable train_dataset is not supported yet: give a data "
+                "set that can be indexed, or write the loop with run.loader, which takes streams"
+            )
+        self._batches = len(made)
+        made.worker_init_fn = None  # it seeds by rank; samples have seeds of their own
+        return self.run.loader(made)
+
+    def _planned(self, steps_of_epoch: int) -> int:
+        args = self._trainer.args
+        if args.max_steps > 0:
+            total: int = args.max_steps
+        else:
+            total = math.ceil(args.num_train_epochs * steps_of_epoch)
+        return total
+
+    def _begin_state(self, steps: int, total: int) -> None:
+        """Make optimizer, scheduler and TrainerState as the Trainer's own loop does."""
+        trainer, resume = self._trainer, self._journey.resume_from
+        epochs = math.ceil(total / steps)
+        self._journey.samples = (
+            total * self._microbatches() * trainer.args.per_device_train_batch_size
+        )
+        trainer._init_training_state(total, steps, epochs, resume, None)
+        stand_at(trainer, self.run.rank)
+        if trainer._created_lr_scheduler:
+            trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
+        trainer.create_optimizer_and_scheduler(total)
+        if resume is not None:
+            trainer._load_optimizer_and_scheduler(resume)
+        if all(each is not trainer.model for each in trainer.accelerator._models):
+            # It wraps the forward in autocast, once.
+            trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(trainer.callback_handler, name, getattr(trainer, name))
+        trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
+        trainer._total_loss_scalar = 0.0
+        trainer._globalstep_last_logged = trainer._initial_global_step = trainer.state.global_step
+        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
+        trainer.current_gradient_accumulation_steps = 1
+
+    def _microbatches(self) -> int:
+        args, settings = self._trainer.args, self._trainer.holdfast
+        count: int = settings.microbatches or args.gradient_accumulation_steps
+        return count
+
+    def _warn_of_idle_ranks(self) -> None:
+        count, ranks = self._microbatches(), self.run.world_size
+        if count < ranks and self.run.is_leader:
+            _log.warning(
+                "a step has %d microbatches for %d ranks, so %d do nothing useful: set "
+                "gradient_accumulation_steps=%d or more",
+                count,
+                ranks,
+                ranks - count,
+                ranks,
+            )
+
+    def _track(self, loader: Loader, *, again: bool) -> None:
+        """Track the state, and restore it if there is a restore point."""
+        trainer, run, journey = self._trainer, self.run, self._journey
+        kept = self._kept = KeptTrainer(trainer)
+        session_of(run).count_on_leader(_ENTRY)
+        parts = {"model": trainer.model, "optimizer": trainer.optimizer}
+        run.track(**parts, scheduler=trainer.lr_scheduler, **{_ENTRY: kept})
+        if run.completed or journey.first is None:
+            return
+        if again and journey.first.is_dropped:
+            raise ConfigError(
+                "resilient_trainer: no snapshot of the run is left, and its first weights are gone "
+                "from memory: start the script again, or give HoldfastArguments(checkpoint=...), "
+                "from which the run goes on"
+            )
+        self._share_first()
+        if journey.resume_from is not None:
+            session_of(run).begin_at(trainer.state.global_step, loader)
+
+    def _share_first(self) -> None:
+        """Give all ranks the first weights of rank 0, which each rank made by itself."""
+        with torch.no_grad():
+            for parameter in self._trainer.model.parameters():
+                if parameter.requires_grad and self.run.world_size > 1:
+                    dist.broadcast(parameter.detach(), src=0)
+
+    def _drop_first(self, step: int) -> None:
+        first = self._journey.first
+        if first is not None and not first.is_dropped and self.run.protection.step > self._began:
+            first.drop_tensors()
+
+    def _call(self, event: str) -> None:
+        trainer = self._trainer
+        call = getattr(trainer.callback_handler, event)
+        trainer.control = call(trainer.args, trainer.state, trainer.control)
+
+    def _step(
+        self, work: MicrobatchesOfTrainer, step: int, *, steps: int, total: int, start: float
+    ) -> None:
+        trainer, run, args = self._trainer, self.run, self._trainer.args
+        self._call("on_step_begin")
+        loss = work.run_pass()
+        limit = args.max_grad_norm if args.max_grad_norm and args.max_grad_norm > 0 else math.inf
+        norm = run.clip_grad_norm_(trainer.model.parameters(), limit)
+        self._call("on_pre_optimizer_step")
+        run.step(trainer.optimizer)
+        self._call("on_optimizer_step")
+        rate = trainer._get_learning_rate()
+        trainer.lr_scheduler.step()
+        trainer.state.global_step = step + 1
+        trainer.state.epoch = self._epochs(step + 1, steps=steps)
+        self._add_loss(loss)
+        self._call("on_step_end")
+        self._refuse_skipping()
+
+        def report() -> None:
+            trainer._maybe_log_save_evaluate(
+                trainer._tr_loss,
+                norm,
+                trainer.model,
+                None,
+                trainer.state.epoch,
+                self._ignore_keys,
+                start,
+                learning_rate=rate,
+            )
+
+        report()
+        if (step + 1) % steps == 0 or step + 1 == total or trainer.control.should_training_stop:
+            self._call("on_epoch_end")
+            report()
+        if trainer.control.should_training_stop and step + 1 < total:
+            run.stop()
+        if self._kept is not None:
+            self._kept.collect()
+
+    def _epochs(self, count: int, *, steps: int) -> float:
+        """Return the epochs of the first ``count`` steps; the last step of one may be smaller."""
+        whole, rest = divmod(count, steps)
+        return whole + rest * self._microbatches() / self._batches
+
+    def _add_loss(self, loss: float) -> None:
+        trainer = self._trainer
+        if trainer.args.logging_nan_inf_filter and not math.isfinite(loss):
+            since = 1 + trainer.state.global_step - 1 - trainer._globalstep_last_logged
+            trainer._tr_loss += trainer._tr_loss / max(since, 1)
+        else:
+            trainer._tr_loss += loss
+
+    def _refuse_skipping(self) -> None:
+        if self._trainer.control.should_epoch_stop:
+            raise ConfigError(
+                "resilient_trainer: a callback set control.should_epoch_stop, which is not "
+                "supported yet: set control.should_training_stop, or give fewer samples"
+            )
+
+    def _hand_on(self, step: int, _: dict[str, float]) -> None:
+        """Give the callbacks the logs of a step that is protected; rank 0 only."""
+        trainer, kept = self._trainer, self._kept
+        if kept is None:
+            return
+        due = [logs for number, logs in kept.waiting if number == step]
+        # Those of earlier steps, which a restore may bring back, were handed on already.
+        kept.waiting = [each for each in kept.waiting if each[0] > step]
+        for logs in due:
+            state, control = copy.copy(trainer.state), copy.copy(trainer.control)
+            state.global_step, state.epoch = step + 1, logs.get("epoch", trainer.state.epoch)
+            trainer._hands_on_logs(trainer.args, state, control, dict(logs))

@@ -1,0 +1,96 @@
+"""A pass over the microbatches of a Trainer's step: losses, weights, and what they count.
+
+Each microbatch is one call of `training_step`, so a subclass keeps what it does there. Its loss is
+the mean over the microbatch, and Holdfast weights it by label tokens where transformers would
+divide by ``num_items_in_batch``, else by samples.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any, Final
+
+import torch
+from transformers.trainer_pt_utils import find_batch_size
+
+from holdfast.adapters.hf.kept import metrics_of
+from holdfast.elastic import ConfigError, Loader, Run
+
+_TOTAL: Final = "num_tokens"
+"""The metric of TRL's trainers that is a running sum, of `_total_train_tokens`."""
+
+
+class MicrobatchesOfTrainer:
+    """The passes of one generation; ``loader`` gives the Trainer's own batches."""
+
+    def __init__(self, trainer: Any, run: Run, loader: Loader) -> None:
+        self._trainer, self._run, self._loader = trainer, run, loader
+        trainer.accelerator.backward = self._backward
+
+    def run_pass(self) -> float:
+        """Make the mean gradient of the step; return the mean loss of all ranks' microbatches."""
+        trainer, run = self._trainer, self._run
+        metrics = metrics_of(trainer)
+        before = {key: list(values) for key, values in metrics.items()}
+        base, counts, names = self._counts(), [], dict[str, None]()
+        for inputs in run.microbatches(self._loader, weigh=self._weigh):
+            metrics.clear()
+            loss = self._train(inputs)
+            means = {key: fmean(each) for key, each in metrics.items() if key != _TOTAL and each}
+            run.log(loss=loss, **means)
+            names |= dict.fromkeys(means)
+            counts.append(self._counts() - base)
+            self._set_counts(base)
+        has_total = _TOTAL in metrics
+        self._set_counts(base + run.reduce(counts, "sum"))
+        metrics.clear()
+        metrics.update(before)
+        for name in names:
+            metrics[name] = [*before.get(name, []), run.metrics[name]]
+        if has_total:
+            metrics[_TOTAL] = [trainer._total_train_tokens]
+        return run.metrics["loss"]
+
+    def _train(self, inputs: Any) -> torch.Tensor:
+        trainer = self._trainer
+        items = self._items(inputs)
+        if items is None and trainer.compute_loss_func is not None:
+            raise ConfigError(
+                "resilient_trainer: compute_loss_func needs batches with labels of their own, "
+                "whose number weights a microbatch: have the collator return `labels`, or override "
+                "compute_loss"
+            )
+        if isinstance(items, torch.Tensor):
+            items = items.clamp(min=1)
+        loss: torch.Tensor = trainer.training_step(trainer.model, inputs, items)
+        trainer.current_flos += float(trainer.floating_point_ops(inputs))
+        trainer._track_num_input_tokens(inputs)
+        return loss
+
+    def _backward(self, loss: torch.Tensor, **_: Any) -> None:
+        """Stand in for ``accelerator.backward``."""
+        self._run.backward(loss)
+
+    def _items(self, inputs: Any) -> Any:
+        return self._trainer._get_num_items_in_batch([inputs], self._trainer.args.device)
+
+    def _weigh(self, inputs: Any) -> float:
+        """Return the label tokens of a microbatch, or its samples if the loss is a mean of them."""
+        items = self._items(inputs)
+        return float((find_batch_size(inputs) or 1) if items is None else items)
+
+    def _counts(self) -> torch.Tensor:
+        trainer = self._trainer
+        found = (
+            trainer.current_flos,
+            trainer.state.num_input_tokens_seen,
+            getattr(trainer, "_total_train_tokens", 0),
+        )
+        return torch.tensor([float(each) for each in found], dtype=torch.float64)
+
+    def _set_counts(self, counts: torch.Tensor) -> None:
+        trainer = self._trainer
+        flos, seen, tokens = counts.tolist()
+        trainer.current_flos, trainer.state.num_input_tokens_seen = flos, int(seen)
+        if hasattr(trainer, "_total_train_tokens"):
+            trainer._total_train_tokens = int(tokens)

@@ -1,0 +1,87 @@
+"""A Trainer of transformers with Holdfast's loop: killed, resumed, and beside its own loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapter_packages import needs
+from jobs import DEADLINE_S, launched, trainers
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "hf_training.py"
+
+pytestmark = needs("transformers", "accelerate")
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def trained(folder: Path, *options: str) -> Any:
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable, str(SCRIPT), str(folder), *options]
+    subprocess.run(words, check=True, timeout=DEADLINE_S, capture_output=True)
+    return json.loads((folder / "end.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an undisturbed run on one rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        folder = tmp_path_factory.mktemp("alone")
+        end = trained(folder, "--exact", "float32")
+    assert end["step"] == 9, "early stopping ends it after three evaluations"
+    assert end["best"] == "out/checkpoint-9"
+    return folder
+
+
+def test_a_job_of_two_ranks_that_loses_one_ends_as_one_rank(alone: Path, tmp_path: Path) -> None:
+    config = trainers(
+        SCRIPT,
+        [str(tmp_path), "--exact", "float32", "--kill", "7", "3"],
+        nodes=2,
+        run_dir=tmp_path / "run",
+    )
+    with launched(config) as running:
+        outcome = running.finish()
+        assert outcome.ok, outcome.message
+    assert (tmp_path / "died").exists()
+    for name in ("end.json", "log.jsonl", "final/model.safetensors"):
+        assert (tmp_path / name).read_bytes() == (alone / name).read_bytes(), name
+    kept = sorted(each.name for each in (tmp_path / "out").iterdir())
+    assert kept == ["checkpoint-6", "checkpoint-9"]
+
+
+def test_each_step_is_logged_once_and_in_order(alone: Path) -> None:
+    lines = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
+    steps = [step for step, logs in lines if "grad_norm" in logs]
+    evaluated = [step for step, logs in lines if "eval_loss" in logs]
+    assert (steps, evaluated) == ([2, 4, 6, 8], [3, 6, 9])
+    history = json.loads((alone / "end.json").read_text())["history"]
+    assert [{**logs, "step": step} for step, logs in lines] == history
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    wanted = trained(whole, "--patience", "9")
+    rest.mkdir()
+    shutil.copytree(whole / "out" / "checkpoint-9", rest / "out" / "checkpoint-9")
+    found = trained(rest, "--patience", "9", "--resume", "out/checkpoint-9")
+    assert (found["hash"], found["step"]) == (wanted["hash"], wanted["step"])
+    assert found["step"] == 12
+
+
+def test_the_losses_are_those_of_the_trainers_own_loop(tmp_path: Path) -> None:
+    theirs, ours = trained(tmp_path, "--compare", "--steps", "6")
+    assert len(theirs) == len(ours) == 4
+    for one, other in zip(theirs, ours, strict=True):
+        assert other == pytest.approx(one, rel=1e-4)
