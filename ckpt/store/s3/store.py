@@ -18,7 +18,8 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Unpublished
-from holdfast.ckpt.store.s3.calls import Deadline, S3Connection, connect
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.s3.calls import S3Connection, connect
 from holdfast.ckpt.store.s3.conditions import PROBE, replace
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import is_missing

@@ -22,7 +22,9 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.s3.calls import Body, Deadline, S3Connection, settle
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.objects.threads import settle
+from holdfast.ckpt.store.s3.calls import Body, S3Connection
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import code_of, is_missing
 from holdfast.ckpt.store.s3.unfinished import UploadTarget, abort, parts_of, unfinished
