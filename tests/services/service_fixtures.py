@@ -118,6 +118,11 @@ class CloudPlace:
             **{**short, **changes},
         )
 
+    @property
+    def secrets(self) -> list[str]:
+        """Return the texts that no message may contain."""
+        return [value for name, value in self.settings.items() if name.endswith("_key")]
+
     def _settings(self) -> dict[str, str]:
         name = "endpoint" if self.provider is AZURE else "base_url"
         return {name: self.endpoint, **self.settings}
@@ -239,3 +244,10 @@ def azure_environment(azure_place: CloudPlace, monkeypatch: pytest.MonkeyPatch) 
     for name, value in azure_place.environment.items():
         monkeypatch.setenv(name, value)
     return azure_place
+
+
+@pytest.fixture(params=["azure_place"])
+def cloud_place(request: pytest.FixtureRequest) -> CloudPlace:
+    """Return a prefix of this test's own, on one server after the other."""
+    found: CloudPlace = request.getfixturevalue(request.param)
+    return found

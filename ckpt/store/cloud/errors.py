@@ -29,6 +29,7 @@ _TRIES: Final = re.compile(r"after (\d+) retr\w+")
 _QUERY: Final = re.compile(r"\?[^\s,\"]*")
 
 _MISSING_CONTAINER: Final = ("ContainerNotFound", "NoSuchBucket")
+_GONE: Final = ("InvalidBlockList", "NoSuchUpload")
 _FAILED_CONDITION: Final = ("", "BlobAlreadyExists", "ConditionNotMet", "PreconditionFailed")
 _KEYS: Final = (
     "AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation",
@@ -51,7 +52,15 @@ def code_of(error: BaseException) -> str:
 
 def is_missing(error: BaseException) -> bool:
     """Say whether the server has no such object (a missing container is another error)."""
-    return isinstance(error, FileNotFoundError) and code_of(error) not in _MISSING_CONTAINER
+    return isinstance(error, FileNotFoundError) and code_of(error) not in (
+        *_MISSING_CONTAINER,
+        *_GONE,
+    )
+
+
+def is_upload_gone(error: BaseException) -> bool:
+    """Say whether an upload cannot be completed because it was already, or was dropped."""
+    return code_of(error) in _GONE
 
 
 def is_failed_condition(error: BaseException) -> bool:
@@ -78,7 +87,7 @@ def said(error: BaseException) -> str:
     text = _first(error)
     found = _STATUS.search(text)
     tries = _TRIES.search(text)
-    again = f", tried {int(tries[1]) + 1} times" if tries else ""
+    again = f", tried {int(tries[1]) + 1 if tries else 1} times" if is_transient(error) else ""
     if found:
         told = _MESSAGE.search(text)
         message = next(filter(None, told.groups()), "").strip().rstrip(".") if told else ""

@@ -120,8 +120,9 @@ class CloudStore:
 
 
 def _delete(connection: CloudConnection, target: CloudTarget) -> None:
-    with (
-        contextlib.suppress(NotFoundError),
-        connection.refusing(target.where, "remove it"),
-    ):
-        obstore.delete(connection.store, target.key)
+    with contextlib.suppress(NotFoundError):
+        connection.retrier.send(
+            lambda _: obstore.delete(connection.store, target.key),
+            where=target.where,
+            doing="remove it",
+        )

@@ -13,8 +13,11 @@ from collections.abc import Iterable, Iterator
 import obstore
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.errors import NotFoundError, StoreError
+from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.store.cloud.calls import CloudConnection, CloudTarget
+from holdfast.ckpt.store.cloud.errors import FAILURES, is_upload_gone, said
+from holdfast.ckpt.store.cloud.read import CloudFile
 from holdfast.ckpt.store.handover import Handover
 
 
@@ -26,7 +29,12 @@ def write(connection: CloudConnection, target: CloudTarget, parts: Iterable[Buff
         with connection.refusing(target.where, "write it"):
             obstore.put(connection.store, target.key, b"".join(first), use_multipart=False)
     else:
-        _upload(connection, target, source.rest(first))
+        try:
+            _upload(connection, target, source.rest(first))
+        except FAILURES as error:
+            if not is_upload_gone(error):
+                raise  # an error of the source
+            _must_be_there(connection, target, source, error)
     return source.nbytes
 
 
@@ -37,7 +45,7 @@ def _upload(connection: CloudConnection, target: CloudTarget, parts: Iterator[me
     """
 
     def consume(pulled: Iterator[memoryview]) -> None:
-        with connection.refusing(target.where, "write it"):
+        with connection.refusing(target.where, "write it", unless=is_upload_gone):
             obstore.put(
                 connection.store,
                 target.key,
@@ -58,13 +66,43 @@ def _upload(connection: CloudConnection, target: CloudTarget, parts: Iterator[me
     handover.finish()
 
 
+def _must_be_there(
+    connection: CloudConnection, target: CloudTarget, source: _Source, error: BaseException
+) -> None:
+    """Read what is in place after a completion that found no upload: its reply may have been lost.
+
+    Raises ``StoreError`` unless the bytes in place are those of ``source``.
+    """
+    try:
+        file = CloudFile(lambda: connection, target)
+        found = f"{file.nbytes} bytes"
+        if file.nbytes == source.nbytes and _checksum(file) == source.crc32c:
+            return
+    except NotFoundError:
+        found = "nothing"
+    raise StoreError(
+        f"{target.where}: the unfinished upload was completed or dropped by another program "
+        f"({said(error)}), and in its place is {found}, not the {source.nbytes} bytes that were "
+        "sent; write it again, and let no other program write that name"
+    ) from error
+
+
+def _checksum(file: CloudFile) -> int:
+    room, found = bytearray(file.run_bytes), 0
+    for at in range(0, file.nbytes, file.run_bytes):
+        done = file.read_into([room], at)
+        found = crc32c(memoryview(room)[:done], found)
+    return found
+
+
 class _Source:
-    """The parts of a file in turn, and the bytes that were taken."""
+    """The parts of a file in turn, and size and checksum of those that were taken."""
 
     def __init__(
         self, connection: CloudConnection, target: CloudTarget, parts: Iterable[Buffer]
     ) -> None:
-        self._parts, self._where, self.nbytes = iter(parts), target.where, 0
+        self._parts, self._where = iter(parts), target.where
+        self.nbytes = self.crc32c = 0
         self._most_bytes = connection.provider.most_parts * connection.config.part_bytes
 
     def take(self, nbytes: int) -> list[memoryview]:
@@ -93,4 +131,5 @@ class _Source:
                     "configured size; save with more writers, or configure larger parts"
                 )
             if view.nbytes:
+                self.crc32c = crc32c(view, self.crc32c)
                 yield view
