@@ -221,6 +221,11 @@ def azurite(
         yield facts
 
 
+@pytest.fixture(scope="session")
+def azurite_installed(azurite: keeper.Facts) -> None:
+    """Make sure that tests can start an Azurite of their own."""
+
+
 def azure_place_of(facts: keeper.Facts) -> CloudPlace:
     """Return a new prefix on a running Azurite."""
     return CloudPlace(

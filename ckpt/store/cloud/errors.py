@@ -35,6 +35,7 @@ _KEYS: Final = (
     "AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation",
     "AccountIsDisabled", "AuthenticationRequired", "InvalidSecurity",
 )  # fmt: skip
+_ABOUT_KEYS: Final = ("credential", "token", "metadata", "oauth", "must be specified")
 _FULL: Final = ("QuotaExceeded", "AccountLimitExceeded", "InsufficientStorage")
 
 
@@ -127,7 +128,7 @@ def _remedy(error: BaseException, provider: Provider) -> str:
         return f"{provider.keys}; if that is right, {provider.rights}"
     if status == 501 or isinstance(error, NotSupportedError):
         return "the server lacks a part of the interface: use another one"
-    if not status and any(word in text for word in ("credential", "token", "metadata", "oauth")):
+    if not status and any(word in text.lower() for word in _ABOUT_KEYS):
         return provider.keys
     if "certificate" in text:
         return "trust the server's certificate or correct the endpoint"
