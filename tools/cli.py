@@ -84,6 +84,7 @@ EXTRA_OF: Final = {
     "botocore": "s3",
     "google": "etcd",
     "grpc": "etcd",
+    "obstore": "obstore",
     "reasoning_gym": "rl",
     "torchdata": "data",
     "transformers": "hf",

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from holdfast.ckpt.store.s3.config import S3Config
 
 _STEP: Final = re.compile(r"step-(\d{12})")
-ROOTS: Final = "a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-"""The places that a root may be, for messages."""
-
 SCHEMES: Final = frozenset({"file", "s3", "gs", "az"})
 """The schemes of a root that is no plain path."""
 
@@ -44,7 +41,8 @@ def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
             return _cloud_store(str(root), scheme)
         case scheme:
             raise StoreError(
-                f"{root}: checkpoints at {scheme}:// are not supported by this version; use {ROOTS}"
+                f"{root}: checkpoints at {scheme}:// are not supported by this version; use "
+                f"{checks.ROOTS}"
             )
 
 
@@ -70,10 +68,10 @@ def locate(path: str | Path) -> tuple[str, int | None]:
 def _check(path: object) -> None:
     if not isinstance(path, str | os.PathLike):
         found = checks.shown(path)
-        raise ArgumentError(f"the root is {found}; give {ROOTS}")
+        raise ArgumentError(f"the root is {found}; give {checks.ROOTS}")
     text = str(path)
     if not text:
-        raise StoreError(f"an empty path; give {ROOTS}")
+        raise StoreError(f"an empty path; give {checks.ROOTS}")
     try:
         encoded = os.fsencode(text)
     except UnicodeEncodeError as error:

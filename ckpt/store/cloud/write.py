@@ -23,7 +23,7 @@ from holdfast.ckpt.store.handover import Handover
 
 def write(connection: CloudConnection, target: CloudTarget, parts: Iterable[Buffer]) -> int:
     """Publish a file made of ``parts``; return its size in bytes. Raises ``StoreError``."""
-    source = _Source(connection, target, parts)
+    source = _UploadSource(connection, target, parts)
     first = source.take(connection.config.part_bytes)
     if source.nbytes < connection.config.part_bytes:
         with connection.refusing(target.where, "write it"):
@@ -67,7 +67,7 @@ def _upload(connection: CloudConnection, target: CloudTarget, parts: Iterator[me
 
 
 def _must_be_there(
-    connection: CloudConnection, target: CloudTarget, source: _Source, error: BaseException
+    connection: CloudConnection, target: CloudTarget, source: _UploadSource, error: BaseException
 ) -> None:
     """Read what is in place after a completion that found no upload: its reply may have been lost.
 
@@ -95,7 +95,7 @@ def _checksum(file: CloudFile) -> int:
     return found
 
 
-class _Source:
+class _UploadSource:
     """The parts of a file in turn, and size and checksum of those that were taken."""
 
     def __init__(
