@@ -18,7 +18,7 @@ import ceph
 import keeper
 import pytest
 
-from holdfast.ckpt.store.cloud.config import AZURE, CloudConfig, Provider
+from holdfast.ckpt.store.cloud.config import AZURE, GOOGLE, CloudConfig, Provider
 from holdfast.ckpt.store.s3.config import S3Config
 
 
@@ -100,7 +100,7 @@ class CloudPlace:
             "account_name": "AZURE_STORAGE_ACCOUNT_NAME",
             "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
             "base_url": "GOOGLE_BASE_URL",
-            "skip_signature": "GOOGLE_SKIP_SIGNATURE",
+            "bearer_token": "GOOGLE_BEARER_TOKEN",
         }
         return {names[name]: value for name, value in self._settings().items()}
 
@@ -121,7 +121,7 @@ class CloudPlace:
     @property
     def secrets(self) -> list[str]:
         """Return the texts that no message may contain."""
-        return [value for name, value in self.settings.items() if name.endswith("_key")]
+        return [value for name, value in self.settings.items() if name.endswith(("_key", "_token"))]
 
     def _settings(self) -> dict[str, str]:
         name = "endpoint" if self.provider is AZURE else "base_url"
@@ -251,8 +251,37 @@ def azure_environment(azure_place: CloudPlace, monkeypatch: pytest.MonkeyPatch) 
     return azure_place
 
 
-@pytest.fixture(params=["azure_place"])
+@pytest.fixture(scope="session")
+def google_xml(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[keeper.Facts]:
+    """Yield the facts of the tests' own server of Google's interface."""
+    with service("google_xml", tmp_path_factory, request) as facts:
+        yield facts
+
+
+@pytest.fixture
+def google_place(google_xml: keeper.Facts) -> CloudPlace:
+    """Return a prefix of this test's own on that server."""
+    return CloudPlace(
+        provider=GOOGLE,
+        endpoint=google_xml["endpoint"],
+        container=google_xml["bucket"],
+        prefix=f"test/{uuid.uuid4().hex}",
+        settings={"bearer_token": "a-token-of-the-tests"},
+    )
+
+
+@pytest.fixture(params=["azure_place", "google_place"])
 def cloud_place(request: pytest.FixtureRequest) -> CloudPlace:
     """Return a prefix of this test's own, on one server after the other."""
     found: CloudPlace = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture
+def cloud_environment(cloud_place: CloudPlace, monkeypatch: pytest.MonkeyPatch) -> CloudPlace:
+    """As `cloud_place`, with the environment set so that its scheme means that server."""
+    for name, value in cloud_place.environment.items():
+        monkeypatch.setenv(name, value)
+    return cloud_place

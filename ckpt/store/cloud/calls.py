@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,22 +45,18 @@ class CloudConnection:
         with self.refusing(place, "prepare requests to it"):
             self.store = _store(container, config)
         self.retrier = Retrier(config, faults_of(self.provider), timing)
-        """For requests that obstore does not send again: removals, and those with a condition."""
+        """For requests that obstore does not send again, such as those with a condition."""
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="holdfast-cloud")
         self.proves_conditions = False
         """Whether the server has shown that it obeys conditions."""
         self.probing = threading.Lock()
 
     @contextlib.contextmanager
-    def refusing(
-        self, where: str, doing: str, *, unless: Callable[[BaseException], bool] | None = None
-    ) -> Iterator[None]:
-        """Turn errors of obstore into ``NotFoundError`` and ``StoreError``, except some."""
+    def refusing(self, where: str, doing: str) -> Iterator[None]:
+        """Turn errors of obstore into ``NotFoundError`` and ``StoreError``."""
         try:
             yield
         except FAILURES as error:
-            if unless is not None and unless(error):
-                raise
             raise refusal(error, where=where, doing=doing, provider=self.provider) from error
 
 

@@ -93,7 +93,8 @@ def said(error: BaseException) -> str:
         told = _MESSAGE.search(text)
         message = next(filter(None, told.groups()), "").strip().rstrip(".") if told else ""
         words = (found[1], code_of(error) or found[2].strip(), f"({message})" if message else "")
-        return f"the server answers {' '.join(filter(None, words))}{again}"
+        server = "the server of the credentials" if "token request" in text else "the server"
+        return f"{server} answers {' '.join(filter(None, words))}{again}"
     causes = [next(filter(None, each)) for each in _CAUSE.findall(str(error))]
     cause = f" ({causes[-1]})" if causes else ""
     return f"{_QUERY.sub('', text.rpartition(' - ')[2]).strip().rstrip('.')}{cause}{again}"

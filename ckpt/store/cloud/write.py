@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 from holdfast.ckpt.errors import NotFoundError, StoreError
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.store.cloud.calls import CloudConnection, CloudTarget
-from holdfast.ckpt.store.cloud.errors import FAILURES, is_upload_gone, said
+from holdfast.ckpt.store.cloud.errors import FAILURES, is_upload_gone, refusal, said
 from holdfast.ckpt.store.cloud.read import CloudFile
 from holdfast.ckpt.store.handover import Handover
 
@@ -29,41 +29,67 @@ def write(connection: CloudConnection, target: CloudTarget, parts: Iterable[Buff
         with connection.refusing(target.where, "write it"):
             obstore.put(connection.store, target.key, b"".join(first), use_multipart=False)
     else:
-        try:
-            _upload(connection, target, source.rest(first))
-        except FAILURES as error:
-            if not is_upload_gone(error):
-                raise  # an error of the source
-            _must_be_there(connection, target, source, error)
+        _CloudUpload(connection, target).run(source, first)
     return source.nbytes
 
 
-def _upload(connection: CloudConnection, target: CloudTarget, parts: Iterator[memoryview]) -> None:
-    """Send the parts by a thread: obstore must not be called where obstore pulls a part.
+class _CloudUpload:
+    """One upload in parts, sent by a thread: obstore must not be called where it pulls a part.
 
     So the source of the parts may read from such a store too.
     """
 
-    def consume(pulled: Iterator[memoryview]) -> None:
-        with connection.refusing(target.where, "write it", unless=is_upload_gone):
-            obstore.put(
-                connection.store,
-                target.key,
-                pulled,
-                use_multipart=True,
-                chunk_size=connection.config.part_bytes,
-                max_concurrency=connection.config.threads,
-            )
+    def __init__(self, connection: CloudConnection, target: CloudTarget) -> None:
+        self._connection, self._target = connection, target
+        self._began = False
+        self._gone: BaseException | None = None
 
-    handover = Handover(consume)
-    try:
-        for part in parts:
-            handover.push(part)
+    def run(self, source: _UploadSource, first: list[memoryview]) -> None:
+        """Send ``first`` and the rest of the source, and publish the file."""
+        handover = Handover(self._consume)
+        try:
+            for part in source.rest(first):
+                handover.push(part)
+                del part
+        except BaseException:
+            handover.abandon()
+            raise
+        handover.finish()
+        if self._gone is not None:
+            _must_be_there(self._connection, self._target, source, self._gone)
+
+    def _consume(self, pulled: Iterator[memoryview]) -> None:
+        """Have obstore send the parts; begin again if it could not even begin."""
+        self._connection.retrier.send(
+            lambda _: self._send(pulled), where=self._target.where, doing="write it"
+        )
+
+    def _send(self, pulled: Iterator[memoryview]) -> None:
+        config = self._connection.config
+        try:
+            obstore.put(
+                self._connection.store,
+                self._target.key,
+                self._noticed(pulled),
+                use_multipart=True,
+                chunk_size=config.part_bytes,
+                max_concurrency=config.threads,
+            )
+        except FAILURES as error:
+            if is_upload_gone(error):
+                self._gone = error
+            elif self._began:
+                provider = config.provider
+                where = self._target.where
+                raise refusal(error, where=where, doing="write it", provider=provider) from error
+            else:
+                raise
+
+    def _noticed(self, pulled: Iterator[memoryview]) -> Iterator[memoryview]:
+        for part in pulled:
+            self._began = True
+            yield part
             del part
-    except BaseException:
-        handover.abandon()
-        raise
-    handover.finish()
 
 
 def _must_be_there(

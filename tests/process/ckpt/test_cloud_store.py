@@ -1,4 +1,4 @@
-"""The stores of obstore against servers: Azurite for Azure."""
+"""The stores of obstore: Azurite for Azure, and a server of the tests' own for Google."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ class TestAzurite(StoreConformance):
         return CloudStore(azure_place.url, azure_place.config())
 
 
-def test_more_files_than_one_reply_lists(azure_place: CloudPlace) -> None:
-    store = CloudStore(azure_place.url, azure_place.config())
+class TestGoogle(StoreConformance):
+    @pytest.fixture
+    def store(self, google_place: CloudPlace) -> Store:
+        return CloudStore(google_place.url, google_place.config())
+
+
+def test_more_files_than_one_reply_lists(cloud_place: CloudPlace) -> None:
+    store = CloudStore(cloud_place.url, cloud_place.config())
     names = [f"{number:04d}" for number in range(12)]
     for name in names:
         store.write(f"d/{name}", [b"x"])
@@ -29,8 +35,8 @@ def test_more_files_than_one_reply_lists(azure_place: CloudPlace) -> None:
     assert store.names("d") == names[:1]
 
 
-def test_a_forked_child_is_refused_by_name(azure_place: CloudPlace) -> None:
-    store, code = CloudStore(azure_place.url, azure_place.config()), 1
+def test_a_forked_child_is_refused_by_name(cloud_place: CloudPlace) -> None:
+    store, code = CloudStore(cloud_place.url, cloud_place.config()), 1
     store.write("f", [b"x"])
     child = os.fork()
     if not child:
