@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 import obstore
 from typing_extensions import Buffer
 
-from holdfast.ckpt.errors import NotFoundError, StoreError
+from holdfast.ckpt.errors import CkptError, NotFoundError, StoreError
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.store.cloud.calls import CloudConnection, CloudTarget
-from holdfast.ckpt.store.cloud.errors import FAILURES, is_upload_gone, refusal, said
+from holdfast.ckpt.store.cloud.errors import FAILURES, is_transient, is_upload_gone, refusal, said
 from holdfast.ckpt.store.cloud.read import CloudFile
 from holdfast.ckpt.store.handover import Handover
 
@@ -41,8 +41,9 @@ class _CloudUpload:
 
     def __init__(self, connection: CloudConnection, target: CloudTarget) -> None:
         self._connection, self._target = connection, target
-        self._began = False
-        self._gone: BaseException | None = None
+        self._began = self._ended = False
+        self._doubt: BaseException | None = None
+        """The failure of an upload that may be complete all the same."""
 
     def run(self, source: _UploadSource, first: list[memoryview]) -> None:
         """Send ``first`` and the rest of the source, and publish the file."""
@@ -55,8 +56,8 @@ class _CloudUpload:
             handover.abandon()
             raise
         handover.finish()
-        if self._gone is not None:
-            _must_be_there(self._connection, self._target, source, self._gone)
+        if self._doubt is not None and not _is_there(self._connection, self._target, source):
+            raise self._failed(self._doubt) from self._doubt
 
     def _consume(self, pulled: Iterator[memoryview]) -> None:
         """Have obstore send the parts; begin again if it could not even begin."""
@@ -76,41 +77,39 @@ class _CloudUpload:
                 max_concurrency=config.threads,
             )
         except FAILURES as error:
-            if is_upload_gone(error):
-                self._gone = error
+            if self._ended and (is_upload_gone(error) or is_transient(error)):
+                self._doubt = error
             elif self._began:
-                provider = config.provider
-                where = self._target.where
-                raise refusal(error, where=where, doing="write it", provider=provider) from error
+                raise self._failed(error) from error
             else:
                 raise
+
+    def _failed(self, error: BaseException) -> CkptError:
+        where = self._target.where
+        if is_upload_gone(error):
+            return StoreError(
+                f"{where}: the unfinished upload was completed or dropped by another program "
+                f"({said(error)}), and the file in place is not this one; write it again, and let "
+                "no other program write that name"
+            )
+        provider = self._connection.provider
+        return refusal(error, where=where, doing="write it", provider=provider)
 
     def _noticed(self, pulled: Iterator[memoryview]) -> Iterator[memoryview]:
         for part in pulled:
             self._began = True
             yield part
             del part
+        self._ended = True
 
 
-def _must_be_there(
-    connection: CloudConnection, target: CloudTarget, source: _UploadSource, error: BaseException
-) -> None:
-    """Read what is in place after a completion that found no upload: its reply may have been lost.
-
-    Raises ``StoreError`` unless the bytes in place are those of ``source``.
-    """
+def _is_there(connection: CloudConnection, target: CloudTarget, source: _UploadSource) -> bool:
+    """Say whether the file in place has the bytes of ``source``: the last reply may be lost."""
     try:
         file = CloudFile(lambda: connection, target)
-        found = f"{file.nbytes} bytes"
-        if file.nbytes == source.nbytes and _checksum(file) == source.crc32c:
-            return
-    except NotFoundError:
-        found = "nothing"
-    raise StoreError(
-        f"{target.where}: the unfinished upload was completed or dropped by another program "
-        f"({said(error)}), and in its place is {found}, not the {source.nbytes} bytes that were "
-        "sent; write it again, and let no other program write that name"
-    ) from error
+        return file.nbytes == source.nbytes and _checksum(file) == source.crc32c
+    except (NotFoundError, StoreError):
+        return False
 
 
 def _checksum(file: CloudFile) -> int:
