@@ -21,7 +21,7 @@ from holdfast.ckpt.store.objects.limits import RequestTiming
 from holdfast.ckpt.store.objects.retries import Retrier
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 _MANY = 1_000_000
 
@@ -43,7 +43,7 @@ class CloudConnection:
         self.config, self.provider = config, config.provider
         place = f"{self.provider.scheme}://{container}"
         with self.refusing(place, "prepare requests to it"):
-            self.store = _store(container, config)
+            self.store: ObjectStore = _store(container, config)
         self.retrier = Retrier(config, faults_of(self.provider), timing)
         """For requests that obstore does not send again, such as those with a condition."""
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="holdfast-cloud")

@@ -2,8 +2,8 @@
 
 S3 publishes whole objects only, so a name shows the old bytes or the new ones. This module adds the
 rest: it retries requests within a deadline, and reads back the effect of a lost reply; the server
-checks every byte's MD5; small files are replaced on a condition, after the server proved that it
-obeys conditions. A version is the object's ETag.
+checks the SHA-256 of every body; small files are replaced on a condition, after the server proved
+that it obeys conditions. A version is the object's ETag.
 """
 
 from __future__ import annotations
