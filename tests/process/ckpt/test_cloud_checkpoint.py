@@ -116,9 +116,10 @@ def test_the_commands_take_such_a_root(
     assert main(["verify", root, "--all", "--deep"]) == 0
     assert main(["diff", root, root, "--step-a", "1"]) == 1
     assert main(["reshard", root, f"{root}-again", "--mesh", "dp=2"]) == 0
-    assert main(["convert", root, f"{root}-flat/model.safetensors", "--name", "w=w"]) == 0
+    ckpt.save(f"{root}-model", {"model": torch.nn.Linear(3, 2)}, step=1)
+    assert main(["convert", f"{root}-model", f"{root}-flat/model.safetensors"]) == 0
     assert main(["convert", f"{root}-flat/model.safetensors", f"file://{tmp_path}/own"]) == 0
-    assert main(["convert", f"{tmp_path}/own", f"{root}-back"]) == 0
+    assert main(["convert", f"{tmp_path}/own", f"{root}-back", "--to", "holdfast"]) == 0
     assert committed_steps(f"{root}-back")
     assert main(["prune", root, "--keep-last", "1"]) == 0
     assert committed_steps(root) == [2]

@@ -480,5 +480,5 @@ def test_a_store_is_measured_beside_its_plain_client(
 
 
 def test_a_store_that_is_not_named_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "store", "--megabytes", "1"]) == EXIT_FAILED
+    assert main(["bench", "store", "--megabytes", "1"]) == EXIT_USAGE
     assert "--store az://container/prefix" in capsys.readouterr().err
