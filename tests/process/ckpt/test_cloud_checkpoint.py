@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from holdfast.ckpt.errors import CkptError, FencedError
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule, faulty
 from holdfast.tools.cli import main
+
+COMMAND = (sys.executable, "-m", "holdfast.tools.cli")
 
 
 @pytest.fixture
@@ -123,3 +127,42 @@ def test_the_commands_take_such_a_root(
     assert committed_steps(f"{root}-back")
     assert main(["prune", root, "--keep-last", "1"]) == 0
     assert committed_steps(root) == [2]
+
+
+JOB = """
+import sys, torch, holdfast
+
+@holdfast.resilient(
+    checkpoint=holdfast.Checkpoints(sys.argv[1], every=3),
+    batch=holdfast.Batch(microbatches=2, size=2),
+)
+def train(run):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer)
+    for step in run.steps(int(sys.argv[2])):
+        for x in run.microbatches(torch.ones(64, 4)):
+            run.backward(model(x).sum())
+        run.step(optimizer)
+
+train()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_continues_from_its_checkpoint_there(
+    azure_environment: CloudPlace, tmp_path: Path
+) -> None:
+    script, root = tmp_path / "job.py", azure_environment.url
+    script.write_text(JOB)
+    for steps in ("3", "6"):
+        done = subprocess.run(
+            [*COMMAND, "run", "--nproc", "2", str(script), root, steps],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stderr
+    assert committed_steps(root) == [3, 6]
+    assert main(["verify", root, "--all", "--deep"]) == 0
