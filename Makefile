@@ -7,7 +7,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,hf,s3,etcd,docs,dev
+EXTRAS := rl,hf,s3,obstore,etcd,docs,dev
 MINUTES ?= 60
 
 .PHONY: help demo test soak explore check docs format install clean matrix

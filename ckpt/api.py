@@ -73,12 +73,13 @@ def save(
 ) -> str:
     """Save ``state`` as ``step`` below ``root`` and return the step's directory.
 
-    ``root`` is a directory or ``s3://bucket/prefix``. ``state`` maps names to modules, optimizers,
-    objects with ``state_dict``/``load_state_dict``, tensors, NumPy arrays, `TensorShard`,
-    `FlatShard`, `PerRank` and plain values. With torch.distributed, every rank calls this with the
-    same arguments and writes its own part; an error on one rank is raised on all. The checkpoint
-    becomes visible once it is complete and durable, not before; a step that is saved again is
-    entirely the old one or entirely the new one.
+    ``root`` is a directory, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+    ``az://container/prefix``. ``state`` maps names to modules, optimizers, objects with
+    ``state_dict``/``load_state_dict``, tensors, NumPy arrays, `TensorShard`, `FlatShard`, `PerRank`
+    and plain values. With torch.distributed, every rank calls this with the same arguments and
+    writes its own part; an error on one rank is raised on all. The checkpoint becomes visible once
+    it is complete and durable, not before; a step that is saved again is entirely the old one or
+    entirely the new one.
 
     ``compression`` maps glob patterns of names to codecs (``zstd``, ``zstd:9``, ``blosc-lz4``,
     ``blosc-zstd:5``, ``none``; the first match counts; nothing is compressed by default). ``base``

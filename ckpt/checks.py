@@ -19,6 +19,9 @@ BEYOND: Final = 1 << 63
 LONGEST_S: Final = 1e9
 """The longest time limit, 31 years: torch adds it to a clock of 64 bits in nanoseconds."""
 
+ROOTS: Final = "a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+"""The places that a root of checkpoints may be, for messages."""
+
 _SHOWN: Final = 200
 
 

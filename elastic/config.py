@@ -99,7 +99,7 @@ _SNAPSHOTS: Final[Mapping[str, Rule]] = {
     "disk_every": _STEPS,
 }
 _CHECKPOINTS: Final[Mapping[str, Rule]] = {
-    "root": checks.text(remedy="give a directory or s3://bucket/prefix, as a string"),
+    "root": checks.text(remedy=f"give {checks.ROOTS}, as a string"),
     "every": _STEPS,
     "compression": checks.instance(
         Mapping, remedy="give patterns of names with codecs, such as {'*': 'zstd'}"
@@ -247,9 +247,10 @@ class Snapshots:
 class Checkpoints:
     """Durable copies of the state below ``root``, from which a later start continues.
 
-    ``root`` is a directory or ``s3://bucket/prefix``. A checkpoint is written every ``every`` steps
-    and after the last. ``compression`` and ``incremental`` are `ckpt.save`'s ``compression`` and
-    ``base="latest"``. ``bandwidth`` (as in ``"500MB/s"``) limits the write rate of a node.
+    ``root`` is a directory, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+    ``az://container/prefix``. A checkpoint is written every ``every`` steps and after the last.
+    ``compression`` and ``incremental`` are `ckpt.save`'s ``compression`` and ``base="latest"``.
+    ``bandwidth`` (as in ``"500MB/s"``) limits the write rate of a node.
 
     Training never waits for the store: while one checkpoint is being written, the newest of the
     others waits, and older ones are skipped. ``on_error``: ``"retry"`` tries ``retries`` more

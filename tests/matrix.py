@@ -142,7 +142,7 @@ def install(environment: Path, *, python: str, torch: str, folder: Path) -> None
     unpack = folder / "unpack"  # wheels of gigabytes may be larger than /tmp
     unpack.mkdir(exist_ok=True)
     subprocess.run(
-        [*pip, f"torch=={torch}", "--editable", f"{ROOT}[data,s3,etcd,dev]"],
+        [*pip, f"torch=={torch}", "--editable", f"{ROOT}[data,s3,obstore,etcd,dev]"],
         check=True,
         env={**os.environ, "TMPDIR": str(unpack)},
     )

@@ -86,6 +86,7 @@ EXTRA_OF: Final = {
     "datasets": "trl",
     "google": "etcd",
     "grpc": "etcd",
+    "obstore": "obstore",
     "peft": "trl",
     "reasoning_gym": "rl",
     "torchdata": "data",

@@ -54,11 +54,11 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ``slots`` and ``log_every_ticks`` apply to each rollout worker. Without ``log_rollouts`` the
     unfinished samples of a lost worker are sampled again. ``checkpoint`` is the directory, or
-    ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last one are written to,
-    and from which the same command resumes after everything was killed. ``disk`` is the directory
-    on every node's own disk that snapshots are spilled to, for the same purpose
-    (``holdfast run --disk``). No step begins while the file ``hold`` exists (None: no such file).
-    ``check`` are the settings of the always-on checker.
+    an address such as ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last
+    one are written to, and from which the same command resumes after everything was killed.
+    ``disk`` is the directory on every node's own disk that snapshots are spilled to, for the same
+    purpose (``holdfast run --disk``). No step begins while the file ``hold`` exists (None: no such
+    file). ``check`` are the settings of the always-on checker.
     """
 
     task: str = "spell_backward"

@@ -22,13 +22,13 @@ from typing_extensions import Buffer
 from holdfast.ckpt import python_types
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.box_files import split_place
-from holdfast.ckpt.convert.filling import Handover
 from holdfast.ckpt.convert.interchange import itemsize_of, nbytes_of
 from holdfast.ckpt.errors import CorruptError, MismatchError, StateError, StoreError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.local_boxes import check_tensor
 from holdfast.ckpt.state.names import join
+from holdfast.ckpt.store.handover import Handover
 from holdfast.ckpt.store.places import scheme_of
 from holdfast.ckpt.store.refusals import refusals
 from holdfast.ckpt.store.regular import open_regular

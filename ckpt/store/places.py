@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from holdfast.ckpt.store.s3.config import S3Config
 
 _STEP: Final = re.compile(r"step-(\d{12})")
+SCHEMES: Final = frozenset({"file", "s3", "gs", "az"})
+"""The schemes of a root that is no plain path."""
+
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
-    """Return the store at ``root``: a path, ``file:///path`` or ``s3://bucket/prefix``.
+    """Return the store at ``root``: a path, ``file://``, ``s3://``, ``gs://`` or ``az://``.
 
     ``s3`` configures the S3 server; without it the AWS variables of the environment do. Raises
     ``StoreError`` for a scheme that this version does not know.
@@ -34,10 +37,12 @@ def open_store(root: str | Path, *, s3: S3Config | None = None) -> Store:
             return LocalStore(path_of(str(root)))
         case "s3":
             return _s3_store(str(root), s3)
+        case "gs" | "az" as scheme:
+            return _cloud_store(str(root), scheme)
         case scheme:
             raise StoreError(
-                f"{root}: checkpoints at {scheme}:// are not supported by this version; "
-                "use a directory or s3://bucket/prefix"
+                f"{root}: checkpoints at {scheme}:// are not supported by this version; use "
+                f"{checks.ROOTS}"
             )
 
 
@@ -63,10 +68,10 @@ def locate(path: str | Path) -> tuple[str, int | None]:
 def _check(path: object) -> None:
     if not isinstance(path, str | os.PathLike):
         found = checks.shown(path)
-        raise ArgumentError(f"the root is {found}; give a directory or s3://bucket/prefix")
+        raise ArgumentError(f"the root is {found}; give {checks.ROOTS}")
     text = str(path)
     if not text:
-        raise StoreError("an empty path; give a directory or s3://bucket/prefix")
+        raise StoreError(f"an empty path; give {checks.ROOTS}")
     try:
         encoded = os.fsencode(text)
     except UnicodeEncodeError as error:
@@ -97,3 +102,16 @@ def _s3_store(root: str, config: S3Config | None) -> Store:
     from holdfast.ckpt.store.s3.store import S3Store
 
     return S3Store(root, config or S3Config.from_environment(os.environ))
+
+
+def _cloud_store(root: str, scheme: str) -> Store:
+    try:
+        import obstore  # noqa: F401
+    except ImportError as error:
+        raise StoreError(
+            f"{root}: obstore is not installed, which {scheme}:// needs; install holdfast[obstore]"
+        ) from error
+    from holdfast.ckpt.store.cloud.config import PROVIDERS, CloudConfig
+    from holdfast.ckpt.store.cloud.store import CloudStore
+
+    return CloudStore(root, CloudConfig.from_environment(PROVIDERS[scheme], os.environ))

@@ -21,6 +21,9 @@ from urllib.parse import urlsplit
 _BLOCK_BYTES: Final = 64 << 10
 _RST: Final = struct.pack("ii", 1, 0)
 _DONE: Final = re.compile(rb"HTTP/1\.\d 200 ")
+_CONDITION: Final = re.compile(
+    rb"\r\n(if-match|if-none-match|x-goog-if-generation-match):[^\r]*", re.IGNORECASE
+)
 _KEPT_MOST: Final = 1000
 
 
@@ -37,7 +40,7 @@ class HttpFault(Enum):
     SIP = "take the request's body slowly"
     FLIP_REQUEST = "flip a bit of the request's body"
     FLIP_REPLY = "flip a bit of the reply's body"
-    FORGET_CONDITIONS = "drop If-Match and If-None-Match, as a server without them does"
+    FORGET_CONDITIONS = "drop the conditions of a request, as a server without them does"
     STALE_REPLY = "answer with the last reply to the same request line from before the fault"
 
 
@@ -177,7 +180,11 @@ class FaultProxy:
             return client.sendall(self._kept[request.line])
         with self._tracked(socket.create_connection(self._upstream)) as server:
             if fault is HttpFault.FORGET_CONDITIONS:
-                request.head = re.sub(rb"(?i)\r\nif-(none-)?match:[^\r]*", b"", request.head)
+                request.head = re.sub(
+                    rb"(?i)\r\n(if-(none-)?match|x-goog-if-generation-match):[^\r]*",
+                    b"",
+                    request.head,
+                )
             server.sendall(request.head)
             if not self._pass_body(client, server, request.nbytes, rule):
                 return None

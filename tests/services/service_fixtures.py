@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import ceph
 import keeper
 import pytest
 
+from holdfast.ckpt.store.cloud.config import AZURE, GOOGLE, CloudConfig, Provider
 from holdfast.ckpt.store.s3.config import S3Config
 
 
@@ -73,6 +75,57 @@ class S3Place:
             secret_key=self.secret_key,
             **{**short, **changes},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudPlace:
+    """A prefix of its own in a container of a running server of Azure's or Google's interface."""
+
+    provider: Provider
+    endpoint: str
+    container: str
+    prefix: str
+    settings: dict[str, str] = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Return the place as ``az://container/prefix`` or ``gs://bucket/prefix``."""
+        return f"{self.provider.scheme}://{self.container}/{self.prefix}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which obstore finds the server."""
+        names = {
+            "endpoint": "AZURE_STORAGE_ENDPOINT",
+            "account_name": "AZURE_STORAGE_ACCOUNT_NAME",
+            "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
+            "base_url": "GOOGLE_BASE_URL",
+            "bearer_token": "GOOGLE_BEARER_TOKEN",
+        }
+        return {names[name]: value for name, value in self._settings().items()}
+
+    def through(self, endpoint: str) -> CloudPlace:
+        """Return the same place reached by another ``http://host:port``."""
+        parts = urlsplit(self.endpoint)
+        return replace(self, endpoint=f"{endpoint}{parts.path}")
+
+    def config(self, **changes: Any) -> CloudConfig:
+        """Return the configuration for it, with deadlines short enough for tests."""
+        short = {"part_bytes": 5 << 20, "stall_s": 5.0, "deadline_s": 30.0, "pause_s": 0.02}
+        return CloudConfig(
+            provider=self.provider,
+            settings=tuple(self._settings().items()),
+            **{**short, **changes},
+        )
+
+    @property
+    def secrets(self) -> list[str]:
+        """Return the texts that no message may contain."""
+        return [value for name, value in self.settings.items() if name.endswith(("_key", "_token"))]
+
+    def _settings(self) -> dict[str, str]:
+        name = "endpoint" if self.provider is AZURE else "base_url"
+        return {name: self.endpoint, **self.settings}
 
 
 @contextlib.contextmanager
@@ -157,3 +210,78 @@ def second_gateway(s3_place: S3Place) -> Iterator[tuple[S3Place, Any]]:
             yield place, process
         finally:
             keeper.end(process)
+
+
+@pytest.fixture(scope="session")
+def azurite(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[keeper.Facts]:
+    """Yield the facts of Azurite."""
+    with service("azurite", tmp_path_factory, request) as facts:
+        yield facts
+
+
+@pytest.fixture(scope="session")
+def azurite_installed(azurite: keeper.Facts) -> None:
+    """Make sure that tests can start an Azurite of their own."""
+
+
+def azure_place_of(facts: keeper.Facts) -> CloudPlace:
+    """Return a new prefix on a running Azurite."""
+    return CloudPlace(
+        provider=AZURE,
+        endpoint=facts["endpoint"],
+        container=facts["container"],
+        prefix=f"test/{uuid.uuid4().hex}",
+        settings={"account_name": facts["account"], "account_key": facts["key"]},
+    )
+
+
+@pytest.fixture
+def azure_place(azurite: keeper.Facts) -> CloudPlace:
+    """Return a prefix of this test's own on Azurite."""
+    return azure_place_of(azurite)
+
+
+@pytest.fixture
+def azure_environment(azure_place: CloudPlace, monkeypatch: pytest.MonkeyPatch) -> CloudPlace:
+    """As `azure_place`, with the environment set so that ``az://`` means that server."""
+    for name, value in azure_place.environment.items():
+        monkeypatch.setenv(name, value)
+    return azure_place
+
+
+@pytest.fixture(scope="session")
+def google_xml(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[keeper.Facts]:
+    """Yield the facts of the tests' own server of Google's interface."""
+    with service("google_xml", tmp_path_factory, request) as facts:
+        yield facts
+
+
+@pytest.fixture
+def google_place(google_xml: keeper.Facts) -> CloudPlace:
+    """Return a prefix of this test's own on that server."""
+    return CloudPlace(
+        provider=GOOGLE,
+        endpoint=google_xml["endpoint"],
+        container=google_xml["bucket"],
+        prefix=f"test/{uuid.uuid4().hex}",
+        settings={"bearer_token": "a-token-of-the-tests"},
+    )
+
+
+@pytest.fixture(params=["azure_place", "google_place"])
+def cloud_place(request: pytest.FixtureRequest) -> CloudPlace:
+    """Return a prefix of this test's own, on one server after the other."""
+    found: CloudPlace = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def cloud_environment(cloud_place: CloudPlace, monkeypatch: pytest.MonkeyPatch) -> CloudPlace:
+    """As `cloud_place`, with the environment set so that its scheme means that server."""
+    for name, value in cloud_place.environment.items():
+        monkeypatch.setenv(name, value)
+    return cloud_place

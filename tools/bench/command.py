@@ -71,6 +71,7 @@ SECTIONS: Final = {
     "parity": Section("holdfast.tools.bench.data_path.codec", "parity", memory=6),
     "protect": Section("holdfast.tools.bench.data_path.protect", "protect", shared=6, memory=9),
     "memory": Section("holdfast.tools.bench.data_path.footprint", "memory", shared=18, memory=23),
+    "store": Section("holdfast.tools.bench.data_path.object_store", "store", memory=4),
 }
 
 _SLACK_BYTES: Final = 64 << 20
@@ -131,6 +132,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="directory for temporary files of the benchmark (default: the system's)",
     )
     parser.add_argument(
+        "--store",
+        metavar="ROOT",
+        help="object store of the section store, as in az://container/prefix (default: the "
+        "section is left out)",
+    )
+    parser.add_argument(
         "--json",
         metavar="FILE",
         help="also write the figures and every sample as JSON (- means stdout)",
@@ -144,7 +151,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"no section {unknown[0]!r} to measure; choose from {', '.join(SECTIONS)}"
         )
-    chosen = [name for name in SECTIONS if not args.sections or name in args.sections]
+    default = [name for name in SECTIONS if name != "store" or args.store]
+    chosen = [name for name in SECTIONS if name in (args.sections or default)]
     megabytes = args.megabytes or (_QUICK_MEGABYTES if args.quick else _MEGABYTES)
     size_bytes = megabytes << 20
     place = Path(args.dir or tempfile.gettempdir())
@@ -159,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
             quick=args.quick,
             free_bytes=_free_memory(),
             minutes=args.minutes,
+            store=args.store,
         )
         found = _measured(chosen, setup)
     machine = _machine(load_before)

@@ -27,7 +27,8 @@ class BenchSetup:
 
     ``lap`` is called after each round, ``say`` with the current activity. ``free_bytes`` is the
     machine's free memory, for sections that adapt to it. ``minutes`` is the duration of sections
-    that train for a given time; None leaves it to the section.
+    that train for a given time; None leaves it to the section. ``store`` is the root of the
+    section of that name.
     """
 
     size_bytes: int
@@ -38,6 +39,7 @@ class BenchSetup:
     free_bytes: int = sys.maxsize
     say: Callable[[str], None] = lambda text: None
     minutes: float | None = None
+    store: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from typing import Final
 from botocore.exceptions import ClientError
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.s3.calls import S3Connection
 from holdfast.ckpt.store.s3.errors import FAILURES, is_missing, said, status_of
 from holdfast.ckpt.store.s3.read import fetch_once
 from holdfast.ckpt.store.s3.unfinished import UploadTarget

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
 from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.objects.limits import ObjectLimits
 
-_MIB: Final = 1 << 20
 _DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S3Config:
+class S3Config(ObjectLimits):
     """The server, its credentials, and the limits of requests.
 
     Fields that are None are left to boto3's standard chain (environment, shared files, instance
-    role). At most ``part_bytes * threads`` of the written bytes are in flight at once. Beyond 2,000
-    parts (62.5 GiB of 32 MiB parts) parts double in size every 2,000, so that 10,000 of them hold
-    1.9 TiB. One request, its retries included, takes ``deadline_s`` at most; a large file is many
-    requests. A connection that moves nothing for ``stall_s`` is given up. An unfinished upload that
-    received no part for ``abandoned_s`` counts as abandoned, and is swept.
+    role). Beyond 2,000 parts (62.5 GiB of 32 MiB parts) parts double in size every 2,000, so that
+    10,000 of them hold 1.9 TiB. An unfinished upload that received no part for ``abandoned_s``
+    counts as abandoned, and is swept.
     """
 
     endpoint_url: str | None = None
@@ -33,13 +29,6 @@ class S3Config:
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
-    part_bytes: int = 32 * _MIB
-    threads: int = 8
-    connect_s: float = 10.0
-    stall_s: float = 20.0
-    deadline_s: float = 180.0
-    pause_s: float = 0.1
-    longest_pause_s: float = 10.0
     abandoned_s: float = _DAY_S
 
     def __post_init__(self) -> None:
@@ -51,15 +40,7 @@ class S3Config:
                 f"S3 endpoint {url.hostname}: carries credentials; give them as AWS_ACCESS_KEY_ID "
                 "and AWS_SECRET_ACCESS_KEY instead"
             )
-        if not 5 * _MIB <= self.part_bytes <= 512 * _MIB:
-            raise StoreError(f"S3 parts of {self.part_bytes} bytes: use 5 MiB to 512 MiB")
-        if not 1 <= self.threads <= 256:
-            raise StoreError(f"{self.threads} S3 threads: use 1 to 256")
-        if not 0 < 2 * self.stall_s <= self.deadline_s:
-            raise StoreError(
-                f"S3 deadline of {self.deadline_s} s with stalls of {self.stall_s} s: there must "
-                "be time for two attempts"
-            )
+        ObjectLimits.__post_init__(self)
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> S3Config:
@@ -80,12 +61,3 @@ class S3Config:
     def nbytes_of_part(self, number: int) -> int:
         """Return the size of part ``number`` (from 1) of a file large enough to have it."""
         return self.part_bytes << ((number - 1) // 2000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Timing:
-    """Time and randomness, in seconds; tests replace them."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    between: Callable[[float, float], float] = random.uniform

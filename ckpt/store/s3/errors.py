@@ -8,7 +8,8 @@ import urllib3.exceptions
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from holdfast.ckpt.errors import CkptError, InternalError, NotFoundError, StoreError
+from holdfast.ckpt.errors import CkptError, NotFoundError, StoreError
+from holdfast.ckpt.store.objects.retries import ROOM, FaultWords, OverdueError
 
 FAILURES: Final = (
     boto.BotoCoreError,
@@ -62,7 +63,6 @@ _RIGHTS: Final = (
     "abort multipart uploads; or use others"
 )
 _REGION: Final = "set AWS_REGION to the bucket's region"
-_ROOM: Final = "make room there or choose another place; nothing committed before is harmed"
 _REMEDIES: Final = {
     "AccessDenied": _RIGHTS,
     "AllAccessDisabled": _RIGHTS,
@@ -75,10 +75,10 @@ _REMEDIES: Final = {
     "TokenRefreshRequired": _KEYS,
     "NoSuchBucket": "create the bucket or correct its name",
     "InvalidBucketName": "correct the bucket's name",
-    "QuotaExceeded": _ROOM,
+    "QuotaExceeded": ROOM,
     "EntityTooLarge": "the server takes no file of this size: save with more writers",
-    "InsufficientCapacity": _ROOM,
-    "XMinioStorageFull": _ROOM,
+    "InsufficientCapacity": ROOM,
+    "XMinioStorageFull": ROOM,
     "PermanentRedirect": _REGION,
     "301": _REGION,
     "400": "check the region, the credentials and the bucket's name",
@@ -88,10 +88,6 @@ _REMEDIES: Final = {
     "NotImplemented": "the server lacks this part of S3: use another one",
     "MethodNotAllowed": "the server lacks this part of S3: use another one",
 }
-
-
-class OverdueError(InternalError):
-    """The deadline passed while bytes were still moving."""
 
 
 def code_of(error: BaseException) -> str:
@@ -167,3 +163,6 @@ def _region_of(error: BaseException) -> str:
     return str(
         error.response.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region") or ""
     )
+
+
+FAULTS: Final = FaultWords(failures=FAILURES, is_transient=is_transient, said=said, refusal=refusal)

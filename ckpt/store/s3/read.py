@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -10,62 +10,29 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import InternalError, NotFoundError, StoreError
+from holdfast.ckpt.store.objects.ranges import Sink, Views, ranges
+from holdfast.ckpt.store.objects.retries import Deadline
 from holdfast.ckpt.store.regular import check_size
-from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
+from holdfast.ckpt.store.s3.calls import S3Connection
 from holdfast.ckpt.store.s3.errors import status_of
 from holdfast.ckpt.store.s3.unfinished import UploadTarget
 
-_LEAST_BYTES: Final = 4 << 20
-_MOST_BYTES: Final = 32 << 20
 _BLOCK_BYTES: Final = 256 << 10
-Views = Sequence[memoryview]
 
 
 class CutOffError(InternalError, OSError):
     """A reply ended before all its bytes had come; an ``OSError``, as it passes like one."""
 
 
-class Sink:
-    """Buffers filled one after the other; counts the filled bytes in case a reply breaks off."""
-
-    def __init__(self, views: Views) -> None:
-        self._left = [view for view in reversed(views) if view.nbytes]
-        self.done, self.nbytes = 0, sum(view.nbytes for view in views)
-
-    def receive(self, reply: dict[str, Any], deadline: Deadline) -> None:
-        """Read the body of ``reply`` until full. Raises ``CutOffError`` if it ends before."""
-        with reply["Body"] as stream:
-            while self.done < self.nbytes:
-                deadline.check()
-                block = stream.read1(min(self.nbytes - self.done, _BLOCK_BYTES))
-                if not block:
-                    raise CutOffError(
-                        f"the reply was cut off after {self.done} of {self.nbytes} bytes"
-                    )
-                self._take(memoryview(block))
-
-    def _take(self, block: memoryview) -> None:
-        self.done += block.nbytes
-        while block.nbytes:
-            view = self._left.pop()
-            fits = min(view.nbytes, block.nbytes)
-            view[:fits] = block[:fits]
-            block = block[fits:]
-            if fits < view.nbytes:
-                self._left.append(view[fits:])
-
-
-def _pieces(views: Views, nbytes: int, piece: int) -> Iterator[tuple[int, list[memoryview]]]:
-    """Cut the first ``nbytes`` of ``views`` into pieces; yield the start and views of each."""
-    start, at, found = 0, 0, list[memoryview]()
-    for view in views:
-        while view.nbytes and at < nbytes:
-            fits = min(view.nbytes, start + piece - at, nbytes - at)
-            found.append(view[:fits])
-            view, at = view[fits:], at + fits  # noqa: PLW2901 - the rest of it
-            if at == start + piece or at == nbytes:
-                yield start, found
-                start, found = at, []
+def _receive(sink: Sink, reply: dict[str, Any], deadline: Deadline) -> None:
+    """Read the body of ``reply`` into the sink. Raises ``CutOffError`` if it ends before."""
+    with reply["Body"] as stream:
+        while sink.done < sink.nbytes:
+            deadline.check()
+            block = stream.read1(min(sink.nbytes - sink.done, _BLOCK_BYTES))
+            if not block:
+                raise CutOffError(f"the reply was cut off after {sink.done} of {sink.nbytes} bytes")
+            sink.take(memoryview(block))
 
 
 def fetch(
@@ -90,7 +57,7 @@ def fetch_once(
     reply = connection.client.get_object(**target.address)
     check_size(target.where, reply["ContentLength"], most_bytes=most_bytes)
     data = bytearray(reply["ContentLength"])
-    Sink([memoryview(data)]).receive(reply, deadline)
+    _receive(Sink([memoryview(data)]), reply, deadline)
     return bytes(data), str(reply["ETag"]).strip('"')
 
 
@@ -118,12 +85,11 @@ class S3File:
         wanted = min(sum(view.nbytes for view in views), max(0, self.nbytes - at))
         if not wanted:
             return 0
-        share = -(-wanted // self._connection.config.threads)
-        piece = min(max(share, _LEAST_BYTES), _MOST_BYTES)
+        threads = self._connection.config.threads
         self._connection.each(
             [
                 partial(self._fill, found, at + start)
-                for start, found in _pieces(views, wanted, piece)
+                for start, found in ranges(views, wanted, threads=threads)
             ]
         )
         return wanted
@@ -136,7 +102,7 @@ class S3File:
         sink = Sink(views)
         end = at + sink.nbytes
         self._connection.send(
-            lambda deadline: sink.receive(self._range(at + sink.done, end), deadline),
+            lambda deadline: _receive(sink, self._range(at + sink.done, end), deadline),
             where=self._target.where,
             doing=f"read bytes {at} to {end} of it",
         )

@@ -2,8 +2,8 @@
 
 S3 publishes whole objects only, so a name shows the old bytes or the new ones. This module adds the
 rest: it retries requests within a deadline, and reads back the effect of a lost reply; the server
-checks every byte's MD5; small files are replaced on a condition, after the server proved that it
-obeys conditions. A version is the object's ETag.
+checks the SHA-256 of every body; small files are replaced on a condition, after the server proved
+that it obeys conditions. A version is the object's ETag.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Unpublished
-from holdfast.ckpt.store.s3.calls import Deadline, S3Connection, connect
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.s3.calls import S3Connection, connect
 from holdfast.ckpt.store.s3.conditions import PROBE, replace
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import is_missing

@@ -21,7 +21,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from holdfast.ckpt.store.base import Unpublished
-from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.s3.calls import S3Connection
 from holdfast.ckpt.store.s3.errors import FAILURES, code_of, is_missing, said
 
 _log = logging.getLogger(__name__)

@@ -2,14 +2,13 @@
 
 A file appears when its upload is completed, whole or not at all. A writer resumes an upload that a
 killed writer left under the same key: parts with the right size and MD5 are not sent again. To
-resume the upload of a living writer is harmless. An upload is completed with the MD5 of every part,
+resume the upload of a living writer is harmless. An upload is completed with the tag of every part,
 so the writer that completes it gets its own bytes or an error; the other one finds the very same
 file in place, or raises an error.
 """
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,9 @@ from botocore.exceptions import ClientError
 from typing_extensions import Buffer
 
 from holdfast.ckpt.errors import StoreError
-from holdfast.ckpt.store.s3.calls import Body, Deadline, S3Connection, settle
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.objects.threads import settle
+from holdfast.ckpt.store.s3.calls import Body, S3Connection
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import code_of, is_missing
 from holdfast.ckpt.store.s3.unfinished import UploadTarget, abort, parts_of, unfinished
@@ -70,13 +71,12 @@ def put_once(
     deadline: Deadline,
     **condition: str,
 ) -> str:
-    """Like `put`, in one attempt: raises the errors of boto3. The server checks the bytes' MD5."""
+    """Like `put`, in one attempt: raises the errors of boto3. The signature covers the bytes."""
     body = Body(views, deadline)
-    reply = connection.sender.put_object(
+    reply = connection.client.put_object(
         **target.address,
         Body=body,
         ContentLength=len(body),
-        ContentMD5=base64.b64encode(_md5(views)).decode(),
         **condition,
     )
     return str(reply["ETag"]).strip('"')
@@ -86,11 +86,12 @@ def _nbytes(views: Views) -> int:
     return sum(view.nbytes for view in views)
 
 
-def _md5(views: Views) -> bytes:
+def _md5(views: Views) -> str:
+    """Return the MD5, which is the server's tag of a part."""
     digest = md5(usedforsecurity=False)
     for view in views:
         digest.update(view)
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def _pieces(parts: Iterable[Buffer], config: S3Config) -> Iterator[Views]:
@@ -166,11 +167,12 @@ class _Upload:
     def _send(self, number: int, views: Views) -> _UploadPart:
         """Send a part, unless the upload has it already."""
         try:
-            nbytes, digest = _nbytes(views), _md5(views)
-            tag = digest.hex()
-            if self._there.get(number) != (tag, nbytes) and not self._failed.is_set():
+            nbytes = _nbytes(views)
+            tag, size = self._there.get(number, ("", -1))
+            is_there = size == nbytes and tag == _md5(views)
+            if not is_there and not self._failed.is_set():
                 tag = self._connection.send(
-                    lambda deadline: self._upload_part(number, Body(views, deadline), digest),
+                    lambda deadline: self._upload_part(number, views, deadline),
                     where=self._target.where,
                     doing=f"write part {number} of it",
                 )
@@ -182,24 +184,24 @@ class _Upload:
             views.clear()
             self._window.release()
 
-    def _upload_part(self, number: int, body: Body, digest: bytes) -> str:
+    def _upload_part(self, number: int, views: Views, deadline: Deadline) -> str:
         """Send a part; return the server's tag for it."""
         if self._gone.is_set():
-            return digest.hex()
+            return _md5(views)
+        body = Body(views, deadline)
         try:
-            reply = self._connection.sender.upload_part(
+            reply = self._connection.client.upload_part(
                 **self._target.address,
                 UploadId=self._id,
                 PartNumber=number,
                 Body=body,
                 ContentLength=len(body),
-                ContentMD5=base64.b64encode(digest).decode(),
             )
         except ClientError as error:
             if code_of(error) != "NoSuchUpload":
                 raise
             self._gone.set()  # completed by another writer, or swept: checked at the end
-            return digest.hex()
+            return _md5(views)
         return str(reply["ETag"]).strip('"')
 
     def _complete(self, parts: list[_UploadPart]) -> None:

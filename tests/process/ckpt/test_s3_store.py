@@ -37,7 +37,7 @@ def test_connections_are_used_again(s3_place: S3Place, caplog: pytest.LogCapture
         file.read_into([room], number)
         assert store.size("f") == len(data)
     begun = [r for r in caplog.records if "Starting new HTTP connection" in r.getMessage()]
-    assert len(begun) <= 2  # one for bodies, one for all else
+    assert len(begun) == 1
 
 
 def test_a_forked_child_has_connections_of_its_own(s3_place: S3Place) -> None:

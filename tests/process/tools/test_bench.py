@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from rich.console import Console
+from service_fixtures import CloudPlace
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
+from holdfast.ckpt.store.places import open_store
 from holdfast.tools.bench import command, start
 from holdfast.tools.bench.data_path import lost_time
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, Yardstick, in_turn
@@ -39,7 +41,7 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    "rl",
+    *("rl", "store"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -463,3 +465,20 @@ def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(
         assert extra in shown.getvalue()
     assert figures["comparison of 8 MiB of state: times"] > 0
     assert figures["Muon on sharded matrices, a step: with it"] > 0
+
+
+def test_a_store_is_measured_beside_its_plain_client(
+    cloud_environment: CloudPlace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--store", cloud_environment.url, "--megabytes", "12", "--repeat", "1", "--json", "-")
+    assert main(["bench", "store", *words]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    beside = {figure["name"]: figure["versus"] for figure in figures if figure["versus"]}
+    assert beside == {"write": "obstore put", "read": "obstore get"}
+    assert "write: processor time" in {figure["name"] for figure in figures}
+    assert open_store(cloud_environment.url).names("") == []
+
+
+def test_a_store_that_is_not_named_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "store", "--megabytes", "1"]) == EXIT_USAGE
+    assert "--store az://container/prefix" in capsys.readouterr().err

@@ -256,7 +256,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"step": 1.5}, "step is 1.5; give a whole number"),
     ({"step": True}, "step is True; give a whole number"),
     ({"step": "1"}, "step is '1'; give a whole number"),
-    ({"root": 7}, "the root is 7; give a directory or s3://bucket/prefix"),
+    (
+        {"root": 7},
+        "the root is 7; give a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+    ),
     ({"root": b"x"}, "the root is b'x'; give a directory"),
     ({"state": nn.Linear(1, 1)}, "the state is a Linear; give a dict with names"),
     ({"state": []}, "the state is a list; give a dict with names"),

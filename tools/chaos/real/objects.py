@@ -1,8 +1,8 @@
 """Search for a job's leftovers among its checkpoints: files that no committed step needs.
 
 Checkpoints are found below the folder that the job works in, and at places that a word of its
-command, environment or settings names: an address (``s3://…``) or an absolute path. Files that
-existed before the job do not count.
+command, environment or settings names: an address (``s3://…``, ``gs://…``, ``az://…``) or an
+absolute path. Files that existed before the job do not count.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Final
 
 from holdfast.ckpt.checkpoints.unreferenced import Unreferenced, UnreferencedKind, unreferenced
 from holdfast.ckpt.errors import CkptError
-from holdfast.ckpt.store.places import open_store, scheme_of
+from holdfast.ckpt.store.places import SCHEMES, open_store, scheme_of
 from holdfast.elastic.events import CheckpointFailed, CheckpointSkipped
 from holdfast.elastic.events.log import EventReader
 
 _STEP: Final = re.compile(r"step-[0-9]{12}")
-_SCHEMES: Final = frozenset({"s3", "file"})
 
 
 class Objects:
@@ -71,7 +70,7 @@ def places_named(words: Iterable[str]) -> list[str]:
         part
         for word in words
         for part in (word, word.partition("=")[2])
-        if scheme_of(part) in _SCHEMES or part.startswith("/")
+        if scheme_of(part) in SCHEMES or part.startswith("/")
     )
     return list(found)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.ckpt.convert.filling import Filler, Handover, Piece
+from holdfast.ckpt.convert.filling import Filler, Piece
 from holdfast.ckpt.errors import StateError, StoreError
 from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.store.handover import Handover
 
 BOX = Box(offset=(0,), shape=(1,))
 

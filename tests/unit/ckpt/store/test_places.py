@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.cloud.store import CloudStore
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.ckpt.store.places import locate, open_store
 from holdfast.ckpt.store.s3.store import S3Store
@@ -31,9 +33,27 @@ def test_an_s3_address_is_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.root == "s3://bucket/prefix"
 
 
-@pytest.mark.parametrize("root", ["gs://bucket/x", "hdfs://host/x", "GS://bucket"])
+@pytest.mark.parametrize(
+    ("root", "found"),
+    [
+        ("az://container/a/prefix/", "az://container/a/prefix"),
+        ("AZ://container", "az://container"),
+        ("gs://bucket/prefix", "gs://bucket/prefix"),
+    ],
+)
+def test_an_address_of_azure_or_google_is_a_container(
+    root: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "someone")
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    store = open_store(root)
+    assert isinstance(store, CloudStore)
+    assert (store.root, store.where("f")) == (found, f"{found}/f")
+
+
+@pytest.mark.parametrize("root", ["hdfs://host/x", "abfss://a@b/x", "https://host/x"])
 def test_other_kinds_are_refused(root: str) -> None:
-    with pytest.raises(StoreError, match=r"not supported.*directory or s3://bucket/prefix"):
+    with pytest.raises(StoreError, match=r"not supported.*a directory, s3://bucket/prefix, gs:"):
         open_store(root)
 
 
@@ -55,6 +75,13 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         open_store("s3://bucket")
 
 
+@pytest.mark.parametrize("root", ["gs://bucket", "az://container"])
+def test_without_obstore_the_extra_is_named(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(StoreError, match=r"obstore is not installed.*install holdfast\[obstore\]"):
+        open_store(root)
+
+
 @pytest.mark.parametrize(
     ("path", "root", "step"),
     [
@@ -67,6 +94,8 @@ def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         ("s3://b/p/step-000000000042", "s3://b/p", 42),
         ("s3://b/p/step-000000000042/", "s3://b/p", 42),
         ("s3://b/step-000000000042", "s3://b", 42),
+        ("gs://b/p/step-000000000042", "gs://b/p", 42),
+        ("az://c/step-000000000042/", "az://c", 42),
         ("file:///runs/step-000000000042", "file:///runs", 42),
     ],
 )

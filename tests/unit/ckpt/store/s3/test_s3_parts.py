@@ -10,8 +10,10 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from holdfast.ckpt.errors import NotFoundError, StoreError
-from holdfast.ckpt.store.s3.calls import Deadline, S3Connection
-from holdfast.ckpt.store.s3.config import S3Config, S3Timing
+from holdfast.ckpt.store.objects.limits import RequestTiming
+from holdfast.ckpt.store.objects.retries import Deadline
+from holdfast.ckpt.store.s3.calls import S3Connection
+from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import is_missing, is_transient, refusal
 from holdfast.ckpt.store.s3.store import S3Store
 from holdfast.ckpt.store.s3.upload import _pieces
@@ -112,8 +114,8 @@ class Clock:
         self.pauses.append(pause_s)
         self.now_s += pause_s
 
-    def timing(self) -> S3Timing:
-        return S3Timing(
+    def timing(self) -> RequestTiming:
+        return RequestTiming(
             now=lambda: self.now_s,
             sleep=self.sleep,
             between=lambda low, high: low + self.chance * (high - low),

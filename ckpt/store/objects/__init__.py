@@ -1,0 +1,1 @@
+"""Parts that all object stores share: retries, limits, threads and ranges."""

@@ -1,0 +1,168 @@
+"""Whole checkpoints at az:// and gs://, with faults in between, and the commands on them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from service_fixtures import CloudPlace
+
+from holdfast import ckpt
+from holdfast.ckpt.checkpoints import fence
+from holdfast.ckpt.checkpoints.catalog import committed_steps, verified
+from holdfast.ckpt.errors import CkptError, FencedError
+from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule, faulty
+from holdfast.tools.cli import main
+
+COMMAND = (sys.executable, "-m", "holdfast.tools.cli")
+
+
+@pytest.fixture
+def proxy(cloud_environment: CloudPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    with faulty(cloud_environment.endpoint) as running:
+        place = cloud_environment.through(running.endpoint)
+        for name, value in place.environment.items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def state(number: float) -> dict[str, object]:
+    return {"w": torch.full((300, 100), number), "b": torch.full((7,), number), "n": number}
+
+
+def saved(root: str, number: int) -> None:
+    ckpt.save(root, state(float(number)), step=number)
+
+
+def loaded(root: str) -> int:
+    """Load the newest state and return which it is, whole."""
+    found = state(-1.0)
+    report = ckpt.load(root, found)
+    w, b = found["w"], found["b"]
+    assert isinstance(w, torch.Tensor) and isinstance(b, torch.Tensor)
+    assert set(w.unique().tolist()) == set(b.unique().tolist()) == {float(report.step)}
+    return report.step
+
+
+def test_save_load_and_open(cloud_environment: CloudPlace) -> None:
+    root = cloud_environment.url
+    saved(root, 1)
+    saved(root, 2)
+    assert loaded(root) == 2
+    assert ckpt.open(root)["w"][:1, :2].tolist() == [[2.0, 2.0]]
+    saved(root, 2)  # once more over itself
+    assert loaded(root) == 2
+
+
+def test_a_lost_reply_to_any_request_of_a_save(
+    cloud_environment: CloudPlace, proxy: FaultProxy
+) -> None:
+    root = cloud_environment.url
+    for number in itertools.count(1):
+        proxy.set(HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, first=number))
+        saved(root, number)
+        hits = list(proxy.hits)
+        assert loaded(root) == number
+        if not hits:
+            return
+
+
+def test_a_server_lost_at_any_request_of_a_save_leaves_old_or_new(
+    cloud_environment: CloudPlace, proxy: FaultProxy
+) -> None:
+    root = cloud_environment.url
+    saved(root, 1)
+    for number in itertools.count(1):
+        proxy.set(
+            HttpFaultRule(
+                pattern="", fault=HttpFault.REFUSE, first=number, times=10**9,
+                status=403, code="AuthorizationFailure",
+            )
+        )  # fmt: skip
+        try:
+            saved(root, number + 1)
+        except CkptError as error:
+            assert root in str(error)
+            proxy.set()
+            assert loaded(root) in (number, number + 1)
+            assert loaded(root) == next(iter(verified(root)))
+            saved(root, number + 1)  # the rest of the first try is no hindrance
+            assert loaded(root) == number + 1
+            assert committed_steps(root) == [*range(1, number + 2)]
+        else:
+            assert number > 5
+            return
+
+
+def test_a_run_that_lost_the_fence_is_refused(cloud_environment: CloudPlace) -> None:
+    store = open_store(cloud_environment.url)
+    fence.take(store, run="old", generation=2)
+    fence.take(store, run="new", generation=1)
+    with pytest.raises(FencedError):
+        fence.take(store, run="old", generation=3)
+
+
+def test_the_commands_take_such_a_root(
+    cloud_environment: CloudPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = cloud_environment.url
+    saved(root, 1)
+    saved(root, 2)
+    assert main(["inspect", f"{root}/step-000000000001", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == [1, 2]
+    assert main(["verify", root, "--all", "--deep"]) == 0
+    assert main(["diff", root, root, "--step-a", "1"]) == 1
+    assert main(["reshard", root, f"{root}-again", "--mesh", "dp=2"]) == 0
+    ckpt.save(f"{root}-model", {"model": torch.nn.Linear(3, 2)}, step=1)
+    assert main(["convert", f"{root}-model", f"{root}-flat/model.safetensors"]) == 0
+    assert main(["convert", f"{root}-flat/model.safetensors", f"file://{tmp_path}/own"]) == 0
+    assert main(["convert", f"{tmp_path}/own", f"{root}-back", "--to", "holdfast"]) == 0
+    assert committed_steps(f"{root}-back")
+    assert main(["prune", root, "--keep-last", "1"]) == 0
+    assert committed_steps(root) == [2]
+
+
+JOB = """
+import sys, torch, holdfast
+
+@holdfast.resilient(
+    checkpoint=holdfast.Checkpoints(sys.argv[1], every=3),
+    batch=holdfast.Batch(microbatches=2, size=2),
+)
+def train(run):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.track(model=model, optimizer=optimizer)
+    for step in run.steps(int(sys.argv[2])):
+        for x in run.microbatches(torch.ones(64, 4)):
+            run.backward(model(x).sum())
+        run.step(optimizer)
+
+train()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_continues_from_its_checkpoint_there(
+    azure_environment: CloudPlace, tmp_path: Path
+) -> None:
+    script, root = tmp_path / "job.py", azure_environment.url
+    script.write_text(JOB)
+    for steps in ("3", "6"):
+        done = subprocess.run(
+            [*COMMAND, "run", "--nproc", "2", str(script), root, steps],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stderr
+    assert committed_steps(root) == [3, 6]
+    assert main(["verify", root, "--all", "--deep"]) == 0
