@@ -58,6 +58,7 @@ class UniversalSink(Closing):
         self._rooms: dict[str, _TensorRoom] = {}
         self._kept: dict[str, torch.Tensor] = {}
         self._steps: dict[str, Any] = {}
+        self._complete_names: set[str] = set()
 
     def begin(
         self,
@@ -89,6 +90,7 @@ class UniversalSink(Closing):
 
     def _complete(self, fqn: str, tensor: torch.Tensor) -> None:
         place = self._plan.places[fqn]
+        self._complete_names.add(fqn)
         if isinstance(place, KeptTensor):
             self._kept[fqn] = tensor
         elif place.key == STEP:
@@ -99,9 +101,11 @@ class UniversalSink(Closing):
     def finish(self) -> None:
         """Write the state of the engine, and make the directory visible."""
         folder = self._started()
-        lost = [fqn for fqn in self._plan.places if fqn in self._rooms]
+        lost = [fqn for fqn in self._plan.places if fqn not in self._complete_names]
         if lost:
-            raise StateError(f"{self._path}: {', '.join(lost[:3])} were not written completely")
+            raise StateError(
+                f"{self._path}: {', '.join(lost[:3])} were not written; write every piece"
+            )
         step = self._one_step()
         for group in self._plan.groups:
             for name in group if step is not None else ():
@@ -132,7 +136,7 @@ class UniversalSink(Closing):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an engine of stage 3 does otherwise, in words for people."""
+        """Sentences for people about the behaviour of an engine of stage 3."""
         found = []
         if any(isinstance(step, torch.Tensor) for step in self._steps.values()):
             found.append(

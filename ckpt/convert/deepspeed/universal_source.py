@@ -28,8 +28,8 @@ from holdfast.ckpt.state import plain
 from holdfast.ckpt.types import Json
 
 _SUFFIX: Final = ".pt"
-_SPLIT: Final = ("cat_dim", "vocab_tensor", "param_n_sub_params", "sub_param_shape")
-"""Marks of parameters that tensor parallelism had split; whole ones need none of them."""
+_SPLIT: Final = ("vocab_tensor", "param_n_sub_params", "sub_param_shape")
+"""Marks of parameters that tensor parallelism had split or padded."""
 
 
 class UniversalSource(NamedTensors):
@@ -121,10 +121,10 @@ def _tensor_file(fqn: str, path: Path, shape: tuple[int, ...]) -> MappedTensor:
     file = PickledState(path, {}, file_bytes=file_bytes)
     found: Any = content
     if isinstance(content, Mapping):
-        for mark in _SPLIT[1:]:
-            if content.get(mark) not in (None, False, 1):
+        for mark in _SPLIT:
+            if (found := content.get(mark)) and (found is True or found != 1):
                 raise StateError(
-                    f"{path}: {mark} is {content[mark]!r}: the parameter was split by tensor "
+                    f"{path}: {mark} is {found!r}: the parameter was split by tensor "
                     "parallelism, which is not read; export it with the code that wrote it"
                 )
         found = content.get("param")

@@ -58,6 +58,7 @@ class NamedTensors(Closing):
             tensors, values = take_client(name, item, engine.first)
             self.add(tensors)
             self.add_values(values)
+        self.specs = dict(sorted(self.specs.items()))
 
     def _claim(self, name: str) -> None:
         if name in self._tensors or name in self.values or name in self.aliases:
