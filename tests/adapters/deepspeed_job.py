@@ -32,7 +32,7 @@ WORDS = 13
 class Net(torch.nn.Module):
     """Tied, frozen and odd-shaped parameters, and a buffer of whole numbers."""
 
-    def __init__(self, tied: bool) -> None:
+    def __init__(self, tied: bool, seed: int) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(WORDS, 7)
         self.up = torch.nn.Linear(7, 11)
@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
         self.head = torch.nn.Linear(7, WORDS, bias=False)
         if tied:
             self.head.weight = self.embed.weight
-        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, 7), requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, 7) + seed, requires_grad=False)
         self.register_buffer("count", torch.arange(3))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -50,8 +50,13 @@ class Net(torch.nn.Module):
 
 def engine_of(settings: dict[str, Any]) -> Any:
     """Return an engine with two parameter groups, Adam and a schedule."""
-    torch.manual_seed(settings.get("seed", 0))
-    net = Net(settings.get("tied", True))
+    seed = settings.get("seed", 0)
+    torch.manual_seed(seed)
+    net = Net(settings.get("tied", True), seed)
+    if settings.get("universal"):  # an engine does not load frozen parameters and buffers
+        tag = Path(settings["load"], "latest_universal").read_text()
+        path = Path(settings["load"], tag, "mp_rank_00_model_states.pt")
+        net.load_state_dict(torch.load(path, weights_only=True)["module"], strict=False)
     parameters = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for n, p in parameters if "bias" not in n], "weight_decay": 0.1},

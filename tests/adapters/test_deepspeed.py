@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Run
 from doubles.interchange import read_all
+from programs import Run
 
 from holdfast.ckpt.convert.checkpoint import CheckpointSource
 from holdfast.ckpt.convert.deepspeed.universal_source import UniversalSource
