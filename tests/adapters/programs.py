@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 Run = Callable[..., str]
 """Runs a command of an environment's ``bin``; returns what it printed."""
 
-JOB_S = 280
+JOB_S = 600
 
 
 def runner(name: str) -> Run:
@@ -26,16 +27,22 @@ def runner(name: str) -> Run:
         pytest.fail(f"the environment {name} cannot be made: {error}", pytrace=False)
 
     def run(program: str, *arguments: str, cwd: Path | None = None) -> str:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(folder / program), *arguments],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=JOB_S,
             cwd=cwd or Path(os.sep),
             env=environments.variables(name),
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-        return done.stdout
+        try:
+            said, erred = process.communicate(timeout=JOB_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the processes that it started, too
+            process.wait()
+            raise
+        assert process.returncode == 0, said[-3000:] + erred[-6000:]
+        return said
 
     return run

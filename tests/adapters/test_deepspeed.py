@@ -18,7 +18,7 @@ from holdfast.ckpt.convert.deepspeed.universal_source import UniversalSource
 from holdfast.ckpt.convert.deepspeed.zero_source import ZeroSource
 from holdfast.tools.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 JOB = Path(__file__).with_name("deepspeed_job.py")
 SAVED, LAST = 3, 6

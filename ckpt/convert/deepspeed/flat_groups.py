@@ -40,10 +40,10 @@ class FlatGroups:
         self.shapes, self.ranks = shapes, len(files)
         self.states = [file.within("optimizer_state_dict") for file in files]
         self.first = self.states[0]
-        self.stage = int(self.first.content.get("zero_stage", 1) or 1)
+        self.stage = _stage(self.first)
         for file, state in zip(files, self.states, strict=True):
             refuse_settings(file)
-            if int(state.content.get("zero_stage", 1) or 1) != self.stage:
+            if _stage(state) != self.stage:
                 raise state.damaged("was saved by another stage of ZeRO than rank 0's file")
             self._check_partitions(state)
         self.by_weights = self.stage >= _BY_WEIGHTS
@@ -103,11 +103,7 @@ class FlatGroups:
             )
         base = state.within(key)
         base.need("state", Mapping)
-        numbers = [i for group in base.need("param_groups", list) for i in group.get("params", ())]
-        if numbers != list(range(len(self.shapes))):
-            raise base.damaged(
-                f"its groups have the parameters {numbers}, {len(self.shapes)} are needed in order"
-            )
+        check_groups(base, len(self.shapes))
         return base
 
     def tensors(self) -> Iterator[MappedTensor]:
@@ -192,12 +188,29 @@ class FlatGroups:
         return plain.encode(item, f"{self.first.path}: {key}")
 
 
+def _stage(state: PickledState) -> int:
+    """Return the stage; an optimizer of stage 1 for bf16 does not record it."""
+    return int(state.get("zero_stage", int) or 1)
+
+
+def check_groups(base: PickledState, flats: int) -> None:
+    """Raise ``CorruptError`` unless the groups have the flat parameters once, in their order."""
+    numbers: list[object] = []
+    for group in base.need("param_groups", list):
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+            raise base.damaged("'param_groups' has an entry without 'params'")
+        numbers += group["params"]
+    if numbers != list(range(flats)):
+        raise base.damaged(f"its groups have the parameters {numbers}, {flats} are needed in order")
+
+
 def group_values(base: PickledState, shapes: Sequence[Shapes]) -> dict[str, Json]:
     """Return the settings of the parameter groups, under the names that Holdfast gives them."""
+    check_groups(base, len(shapes))
     found: dict[str, Json] = {}
     for number, group in enumerate(base.need("param_groups", list)):
         start = f"{OPTIMIZER}.groups.{number}"
-        names = [f"{MODEL}.{name}" for i in group.get("params", ()) for name in shapes[i]]
+        names = [f"{MODEL}.{name}" for i in group["params"] for name in shapes[i]]
         found[f"{start}.params"] = list(names)
         for key, item in group.items():
             if key == "params":
@@ -212,9 +225,10 @@ def group_values(base: PickledState, shapes: Sequence[Shapes]) -> dict[str, Json
 
 def refuse_settings(file: PickledState) -> None:
     """Refuse a configuration under which the files do not hold the state as is."""
-    zero = (file.content.get("ds_config") or {}).get("zero_optimization") or {}
-    if not isinstance(zero, Mapping):
-        raise file.damaged("'ds_config' has no 'zero_optimization' settings")
+    settings = file.content.get("ds_config")
+    zero = settings.get("zero_optimization") if isinstance(settings, Mapping) else None
+    if not isinstance(zero, Mapping):  # a path to a file, maybe: the layout is checked in any case
+        return
     if isinstance(size := zero.get("mics_shard_size", -1), int) and size > 0:
         raise file.refused(
             f"mics_shard_size is {size}: parts of MiCS are not read",

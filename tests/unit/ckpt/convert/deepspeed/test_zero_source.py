@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import shutil
 from pathlib import Path
@@ -252,3 +253,37 @@ def test_any_truncated_file_is_an_error_of_ours(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps([1]))
     with pytest.raises(CkptError):
         ZeroSource(tmp_path)
+
+
+JUNK: list[Any] = [None, -1, "text", [], {}, [{}], torch.ones(1), {"state": 1}]
+
+
+def fields(content: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the paths of the fields of a file, two levels deep."""
+    found: list[tuple[str, ...]] = []
+    for key, item in content.items():
+        found.append((key,))
+        if isinstance(item, dict):
+            found += [(key, inner) for inner in item if isinstance(inner, str)]
+    return found
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("file", ["model", "optim"])
+def test_junk_in_any_field_is_an_error_of_ours_or_harmless(
+    tmp_path: Path, stage: int, file: str
+) -> None:
+    tag = write_zero(tmp_path, stage=stage)
+    (path, *_) = sorted(tag.glob(f"*{file}_states.pt"))
+    content = torch.load(path, weights_only=True)
+    for place in fields(content):
+        for junk in JUNK:
+            changed = dict(content)
+            if len(place) > 1:
+                changed[place[0]] = {**content[place[0]], place[1]: junk}
+            else:
+                changed[place[0]] = junk
+            torch.save(changed, path)
+            with contextlib.suppress(CkptError), ZeroSource(tmp_path) as source:
+                for fqn, spec in source.specs.items():
+                    source.read(fqn, whole(spec.shape))
