@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from holdfast.ckpt.convert.deepspeed.mapped import MappedTensor, joined_tensor, whole_tensor
-from holdfast.ckpt.convert.deepspeed.partitions import fault_of_parts, sharded
+from holdfast.ckpt.convert.deepspeed.partitions import sharded, sharded_size
 from holdfast.ckpt.convert.deepspeed.pickles import PickledState
 from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.types import Json
@@ -139,12 +139,15 @@ class EngineState:
         vectors = []
         for file in self.files:
             part = file.need("frozen_param_fragments", Mapping).get(name)
-            vectors.append(flat_vector(file, part, f"frozen parameter {name}"))
+            vector = flat_vector(file, part, f"frozen parameter {name}")
+            if vector.numel() != (size := sharded_size(prod(shape), len(self.files))):
+                raise file.damaged(
+                    f"frozen parameter {name} has a part of {vector.numel()} elements, {size} are "
+                    "needed"
+                )
+            vectors.append(vector)
         check_alike(self.files, vectors, name)
         parts = sharded([prod(shape)], ranks=len(self.files))
-        fault = fault_of_parts({name: prod(shape)}, parts, lengths=[v.numel() for v in vectors])
-        if fault:
-            raise self.first.damaged(fault)
         return joined_tensor(fqn, parts[0], vectors, shape=shape)
 
     def client(self) -> Iterator[tuple[str, object]]:

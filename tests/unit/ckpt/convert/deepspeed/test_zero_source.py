@@ -242,6 +242,15 @@ def test_tied_and_frozen_parameters_and_client_state_are_named(tmp_path: Path) -
         assert source.specs["noise.0"].shape == (2,)
 
 
+def test_a_frozen_part_of_another_length_is_noticed(tmp_path: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["module"]["still"] = torch.empty(0)
+        found["frozen_param_shapes"] = {"still": torch.Size([3])}
+        found["frozen_param_fragments"] = {"still": torch.ones(3)}
+
+    assert "has a part of 3 elements, 2 are needed" in damaged(tmp_path, stage=3, model=change)
+
+
 def test_any_truncated_file_is_an_error_of_ours(tmp_path: Path) -> None:
     tag = write_zero(tmp_path, stage=1)
     path = tag / "mp_rank_00_model_states.pt"
