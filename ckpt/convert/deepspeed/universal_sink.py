@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
+import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from math import prod
@@ -113,7 +115,7 @@ class UniversalSink(Closing):
         self._save(self._optimizer_state(step), f"{PARAMETERS}/{OPTIMIZER}")
         self._save(self._model_states(), MODEL_FILES[0])
         with refusals(folder.path, "write it"):
-            os.link(*(folder.path / self._tag / name for name in MODEL_FILES))
+            _same_file(*(folder.path / self._tag / name for name in MODEL_FILES))
         folder.write(LATEST_UNIVERSAL, [self._tag.encode()])
         self._kept.clear()
         folder.publish()
@@ -239,12 +241,9 @@ class _TensorRoom:
         self._spec, self._left = spec, prod(spec.shape)
         nbytes = nbytes_of(spec)
         with refusals(folder, f"make a file of {nbytes} bytes in it"):
-            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, nbytes)
-                self._room = mmap.mmap(fd, nbytes)
-            finally:
-                os.close(fd)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+                self._room = mmap.mmap(file.fileno(), nbytes)
 
     def write(self, box: Box, data: memoryview) -> bool:
         """Write a box; say whether the tensor is complete."""
@@ -259,6 +258,14 @@ class _TensorRoom:
         """Return the tensor, which keeps the file."""
         raw = torch.frombuffer(self._room, dtype=torch.uint8)
         return raw.view(torch_dtypes.BY_NAME[self._spec.dtype]).view(self._spec.shape)
+
+
+def _same_file(path: Path, other: Path) -> None:
+    """Make ``other`` a second name of a file, or a copy where the file system has none."""
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def _nested(entries: Mapping[tuple[str, ...], Any], target: object) -> dict[str, Any]:
