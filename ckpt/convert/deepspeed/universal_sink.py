@@ -240,10 +240,12 @@ class _TensorRoom:
     def __init__(self, spec: TensorSpec, folder: Path) -> None:
         self._spec, self._left = spec, prod(spec.shape)
         nbytes = nbytes_of(spec)
-        with refusals(folder, f"make a file of {nbytes} bytes in it"):
-            with tempfile.TemporaryFile(dir=folder) as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)
-                self._room = mmap.mmap(file.fileno(), nbytes)
+        with (
+            refusals(folder, f"make a file of {nbytes} bytes in it"),
+            tempfile.TemporaryFile(dir=folder) as file,
+        ):
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            self._room = mmap.mmap(file.fileno(), nbytes)
 
     def write(self, box: Box, data: memoryview) -> bool:
         """Write a box; say whether the tensor is complete."""
