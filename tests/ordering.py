@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-FOLDERS: Final = ("process", "loops", "docs", "sim", "property", "format", "services", "unit")
+FOLDERS: Final = (
+    "process",
+    "adapters",
+    "loops",
+    "docs",
+    "sim",
+    "property",
+    "format",
+    "services",
+    "unit",
+)
 
 LONG: Final = (
     "process/tools/test_bench.py",

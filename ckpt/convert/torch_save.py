@@ -11,7 +11,7 @@ import pickle
 import re
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -73,7 +73,7 @@ class TorchSaveSource(Closing):
         self._first: dict[object, str] = {}
         if scheme_of(path):
             raise StoreError(f"{path}: torch.save files are read from directories; copy it first")
-        content, file_bytes = _load(Path(path), self.origin)
+        content, file_bytes = load_file(Path(path), self.origin)
         # Views of one memory may be stored apart, within reason: a view can claim any size.
         self._most_bytes = self._left_bytes = 2 * file_bytes + _SPARE_BYTES
         self._entries = _Entries(self.origin)
@@ -175,13 +175,21 @@ class _Entries:
         return id(value) in self._with_tensors
 
 
-def _load(path: Path, origin: str) -> tuple[object, int]:
-    """Return a file's content, its tensors mapped, and its size in bytes."""
+def load_file(
+    path: Path, origin: str, *, stand_ins: Sequence[tuple[type, str]] = ()
+) -> tuple[object, int]:
+    """Return a file's content, its tensors mapped, and its size in bytes.
+
+    ``stand_ins`` are classes without behaviour that take the place of classes which the file names.
+    Raises ``StateError`` naming any other class that is not plain, and ``CorruptError``.
+    """
     fd, file_bytes = open_regular(path)
     with os.fdopen(fd, "rb") as file:
         _check_archive(file, origin)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True), file_bytes
+        with torch.serialization.safe_globals(list(stand_ins)):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return found, file_bytes
     except pickle.UnpicklingError as error:
         found = _TYPE.search(str(error))
         what = f"an object of type {found[1]}" if found else "an object that is not a tensor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = (
     "Converts between checkpoints of Holdfast, of torch.distributed.checkpoint, safetensors "
-    "files (single, or sharded as Hugging Face does), torch.save files and Zarr directories, "
-    "piece by piece in bounded memory. Without --from and --to the command recognises the "
-    "formats. Nothing is overwritten, and the target appears complete or not at all."
+    "files (single, or sharded as Hugging Face does), torch.save files, Zarr directories and "
+    "directories of DeepSpeed (ZeRO's, which are read only, and universal ones), piece by piece "
+    "in bounded memory. Without --from and --to the command recognises the formats. Nothing is "
+    "overwritten, and the target appears complete or not at all."
 )
 
 
@@ -233,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
             progress=lambda n: bar.advance(task, n),
             step=getattr(source, "step", None) if args.step is None else args.step,
         )
-    _report(args, done, kind=kind, wanted=wanted)
+    _report(args, done, kind=kind, wanted=wanted, notes=getattr(sink, "notes", ()))
     return 0
 
 
@@ -264,7 +266,9 @@ def _identity(source: TensorSource, args: argparse.Namespace) -> Identity:
     return dataclasses.replace(found, content=sha256(repr(taken).encode()).hexdigest())
 
 
-def _report(args: argparse.Namespace, done: Transferred, *, kind: str, wanted: str) -> None:
+def _report(
+    args: argparse.Namespace, done: Transferred, *, kind: str, wanted: str, notes: Sequence[str]
+) -> None:
     left_out = 0 if FORMATS[wanted].values else done.values
     if args.json:
         print_json(
@@ -277,6 +281,7 @@ def _report(args: argparse.Namespace, done: Transferred, *, kind: str, wanted: s
                 "values_left_out": left_out,
                 "bytes": done.bytes,
                 "seconds": done.seconds,
+                **({"notes": list(notes)} if notes else {}),
             }
         )
         return
@@ -286,3 +291,5 @@ def _report(args: argparse.Namespace, done: Transferred, *, kind: str, wanted: s
     )
     if left_out:
         say(f"{left_out} plain values were left out: {wanted} cannot store them")
+    for note in notes:
+        say(note)

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,7 @@ from holdfast.ckpt.inspect.differ import (
     kind_difference,
 )
 from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import (
     add_resources,
     add_select,
@@ -31,6 +32,7 @@ from holdfast.tools.commands.checkpoints import (
     open_step,
     require,
 )
+from holdfast.tools.commands.foreign import ForeignStep, open_foreign
 from holdfast.tools.show.difference import CheckpointDifference, SideInfo, show
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, report
 from holdfast.tools.terminal import (
@@ -40,6 +42,8 @@ from holdfast.tools.terminal import (
     progress_bar,
     step_number,
 )
+
+Step: TypeAlias = StoreSource | ForeignStep
 
 EXIT_DIFFERENT: Final = 1
 EXIT_TROUBLE: Final = 2
@@ -62,7 +66,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "diff",
         help="show the differences between two checkpoints",
         description="Compares names, shapes, element types and values of two checkpoints, "
-        "whatever their layouts. Every byte that is read is checked.",
+        "whatever their layouts. Every byte that is read is checked. Either may be of another "
+        "format that `holdfast convert` reads.",
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
@@ -109,8 +114,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print the difference, and return 0 for none, 1 for a difference, 2 for an error."""
     try:
         with (
-            closing(open_step(args.a, args.step_a)) as a,
-            closing(open_step(args.b, args.step_b)) as b,
+            closing(_opened(args.a, args.step_a, args)) as a,
+            closing(_opened(args.b, args.step_b, args)) as b,
         ):
             found = difference(a, b, args)
     except CkptError as error:
@@ -123,7 +128,15 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.same else EXIT_DIFFERENT
 
 
-def difference(a: StoreSource, b: StoreSource, args: argparse.Namespace) -> CheckpointDifference:
+def _opened(path: str, step: int | None, args: argparse.Namespace) -> Step:
+    foreign = open_foreign(path, step)
+    if foreign is not None and args.checksums:
+        foreign.close()
+        raise ConfigError(f"--checksums: {path} ({foreign.kind}) has none; leave the option out")
+    return foreign or open_step(path, step)
+
+
+def difference(a: Step, b: Step, args: argparse.Namespace) -> CheckpointDifference:
     """Return the difference between the parts of two checkpoints that ``args`` select."""
     tolerance = None
     if args.rtol is not None or args.atol is not None:
@@ -149,24 +162,24 @@ def difference(a: StoreSource, b: StoreSource, args: argparse.Namespace) -> Chec
     )
 
 
-def _side(source: StoreSource) -> SideInfo:
+def _side(source: Step) -> SideInfo:
     manifest = source.manifest
     return SideInfo(
-        path=source.store.where(source.folder),
+        path=source.path if isinstance(source, ForeignStep) else source.store.where(source.folder),
         step=manifest.step,
         run=manifest.run,
         mesh=manifest.mesh,
     )
 
 
-def _names(source: StoreSource) -> dict[str, str]:
+def _names(source: Step) -> dict[str, str]:
     """Return every name of a tensor, aliases included, mapped to the name it is stored under."""
     stored = {fqn: fqn for fqn in source.manifest.tensors}
     return stored | source.manifest.aliases
 
 
 def _values(
-    a: StoreSource, b: StoreSource, globs: list[str] | None, tolerance: Tolerance
+    a: Step, b: Step, globs: list[str] | None, tolerance: Tolerance
 ) -> Iterator[ValueDifference]:
     for values_a, values_b in _value_trees(a, b):
         for found in compare_values(values_a, values_b, tolerance=tolerance):
@@ -174,9 +187,7 @@ def _values(
                 yield found
 
 
-def _value_trees(
-    a: StoreSource, b: StoreSource
-) -> Iterator[tuple[dict[str, Json], dict[str, Json]]]:
+def _value_trees(a: Step, b: Step) -> Iterator[tuple[dict[str, Json], dict[str, Json]]]:
     yield a.manifest.values, b.manifest.values
     if a.packs.keys() == b.packs.keys():
         for rank in a.packs:
@@ -188,10 +199,12 @@ def _of_rank(rank: int, values: dict[str, Json]) -> dict[str, Json]:
     return {f"{name} (rank {rank})": value for name, value in values.items()}
 
 
-def _notes(a: StoreSource, b: StoreSource) -> Iterator[str]:
+def _notes(a: Step, b: Step) -> Iterator[str]:
     ranks_a, ranks_b = len(a.packs), len(b.packs)
     has_rank_values = any(index.rank_values for index in (*a.packs.values(), *b.packs.values()))
-    if ranks_a != ranks_b and has_rank_values:
+    if has_rank_values and not (ranks_a and ranks_b):
+        yield "values of single ranks are not compared: only one of A and B has them"
+    elif ranks_a != ranks_b and has_rank_values:
         yield (
             f"A was saved by {ranks_a} ranks, B by {ranks_b}: values of single ranks are not "
             "compared"

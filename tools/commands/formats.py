@@ -155,6 +155,43 @@ def _dcp_sink(path: str, writing: TargetOptions) -> TensorSink:
     return DcpSink(_new(path), file_bytes=min(writing.memory_bytes, _DCP_FILE_BYTES))
 
 
+def _zero_found(path: str) -> bool:
+    from holdfast.ckpt.convert.deepspeed.directory import is_zero
+
+    return is_zero(path)
+
+
+def _zero_source(path: str, _: SourceOptions) -> TensorSource:
+    from holdfast.ckpt.convert.deepspeed.zero_source import ZeroSource
+
+    return ZeroSource(path)
+
+
+def _zero_sink(path: str, _: TargetOptions) -> TensorSink:
+    raise MismatchError(
+        f"{path}: ds-zero is read only, because its files fit one number of ranks; write "
+        "--to ds-universal, which an engine with load_universal loads on any"
+    )
+
+
+def _universal_found(path: str) -> bool:
+    from holdfast.ckpt.convert.deepspeed.directory import is_universal
+
+    return is_universal(path)
+
+
+def _universal_source(path: str, _: SourceOptions) -> TensorSource:
+    from holdfast.ckpt.convert.deepspeed.universal_source import UniversalSource
+
+    return UniversalSource(path)
+
+
+def _universal_sink(path: str, _: TargetOptions) -> TensorSink:
+    from holdfast.ckpt.convert.deepspeed.universal_sink import UniversalSink
+
+    return UniversalSink(_new(path))
+
+
 def _zarr_source(path: str, _: SourceOptions) -> TensorSource:
     from holdfast.ckpt.convert.zarr_import import ZarrDirectorySource
 
@@ -181,6 +218,18 @@ FORMATS: Final[Mapping[str, Format]] = {
         found=lambda path: ".metadata" in _names(path),
         source=_dcp_source,
         sink=_dcp_sink,
+    ),
+    "ds-zero": Format(
+        evidence="a directory with zero_pp_rank_*_optim_states.pt, or with a file latest",
+        found=_zero_found,
+        source=_zero_source,
+        sink=_zero_sink,
+    ),
+    "ds-universal": Format(
+        evidence="a directory with zero/optimizer_state.pt, or with a file latest_universal",
+        found=_universal_found,
+        source=_universal_source,
+        sink=_universal_sink,
     ),
     "safetensors": Format(
         evidence="a file *.safetensors, or a directory of such",

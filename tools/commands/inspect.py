@@ -16,6 +16,7 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import (
     add_path,
     add_select,
@@ -25,6 +26,7 @@ from holdfast.tools.commands.checkpoints import (
     require,
     tensor_bytes,
 )
+from holdfast.tools.commands.foreign import ForeignStep, open_foreign
 from holdfast.tools.printing import json_text
 from holdfast.tools.show import layout_map, names_tree
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
@@ -48,7 +50,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "inspect",
         help="show the contents of a checkpoint",
         description="Shows the steps below a directory, and the tensors, plain values and layout "
-        "of one of them. Reads no tensor.",
+        "of one of them. Reads no tensor. Checkpoints of other formats are shown as "
+        "`holdfast convert` would read them.",
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
     )
@@ -63,6 +66,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the description of a step."""
+    foreign = open_foreign(str(args.path), args.step)
+    if foreign is not None:
+        with foreign:
+            return _run_foreign(foreign, args)
     root, named = pointed_at(args.path, args.step)
     step = choose(root, named)
     manifest = _selected(quick_verify(open_store(root), step), args.select, origin=str(args.path))
@@ -80,6 +87,44 @@ def run(args: argparse.Namespace) -> int:
                 shown.print()
                 shown.print(layout_map.picture(pattern), end="")
     if not args.tree and not args.layout:
+        show_tensors(manifest, console=shown)
+    return 0
+
+
+def _run_foreign(step: ForeignStep, args: argparse.Namespace) -> int:
+    """Print the description of a checkpoint of another format."""
+    if args.layout:
+        raise ConfigError(f"--layout: {step.kind} does not record it; only Holdfast's format does")
+    manifest = _selected(step.manifest, args.select, origin=str(args.path))
+    size = sum(tensor_bytes(manifest, fqn) for fqn in manifest.tensors)
+    if args.json:
+        found: Json = {
+            "format": step.kind,
+            "step": step.step,
+            "bytes": size,
+            "tensors": {
+                fqn: {"dtype": tensor.dtype, "shape": tensor.shape}
+                for fqn, tensor in manifest.tensors.items()
+            },
+            "aliases": manifest.aliases,
+            "values": manifest.values,
+        }
+        print_json(found | ({"tree": _tree(manifest).described()} if args.tree else {}))
+        return 0
+    shown = console()
+    summary = Table.grid(padding=(0, 2))
+    rows = {
+        "format": f"{step.kind} (without checksums)",
+        "step": str(step.step),
+        "size": f"{readable(size)} in {len(manifest.tensors)} tensors",
+    }
+    for name, text in rows.items():
+        summary.add_row(Text(name, "bold"), Text(text))
+    shown.print(summary)
+    if args.tree:
+        shown.print()
+        shown.print(names_tree.draw(_tree(manifest), title="tensors"))
+    else:
         show_tensors(manifest, console=shown)
     return 0
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.ckpt.checkpoints.catalog import choose
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.convert.interchange import MEMORY_BYTES, nbytes_of
+from holdfast.ckpt.convert.checkpoint import CheckpointSink, Identity
+from holdfast.ckpt.convert.interchange import MEMORY_BYTES, Transferred, nbytes_of, transfer
 from holdfast.ckpt.convert.rewrite import reshard
 from holdfast.ckpt.convert.target_layout import DATA_AXIS, SplitRule, TargetLayout
 from holdfast.ckpt.format.manifest import Manifest
@@ -21,6 +22,7 @@ from holdfast.tools.commands.checkpoints import (
     compression_of,
     pointed_at,
 )
+from holdfast.tools.commands.foreign import ForeignStep, open_foreign
 from holdfast.tools.printing import say
 from holdfast.tools.terminal import parse_bytes, place, print_json, progress_bar, readable
 
@@ -125,6 +127,10 @@ def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) ->
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint in the new layout and print its place."""
     layout = layout_of(args.mesh, args.shard)
+    foreign = open_foreign(args.source, args.step)
+    if foreign is not None:
+        with foreign:
+            return _run_foreign(foreign, layout, args)
     root, named = pointed_at(args.source, args.step)
     step = choose(root, named)
     with StoreSource(root, step) as source, progress_bar() as bar:
@@ -140,11 +146,43 @@ def run(args: argparse.Namespace) -> int:
             progress=lambda n: bar.advance(task, n),
         )
         written = f"{str(args.target).rstrip('/')}/{source.folder}"
+    _tell(args, layout, step=step, path=written, done=done, total=total)
+    return 0
+
+
+def _run_foreign(step: ForeignStep, layout: TargetLayout, args: argparse.Namespace) -> int:
+    """Write a checkpoint of another format as one of Holdfast's, in the layout."""
+    compression = compression_of(args.compress, step.source.specs, origin=step.origin)
+    sink = CheckpointSink(
+        args.target, layout=layout, identity=Identity(compression=compression or {})
+    )
+    with sink, progress_bar() as bar:
+        task = bar.add_task("writing", total=_total(step.manifest))
+        done = transfer(
+            step.source,
+            sink,
+            memory_bytes=args.memory,
+            progress=lambda n: bar.advance(task, n),
+            step=step.step,
+        )
+    _tell(args, layout, step=step.step, path=sink.where, done=done, total=done.bytes)
+    return 0
+
+
+def _tell(
+    args: argparse.Namespace,
+    layout: TargetLayout,
+    *,
+    step: int,
+    path: str,
+    done: Transferred,
+    total: int,
+) -> None:
     if args.json:
         print_json(
             {
                 "step": step,
-                "path": written,
+                "path": path,
                 "mesh": args.mesh,
                 "ranks": layout.ranks,
                 "bytes": done.bytes,
@@ -152,12 +190,10 @@ def run(args: argparse.Namespace) -> int:
                 "seconds": done.seconds,
             }
         )
-        return 0
-    resumed = (
-        (f", {readable(total - done.bytes)} already in the target") if total > done.bytes else ""
-    )
-    say(f"step {step} written: {written} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})")
-    return 0
+        return
+    left = total - done.bytes
+    resumed = f", {readable(left)} already in the target" if left > 0 else ""
+    say(f"step {step} written: {path} ({readable(done.bytes)} in {done.seconds:.1f} s{resumed})")
 
 
 def _total(manifest: Manifest) -> int:
