@@ -172,7 +172,7 @@ class LayerOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replicas:
+class EqualCopies:
     """Several copies of one tensor. ``label`` names the pattern for messages."""
 
     shape: Shape

@@ -93,7 +93,7 @@ class Trim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class PiecePattern:
     """Pieces, the tensors that they form, and the steps between them. ``label`` is for messages.
 
     One with ``otherwise`` takes the names that no other pattern of its file takes.
@@ -130,7 +130,7 @@ class PatternFile:
     """
 
     origin: str
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[PiecePattern, ...]
     drop: tuple[str, ...] = ()
     refused: tuple[RefusedNames, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def make_pattern(
     trim: Trim | None = None,
     otherwise: bool = False,
     where: Mapping[str, str] | None = None,
-) -> Pattern:
+) -> PiecePattern:
     """Return a checked pattern; ``where`` are regular expressions for holes.
 
     Raises ``ArgumentError`` naming ``label``.
@@ -160,7 +160,7 @@ def make_pattern(
         shapes[step.over] = "|".join(map(re.escape, step.keys)) if step.keys else NUMBER
     if trim is not None:
         trim.check(label)
-    found = Pattern(
+    found = PiecePattern(
         label=label,
         pieces=template(pieces, shapes=shapes, label=label),
         whole=template(whole, shapes=shapes, label=label),
@@ -175,7 +175,7 @@ def make_pattern(
     return found
 
 
-def _check_holes(pattern: Pattern) -> None:
+def _check_holes(pattern: PiecePattern) -> None:
     """Refuse holes that only one side has and no step makes or takes."""
     label = pattern.label
     joined = [step.over for step in pattern.join]

@@ -21,9 +21,9 @@ from holdfast.ckpt.convert.patterns.expressions import (
     stored_names,
 )
 from holdfast.ckpt.convert.patterns.language import (
-    Pattern,
     PatternFile,
     PatternStep,
+    PiecePattern,
     Trim,
     amount,
 )
@@ -92,7 +92,7 @@ def left_out(names: Sequence[str], kind: str, file: PatternFile) -> str:
 
 def chosen_pattern(
     file: PatternFile, name: str, *, reverse: bool, origin: str
-) -> tuple[Pattern, Values] | None:
+) -> tuple[PiecePattern, Values] | None:
     """Return the pattern of a name and the values of its holes; None if it is dropped.
 
     Raises ``MismatchError`` if none or two match.
@@ -120,8 +120,8 @@ def chosen_pattern(
 
 
 def _matches(
-    patterns: Sequence[Pattern], name: str, *, reverse: bool
-) -> Iterable[tuple[Pattern, Values]]:
+    patterns: Sequence[PiecePattern], name: str, *, reverse: bool
+) -> Iterable[tuple[PiecePattern, Values]]:
     for pattern in patterns:
         values = (pattern.whole if reverse else pattern.pieces).match(name)
         if values is not None:
@@ -188,16 +188,20 @@ class _Planner:
             members[tuple(values[hole] for hole in holes)] = name
         return groups, dropped
 
-    def _inward(self, pattern: Pattern) -> tuple[PatternStep, ...]:
+    def _inward(self, pattern: PiecePattern) -> tuple[PatternStep, ...]:
         """Return the steps that put tensors together, in their order."""
         return pattern.split[::-1] if self._reverse else pattern.join
 
-    def _outward(self, pattern: Pattern) -> tuple[PatternStep, ...]:
+    def _outward(self, pattern: PiecePattern) -> tuple[PatternStep, ...]:
         """Return the steps that take the whole apart, in their order."""
         return pattern.join[::-1] if self._reverse else pattern.split
 
     def _add(
-        self, pattern: Pattern, shared: Values, members: Mapping[tuple[str, ...], str], origin: str
+        self,
+        pattern: PiecePattern,
+        shared: Values,
+        members: Mapping[tuple[str, ...], str],
+        origin: str,
     ) -> None:
         """Plan the tensors that one group of names makes."""
         first = next(iter(members.values()))

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.interchange import PIECE_BYTES, TensorSource, cut
 from holdfast.ckpt.convert.patterns.choice import Patterns
-from holdfast.ckpt.convert.patterns.expressions import Array, Expression, Replicas, StoredTensor
+from holdfast.ckpt.convert.patterns.expressions import Array, EqualCopies, Expression, StoredTensor
 from holdfast.ckpt.convert.patterns.plan import PaddingCheck, chosen_pattern, left_out, make_plan
 from holdfast.ckpt.errors import MismatchError
 from holdfast.ckpt.geometry.element_types import dtype_of
@@ -139,7 +139,7 @@ class PatternedSource(Closing):
         first = self._source.aliases.get(stored, stored)
         for new in self._plan.used.get(first, ()):
             made = self._plan.expressions.get(self.aliases.get(new, new))
-            if isinstance(made, StoredTensor | Replicas):
+            if isinstance(made, StoredTensor | EqualCopies):
                 return new
         raise MismatchError(
             f"{self.origin}: the value {name} refers to the tensor {stored}, which the patterns "
@@ -151,9 +151,9 @@ class PatternedSource(Closing):
         self._source.close()
 
 
-def _replicas(made: Expression) -> Iterator[Replicas]:
+def _replicas(made: Expression) -> Iterator[EqualCopies]:
     """Yield the replicas in an expression, the outermost ones."""
-    if isinstance(made, Replicas):
+    if isinstance(made, EqualCopies):
         yield made
         return
     for part in made.parts():

@@ -7,8 +7,8 @@ from typing import Final
 
 from holdfast.ckpt.convert.patterns.expressions import (
     Average,
+    EqualCopies,
     Expression,
-    Replicas,
     concatenation,
     layer_of,
     slab,
@@ -109,7 +109,7 @@ class StepRunner:
         distinct = tuple(dict.fromkeys(members))
         if len(distinct) == 1:
             return distinct[0]
-        return Replicas(shape=distinct[0].shape, members=distinct, label=self._label)
+        return EqualCopies(shape=distinct[0].shape, members=distinct, label=self._label)
 
     def _average(self, members: Sequence[Expression]) -> Expression:
         return Average(

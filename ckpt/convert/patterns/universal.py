@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.ckpt.convert.patterns.language import (
-    Pattern,
     PatternFile,
     PatternStep,
+    PiecePattern,
     Trim,
     make_pattern,
 )
@@ -93,7 +93,7 @@ class _PatternMaker:
 
     def pattern(
         self, key: str, texts: Sequence[str], step: PatternStep, *, trim: Trim | None = None
-    ) -> Pattern | None:
+    ) -> PiecePattern | None:
         """Return the pattern of the names whose start matches one of ``texts``; None for none."""
         if not texts:
             return None
@@ -106,7 +106,7 @@ class _PatternMaker:
             where={"name": "|".join(f"(?:{text}).*" for text in texts)},
         )
 
-    def sub_params(self, sub: Any) -> Pattern | None:
+    def sub_params(self, sub: Any) -> PiecePattern | None:
         """Return the pattern of one ``SubparamShape``, which may be a dict of its fields."""
         names = ("patterns", "shape", "partition_dim")
         fields = sub if isinstance(sub, Mapping) else {k: getattr(sub, k, None) for k in names}
