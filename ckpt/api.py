@@ -275,19 +275,22 @@ def load(
         if chosen is None:
             raise fault or CorruptError(f"{root}: no step can be loaded; save again")
         try:
-            with world.agreed(), closing(StoreSource(root, chosen)) as source:
-                shards, told = shards_of(source, seen)
-                for words in told if world.rank == 0 else ():
-                    _log.warning("%s", words)
-                return restore(
-                    state,
-                    shards,
-                    rank=world.rank,
-                    world_size=world.size,
-                    strict=strict,
-                    select=select,
-                    elsewhere=elsewhere,
-                )
+            with contextlib.ExitStack() as until_end:
+                with world.agreed():  # what the patterns refuse changes no rank's state
+                    source = until_end.enter_context(closing(StoreSource(root, chosen)))
+                    shards, told = shards_of(source, seen, rank=world.rank, ranks=world.size)
+                    for words in told if world.rank == 0 else ():
+                        _log.warning("%s", words)
+                with world.agreed():
+                    return restore(
+                        state,
+                        shards,
+                        rank=world.rank,
+                        world_size=world.size,
+                        strict=strict,
+                        select=select,
+                        elsewhere=elsewhere,
+                    )
         except (CorruptError, NotFoundError) as error:
             if step is not None:
                 raise

@@ -22,11 +22,12 @@ from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, Tens
 class PatternedShards:
     """Shows the tensors that patterns make of a checkpoint's as the shards of one writer.
 
-    All replicas and all padding are compared at once, so that a load that is refused for them has
-    changed nothing. Raises ``MismatchError`` for a checkpoint with values of single ranks.
+    Padding and this rank's share of the replicas are compared at once: if all ranks have done so, a
+    load that is refused for them has changed nothing. Raises ``MismatchError`` for a checkpoint
+    with values of single ranks.
     """
 
-    def __init__(self, source: StoreSource, patterns: Patterns) -> None:
+    def __init__(self, source: StoreSource, patterns: Patterns, *, rank: int, ranks: int) -> None:
         if rank_values := next(filter(None, (i.rank_values for i in source.indexes())), None):
             raise MismatchError(
                 f"{source.origin}: the value {next(iter(rank_values))} belongs to one rank, and "
@@ -34,7 +35,7 @@ class PatternedShards:
             )
         self._made = made = PatternedSource(CheckpointSource(source), patterns)
         self.origin, self.told = made.origin, made.told
-        made.check_replicas()
+        made.check_replicas(rank=rank, ranks=ranks)
         self._indexes = self._described(source.indexes())
 
     def _described(self, indexes: Sequence[ShardIndex]) -> tuple[ShardIndex, ...]:
@@ -98,10 +99,10 @@ def _placed(region: Box, chunk: Box) -> Box:
 
 
 def shards_of(
-    source: StoreSource, patterns: Patterns | None
+    source: StoreSource, patterns: Patterns | None, *, rank: int, ranks: int
 ) -> tuple[StoreSource | PatternedShards, tuple[str, ...]]:
     """Return the source, or what the patterns make of it, with the words about what is left out."""
     if patterns is None:
         return source, ()
-    made = PatternedShards(source, patterns)
+    made = PatternedShards(source, patterns, rank=rank, ranks=ranks)
     return made, made.told

@@ -110,6 +110,18 @@ def test_replicas_must_be_equal() -> None:
         patterned({"tp0.n": same, "tp1.n": same[:2]}, text)
 
 
+def test_ranks_share_the_comparison_of_replicas() -> None:
+    text = ROWS.replace('"fragment", axis = 1', '"replicate"')
+    same = numbers(3)
+    pieces = {"tp0.a": same, "tp1.a": same, "tp0.b": same, "tp1.b": same + 1}
+    source = patterned(pieces, text)
+    source.check_replicas(rank=0, ranks=2)
+    with pytest.raises(MismatchError, match=r"the replicas tp0\.b and tp1\.b differ"):
+        source.check_replicas(rank=1, ranks=2)
+    with pytest.raises(MismatchError, match=r"the replicas tp0\.b and tp1\.b differ"):
+        source.check_replicas()
+
+
 def test_the_average_of_equal_bits_is_these_bits() -> None:
     text = ROWS.replace('"fragment", axis = 1', '"average"')
     odd = np.array([0.1, np.nan, -0.0, 1e-40], np.float32)
