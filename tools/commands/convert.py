@@ -290,7 +290,7 @@ def _patterned(
         source = Renamed(source, lambda name: None if name.startswith(PATHS) else name)
     patterns = Patterns.read(args.patterns, sizes=dict(args.set), reverse=args.reverse)
     made = PatternedSource(source, patterns)
-    return made, (*told, *made.told)
+    return made, tuple(dict.fromkeys((*told, *made.told)))
 
 
 def _named(
