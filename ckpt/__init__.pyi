@@ -4,6 +4,8 @@ from .api import save as save
 from .convert.checkpoint import CheckpointSink as CheckpointSink
 from .convert.checkpoint import CheckpointSource as CheckpointSource
 from .convert.interchange import transfer as transfer
+from .convert.patterns.choice import Patterns as Patterns
+from .convert.patterns.source import PatternedSource as PatternedSource
 from .errors import ArgumentError as ArgumentError
 from .errors import CapacityError as CapacityError
 from .errors import CkptError as CkptError

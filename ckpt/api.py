@@ -39,6 +39,8 @@ from holdfast.ckpt.checkpoints.commit import (
 )
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.collective import RankWorld
+from holdfast.ckpt.convert.patterns.choice import Patterns, chosen_patterns
+from holdfast.ckpt.convert.patterns.shards import shards_of
 from holdfast.ckpt.errors import (
     ArgumentError,
     CkptError,
@@ -225,6 +227,7 @@ def load(
     step: int | None = None,
     strict: Strict = "exact",
     select: Select = None,
+    patterns: Patterns | str | Path | None = None,
 ) -> RestoreReport:
     """Load ``step`` (None: the newest that can be trusted) from ``root`` into ``state``, in place.
 
@@ -236,7 +239,9 @@ def load(
     may be missing in the checkpoint), ``ignore-extra`` (the reverse) or ``ignore`` (both), for all
     keys or as a mapping of glob patterns to levels, of which the first match counts. The report
     lists ignored keys; another dtype or shape is never accepted. ``select`` is a glob pattern, or
-    several, of the keys to load (``model.*``); everything else stays as it is.
+    several, of the keys to load (``model.*``); everything else stays as it is. ``patterns`` are the
+    path of a pattern file, a shipped name or `Patterns`: the state is compared with the tensors
+    that they make of the saved ones.
 
     Raises ``ArgumentError`` for an argument of a wrong type or value, ``NotFoundError`` listing the
     existing steps, ``MismatchError`` listing the keys that differ, and ``VersionError`` for a torch
@@ -250,6 +255,7 @@ def load(
         _check_torch()
         Strictness.of(strict)
         check_patterns(select)
+        seen = None if patterns is None else chosen_patterns(patterns)
         check_state(state)
         place, named = locate(root)
         if named is not None and step is None:
@@ -270,16 +276,22 @@ def load(
         if chosen is None:
             raise fault or CorruptError(f"{root}: no step can be loaded; save again")
         try:
-            with world.agreed(), closing(StoreSource(root, chosen)) as source:
-                return restore(
-                    state,
-                    source,
-                    rank=world.rank,
-                    world_size=world.size,
-                    strict=strict,
-                    select=select,
-                    elsewhere=elsewhere,
-                )
+            with contextlib.ExitStack() as until_end:
+                with world.agreed():  # what the patterns refuse changes no rank's state
+                    source = until_end.enter_context(closing(StoreSource(root, chosen)))
+                    shards, told = shards_of(source, seen, rank=world.rank, ranks=world.size)
+                    for words in told if world.rank == 0 else ():
+                        _log.warning("%s", words)
+                with world.agreed():
+                    return restore(
+                        state,
+                        shards,
+                        rank=world.rank,
+                        world_size=world.size,
+                        strict=strict,
+                        select=select,
+                        elsewhere=elsewhere,
+                    )
         except (CorruptError, NotFoundError) as error:
             if step is not None:
                 raise

@@ -1,8 +1,8 @@
 """Reader of a DCP directory's ``.metadata`` that runs no code from it.
 
-The file is a pickle. This unpickler accepts the few classes that DCP itself puts there and refuses
-every other name. It returns subclasses made for the one file, so that a hostile pickle can change
-nothing but those.
+The file is a pickle. This unpickler accepts the few classes that DCP itself puts there, has inert
+stand-ins for those of DCP's plans, which Megatron-core adds, and refuses every other name. It
+returns subclasses made for the one file, so that a hostile pickle can change nothing but those.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint import planner
 
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
@@ -41,11 +42,17 @@ _CLASSES: Final[Mapping[tuple[str, str], type]] = {
     )
 }
 
+_UNUSED: Final = {
+    (planner.__name__, name)
+    for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")
+}
+"""Classes of DCP's plans, which Megatron-core keeps in its metadata for later saves."""
+
 _PATHS: Final = {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}
 
 _PUTS: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
 
-_FAULTS: Final = (
+PICKLE_FAULTS: Final = (
     pickle.UnpicklingError,
     EOFError,
     ImportError,
@@ -59,6 +66,29 @@ _FAULTS: Final = (
     MemoryError,
 )
 """Errors that reading a broken pickle may raise."""
+
+
+class InertObject:
+    """A stand-in for an object of a class that is not loaded: it keeps attributes, does nothing."""
+
+    origin = "a tensor"
+
+    def __new__(cls, *_: Any) -> InertObject:
+        """Return a new one, whatever the class would have been called with."""
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setitem__(self, key: Any, item: Any) -> None: ...
+
+    def append(self, item: Any) -> None:
+        """Do nothing; the class may have been a list."""
+
+    def extend(self, items: Any) -> None:
+        """Do nothing."""
+
+    def add(self, item: Any) -> None:
+        """Do nothing; the class may have been a set."""
 
 
 def _layout(name: str) -> torch.layout:
@@ -101,6 +131,8 @@ class _Unpickler(pickle.Unpickler):
 def _admitted(module: str, name: str) -> Any:
     if kind := _CLASSES.get((module, name)):
         return type(name, (kind,), {})
+    if (module, name) in _UNUSED:
+        return type(name, (InertObject,), {"origin": f"{module}.{name}"})
     if function := _FUNCTIONS.get((module, name)):
         return partial(function)
     if module in ("pathlib", "pathlib._local") and name in _PATHS:
@@ -128,11 +160,11 @@ def read_metadata(directory: Path) -> dcp.Metadata:
         )
     data = read_regular(path, most_bytes=SMALL_FILE_BYTES)
     try:
-        _check_memo(data)
+        check_memo(data)
         found = _Unpickler(io.BytesIO(data)).load()
     except StateError as error:
         raise StateError(f"{path}: {error}") from None
-    except _FAULTS as error:
+    except PICKLE_FAULTS as error:
         raise CorruptError(
             f"{path}: cannot be read ({type(error).__name__}: {error}); restore it from a copy"
         ) from error
@@ -147,7 +179,7 @@ def read_metadata(directory: Path) -> dcp.Metadata:
     return found
 
 
-def _check_memo(data: bytes) -> None:
+def check_memo(data: bytes) -> None:
     """Refuse numbers of memo entries that leave gaps: nine bytes would claim a table of 64 GiB."""
     entries = 0
     for opcode, number, _ in pickletools.genops(data):

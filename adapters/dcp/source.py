@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.adapters.dcp import names
+from holdfast.adapters.dcp.megatron import is_disposable, is_megatron, read_common
 from holdfast.adapters.dcp.metadata import read_metadata
 from holdfast.adapters.dcp.writer import load_plain
 from holdfast.ckpt import torch_private
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_SHOWN = 4
 _UNREADABLE = (pickle.UnpicklingError, *UNREADABLE)
 
 
@@ -59,6 +61,10 @@ class DcpSource(Closing):
     however large DCP's shards are. Nothing is unpickled but DCP's own classes and types that
     ``weights_only`` allows. DCP's files have no checksums to verify: verification starts with the
     converted copy.
+
+    A directory of Megatron-core has in ``values`` its common values too, and its iteration as
+    ``step``. The states of its generators and of Transformer Engine are left out where they are
+    not plain, and ``told`` says so.
 
     Raises ``NotFoundError``, ``CorruptError`` for files that are cut off or not DCP's, and
     ``StateError`` naming an object that is not plain.
@@ -80,7 +86,13 @@ class DcpSource(Closing):
             if isinstance(found, TensorStorageMetadata)
         }
         self.aliases: Mapping[str, str] = {}
-        self.values: Mapping[str, Json] = self._values(metadata)
+        self.step: int | None = None
+        self.told: tuple[str, ...] = ()
+        self.values: Mapping[str, Json]
+        if is_megatron(self._path):
+            self.values = self._megatron_values(metadata)
+        else:
+            self.values = self._values(metadata)
 
     def _sort(self, metadata: Metadata) -> dict[str, list[_Stored]]:
         """Return the stored items of each name; tensors with the boxes of their metadata."""
@@ -145,6 +157,29 @@ class DcpSource(Closing):
         paths = {fqn: tuple(planned.get(fqn, (fqn,))) for fqn in metadata.state_dict_metadata}
         values = {fqn: plain.encode(value, fqn) for fqn, value in objects.items()}
         return values | {f"{names.PATHS}0": names.to_record(paths, objects)}
+
+    def _megatron_values(self, metadata: Metadata) -> dict[str, Json]:
+        """Return the common values and the objects that are plain; note the others."""
+        common = read_common(self._path)
+        values, left = dict(common.values), []
+        for fqn, found in metadata.state_dict_metadata.items():
+            if isinstance(found, BytesStorageMetadata):
+                try:
+                    values[fqn] = plain.encode(self._object(fqn), fqn)
+                except StateError as error:
+                    if not is_disposable(fqn):
+                        raise StateError(
+                            f"{error}. Megatron-core keeps tensors in objects in old formats: save "
+                            "again with --ckpt-format torch_dist and the optimizer's format "
+                            "fully_reshardable"
+                        ) from error
+                    left.append(fqn)
+        self.step, self.told = common.iteration, common.told
+        if left:
+            shown = ", ".join(left[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
+            words = f"{len(left)} objects of Megatron that are not plain were left out: {shown}"
+            self.told = (*self.told, f"{self.origin}: {words}")
+        return values
 
     def _object(self, fqn: str) -> object:
         if not self._items[fqn]:

@@ -17,7 +17,15 @@ from holdfast.ckpt.convert.interchange import (
     nbytes_of,
     transfer,
 )
-from holdfast.ckpt.convert.renaming import selected, the_module, with_prefix, without_prefix
+from holdfast.ckpt.convert.patterns.choice import Patterns, shipped
+from holdfast.ckpt.convert.patterns.source import PatternedSource
+from holdfast.ckpt.convert.renaming import (
+    Renamed,
+    selected,
+    the_module,
+    with_prefix,
+    without_prefix,
+)
 from holdfast.ckpt.convert.target_layout import DATA_AXIS, TargetLayout
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_compress, compression_of
@@ -94,6 +102,25 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
         help="name of the model in the state; the same as --prefix NAME.",
     )
     names.add_argument(
+        "--patterns",
+        metavar="FILE",
+        help="pattern file that says how the tensors of SOURCE form those of TARGET, or a shipped "
+        f"name: {', '.join(shipped())}. It sees the names of SOURCE, after --select",
+    )
+    names.add_argument(
+        "--set",
+        action="append",
+        type=_size,
+        default=[],
+        metavar="NAME=NUMBER",
+        help="a size that the pattern file names, as in tp=4; repeatable",
+    )
+    names.add_argument(
+        "--reverse",
+        action="store_true",
+        help="apply the patterns backwards: make pieces of whole tensors",
+    )
+    names.add_argument(
         "--tie",
         action="append",
         type=_tie,
@@ -163,6 +190,13 @@ def _tie(text: str) -> tuple[str, str]:
     return name, stored
 
 
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not name or not number.isascii() or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=NUMBER")
+    return name, int(number)
+
+
 def _dimensions(text: str) -> tuple[str, tuple[str, ...]]:
     glob, _, names = text.rpartition("=")
     found = tuple(name.strip() for name in names.split(","))
@@ -200,6 +234,8 @@ def _check_options(args: argparse.Namespace, *, kind: str, wanted: str) -> None:
             raise ConfigError(f"{option} is for {served} targets, and this one is {wanted}")
     if args.tie and kind != "safetensors":
         raise ConfigError(f"--tie is for safetensors sources, and this one is {kind}")
+    if (args.set or args.reverse) and not args.patterns:
+        raise ConfigError("--set and --reverse are for --patterns, which is missing")
     if args.step is not None and "holdfast" not in (kind, wanted):
         raise ConfigError(f"--step: neither {kind} nor {wanted} has steps; leave it out")
 
@@ -213,7 +249,8 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         source = FORMATS[kind].source(args.source, reading)
         stack.enter_context(closing(source))
-        named = _named(source, args, kind=kind, wanted=wanted)
+        patterned, told = _patterned(source, args, kind=kind)
+        named = _named(patterned, args, kind=kind, wanted=wanted)
         compression_of(args.compress, named.specs, origin=args.source)
         writing = TargetOptions(
             layout=TargetLayout(mesh={DATA_AXIS: args.dp or 1}),
@@ -235,16 +272,33 @@ def run(args: argparse.Namespace) -> int:
             progress=lambda n: bar.advance(task, n),
             step=getattr(source, "step", None) if args.step is None else args.step,
         )
-    _report(args, done, kind=kind, wanted=wanted, notes=getattr(sink, "notes", ()))
+    notes = getattr(sink, "notes", ())
+    _report(args, done, kind=kind, wanted=wanted, told=told, notes=notes)
     return 0
+
+
+def _patterned(
+    source: TensorSource, args: argparse.Namespace, *, kind: str
+) -> tuple[TensorSource, tuple[str, ...]]:
+    """Return what the patterns make of the selected part of a source, and what they say."""
+    told = tuple(getattr(source, "told", ()))
+    if args.select:
+        source = selected(source, args.select)
+    if not args.patterns:
+        return source, told
+    if kind == "dcp":  # other names have no place in the nested state that DCP flattened
+        from holdfast.adapters.dcp.names import PATHS
+
+        source = Renamed(source, lambda name: None if name.startswith(PATHS) else name)
+    patterns = Patterns.read(args.patterns, sizes=dict(args.set), reverse=args.reverse)
+    made = PatternedSource(source, patterns)
+    return made, tuple(dict.fromkeys((*told, *made.told)))
 
 
 def _named(
     source: TensorSource, args: argparse.Namespace, *, kind: str, wanted: str
 ) -> TensorSource:
-    """Return the selected part of the source, under the names of the target."""
-    if args.select:
-        source = selected(source, args.select)
+    """Return the source under the names of the target."""
     prefix = f"{args.name}." if args.name else args.prefix
     if prefix is None and wanted == "safetensors" and kind == "holdfast":
         prefix = f"{the_module(source)}."
@@ -262,12 +316,21 @@ def _identity(source: TensorSource, args: argparse.Namespace) -> Identity:
         return Identity(compression=dict(args.compress or ()))
     if args.compress is not None:
         found = dataclasses.replace(found, compression=dict(args.compress))
-    taken = (found.content, args.select, args.prefix, args.name)
+    taken: tuple[object, ...] = (found.content, args.select, args.prefix, args.name)
+    if args.patterns:
+        patterns = Patterns.read(args.patterns, sizes=dict(args.set), reverse=args.reverse)
+        taken = (*taken, patterns.file.text, sorted(patterns.sizes.items()), patterns.reverse)
     return dataclasses.replace(found, content=sha256(repr(taken).encode()).hexdigest())
 
 
 def _report(
-    args: argparse.Namespace, done: Transferred, *, kind: str, wanted: str, notes: Sequence[str]
+    args: argparse.Namespace,
+    done: Transferred,
+    *,
+    kind: str,
+    wanted: str,
+    told: Sequence[str],
+    notes: Sequence[str],
 ) -> None:
     left_out = 0 if FORMATS[wanted].values else done.values
     if args.json:
@@ -279,6 +342,7 @@ def _report(
                 "tied": done.aliases,
                 "values": done.values - left_out,
                 "values_left_out": left_out,
+                "left_out": list(told),
                 "bytes": done.bytes,
                 "seconds": done.seconds,
                 **({"notes": list(notes)} if notes else {}),
@@ -289,6 +353,8 @@ def _report(
         f"{args.target}: {done.tensors} tensors, {readable(done.bytes)} in {done.seconds:.1f} s, "
         f"{kind} to {wanted}"
     )
+    for words in told:
+        say(words)
     if left_out:
         say(f"{left_out} plain values were left out: {wanted} cannot store them")
     for note in notes:

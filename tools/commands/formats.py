@@ -6,6 +6,7 @@ A format is one entry of `FORMATS`. It opens a ``TensorSource`` or a ``TensorSin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from holdfast.ckpt.store.places import open_store, scheme_of
 from holdfast.tools.commands.checkpoints import open_step
 
 _TORCH_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt")
+_RANK_FILE: Final = re.compile(r"[a-z_.]+[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +133,25 @@ def _safetensors_sink(path: str, writing: TargetOptions) -> TensorSink:
     )
 
 
+def _torch_found(path: str) -> bool:
+    files = _torch_files(path)
+    ranks = all(_RANK_FILE.fullmatch(each.stem) for each in files)
+    return (path.endswith(_TORCH_SUFFIXES) and _is_file(path)) or bool(files and ranks)
+
+
+def _torch_files(path: str) -> list[Path]:
+    """Return the torch.save files in a folder; none elsewhere."""
+    if scheme_of(path) or not Path(path).is_dir():
+        return []
+    return sorted(each for each in Path(path).iterdir() if each.name.endswith(_TORCH_SUFFIXES))
+
+
 def _torch_source(path: str, _: SourceOptions) -> TensorSource:
+    from holdfast.ckpt.convert.rank_files import RankFilesSource
     from holdfast.ckpt.convert.torch_save import TorchSaveSource
 
+    if not scheme_of(path) and Path(path).is_dir():
+        return RankFilesSource(path, dict.fromkeys(_torch_files(path), TorchSaveSource))
     return TorchSaveSource(path)
 
 
@@ -241,8 +259,9 @@ FORMATS: Final[Mapping[str, Format]] = {
         values=False,
     ),
     "torch": Format(
-        evidence=f"a file {', '.join('*' + suffix for suffix in _TORCH_SUFFIXES)}",
-        found=lambda path: path.endswith(_TORCH_SUFFIXES) and _is_file(path),
+        evidence=f"a file {', '.join('*' + suffix for suffix in _TORCH_SUFFIXES)}, or a directory "
+        "of such that are named by ranks, as in tp0.pt",
+        found=_torch_found,
         source=_torch_source,
         sink=_torch_sink,
         suffixes=_TORCH_SUFFIXES,

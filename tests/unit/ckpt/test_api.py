@@ -212,6 +212,8 @@ def test_the_public_names() -> None:
         "MismatchError",
         "ModelParts",
         "NotFoundError",
+        "PatternedSource",
+        "Patterns",
         "PeerError",
         "PerRank",
         "RestoreReport",

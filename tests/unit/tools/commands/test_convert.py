@@ -19,6 +19,7 @@ from torch import nn
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.convert.interchange import TensorSource
+from holdfast.ckpt.errors import MismatchError, NotFoundError
 from holdfast.tools.cli import main
 from holdfast.tools.commands.formats import FORMATS, SourceOptions, source_format, target_format
 
@@ -265,3 +266,93 @@ def test_a_prefix_ends_where_a_name_does(
         main(["convert", str(root), str(tmp_path / "m.safetensors"), *option])
     assert "name" in capsys.readouterr().err
     assert not (tmp_path / "m.safetensors").exists()
+
+
+ROWS = """
+format = 1
+[[pattern]]
+name = "rows"
+pieces = "tp{tp}.{name...}"
+whole = "model.{name...}"
+where = { name = ".*weight" }
+join = [{ over = "tp", as = "fragment", axis = 1 }]
+[[pattern]]
+pieces = "tp{tp}.{name...}"
+whole = "model.{name...}"
+join = [{ over = "tp", as = "replicate" }]
+otherwise = true
+"""
+
+
+def rank_files(folder: Path, ranks: int = 2) -> dict[str, torch.Tensor]:
+    """Write one file for each rank of tensor parallelism; return the whole tensors."""
+    full = {"a.weight": torch.arange(24.0).reshape(3, 8), "a.bias": torch.arange(3.0)}
+    folder.mkdir()
+    for rank, part in enumerate(full["a.weight"].chunk(ranks, 1)):
+        held = {"a.weight": part.clone(), "a.bias": full["a.bias"], "iteration": 9}
+        torch.save(held, folder / f"tp{rank}.pt")
+    return full
+
+
+def test_files_of_ranks_come_together_by_patterns_and_are_taken_apart_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = rank_files(tmp_path / "ranks")
+    (tmp_path / "rows.toml").write_text(ROWS)
+    words = ["--patterns", str(tmp_path / "rows.toml")]
+    root = str(tmp_path / "root")
+    report = report_of(["convert", str(tmp_path / "ranks"), root, *words], capsys)
+    assert (report["source"]["format"], report["tensors"], report["left_out"]) == ("torch", 2, [])
+    with ckpt.open(root) as found:
+        assert torch.equal(found["model.a.weight"][...], full["a.weight"])
+        assert torch.equal(found["model.a.bias"][...], full["a.bias"])
+        assert found.values == {"model.iteration": 9}
+    apart = [*words, "--reverse", "--set", "tp=4", "--select", "model.a.*"]
+    report_of(["convert", root, str(tmp_path / "four.pt"), *apart], capsys)
+    pieces = torch.load(tmp_path / "four.pt", weights_only=True)
+    assert set(pieces) == {f"tp{rank}.a.{name}" for name in ("weight", "bias") for rank in range(4)}
+    assert torch.equal(pieces["tp3.a.weight"], full["a.weight"][:, 6:])
+
+
+def test_a_conversion_whose_pieces_are_missing_is_refused_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank_files(tmp_path / "ranks")
+    (tmp_path / "rows.toml").write_text(ROWS)
+    first = ["convert", str(tmp_path / "ranks"), str(tmp_path / "root")]
+    report_of(first, capsys)
+    words = ["--patterns", str(tmp_path / "rows.toml"), "--set", "tp=3", "--to", "holdfast"]
+    assert main(["convert", str(tmp_path / "root"), str(tmp_path / "out"), *words]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rows.toml: pattern 'model.{name...}'" in said
+    assert "misses its pieces 2 (found tp 0, 1, needed 0, 1, 2)" in said
+    assert not committed_steps(tmp_path / "out")
+
+
+@pytest.mark.parametrize("words", [["--set", "tp=2"], ["--reverse"]])
+def test_options_of_patterns_need_patterns(
+    words: list[str], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(root), str(tmp_path / "x.pt"), *words]) == 2
+    assert "are for --patterns, which is missing" in capsys.readouterr().err
+
+
+def test_a_folder_is_taken_for_files_of_ranks_only_by_their_names(tmp_path: Path) -> None:
+    rank_files(tmp_path / "tp")
+    assert source_format(str(tmp_path / "tp")) == "torch"
+    for name in ("pytorch_model-00001-of-00002.bin", "mp_rank_00_model_states.pt"):
+        folder = tmp_path / name
+        folder.mkdir()
+        torch.save({}, folder / name)
+        with pytest.raises(MismatchError, match="the format is not recognised"):
+            source_format(str(folder))
+
+
+def test_files_of_ranks_are_refused_where_two_have_one_name(tmp_path: Path) -> None:
+    rank_files(tmp_path / "tp")
+    torch.save({}, tmp_path / "tp/tp0.pth")
+    with pytest.raises(MismatchError, match=r"two files are called tp0; rename one of them"):
+        FORMATS["torch"].source(str(tmp_path / "tp"), SourceOptions())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFoundError, match="no file of a rank is there"):
+        FORMATS["torch"].source(str(tmp_path / "empty"), SourceOptions())
