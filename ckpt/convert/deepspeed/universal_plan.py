@@ -72,10 +72,10 @@ def plan_universal(
 
     Raises ``MismatchError`` for a state that a DeepSpeed engine cannot have.
     """
-    return _Planner(specs, aliases, values).plan()
+    return _UniversalPlanner(specs, aliases, values).plan()
 
 
-class _Planner:
+class _UniversalPlanner:
     def __init__(
         self,
         specs: Mapping[str, TensorSpec],
