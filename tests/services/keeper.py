@@ -38,8 +38,13 @@ class DidNotStart(Exception):
     """The service was installed and did not come up."""
 
 
-def required() -> bool:
-    """Say whether tests that need a service must run: on CI, or where it was asked for."""
+def required(name: str = "") -> bool:
+    """Say whether tests that need a service must run: on CI, or where it was asked for.
+
+    ``HOLDFAST_OPTIONAL_SERVICES`` names those without which a machine is complete.
+    """
+    if name in os.environ.get("HOLDFAST_OPTIONAL_SERVICES", "").split():
+        return False
     return bool(os.environ.get("CI") or os.environ.get("HOLDFAST_REQUIRE_SERVICES"))
 
 

@@ -140,7 +140,7 @@ def service(
         with keeper.shared(folder / name, Path(__file__).with_name(f"{name}.py")) as facts:
             yield facts
     except keeper.CannotInstall as error:
-        if keeper.required():
+        if keeper.required(name):
             pytest.fail(f"{name} is required here, but {error}", pytrace=False)
         pytest.skip(f"no {name}: {error}")
 
