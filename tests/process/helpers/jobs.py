@@ -94,10 +94,13 @@ class Job:
         return [event for event in self.history if event["kind"] == kind]
 
     def worker(self, seat: str) -> int:
-        """Return the process id of a worker."""
-        for node in self.launcher.processes().values():
-            if seat in node.workers:
-                return node.workers[seat]
+        """Return the process id of a worker; one that is being replaced is waited for."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s:
+            for node in self.launcher.processes().values():
+                if seat in node.workers:
+                    return node.workers[seat]
+            time.sleep(0.02)
         raise AssertionError(f"no {seat} in {self.launcher.processes()}")
 
     def finish(self) -> JobOutcome:

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.hashing import state_hash
+from holdfast.ckpt.torch_private import PrefixStore
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Batch, Exact, Settings
 from holdfast.elastic.errors import GenerationOverError
@@ -262,4 +263,9 @@ def train_in_turn(
     world: reform.GenerationWorld, folder: Path, *, ways: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Train in several ways, one after the other, in the same processes."""
-    return {name: train(world, folder, **how) for name, how in ways.items()}
+    found, board = {}, world.board
+    for name, how in ways.items():
+        # a rank's note that it left one loop is not about the next one
+        world.board = None if board is None else PrefixStore(name, board)
+        found[name] = train(world, folder, **how)
+    return found
