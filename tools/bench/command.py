@@ -55,6 +55,9 @@ SECTIONS: Final = {
     "lost": Section(
         "holdfast.tools.bench.data_path.lost_time", "lost", disk=4, shared=7, memory=10
     ),
+    "tuning": Section(
+        "holdfast.tools.bench.data_path.tuning", "tuning", disk=4, shared=12, memory=12
+    ),
     "persist": Section("holdfast.tools.bench.data_path.storage", "persist", disk=2, memory=4),
     "restore": Section("holdfast.tools.bench.data_path.storage", "restore", disk=6, memory=5),
     "reshard": Section("holdfast.tools.bench.data_path.storage", "reshard", disk=4, memory=3),

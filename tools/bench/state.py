@@ -44,6 +44,13 @@ class BenchState:
         self.tensors = dict(self._named())
         self.size_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def train(self) -> None:
+        """Change the state as a step does. Gradients are drawn once."""
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.rand_like(parameter)
+        self.optimizer.step()
+
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.model.named_parameters():
             yield f"model.{name}", parameter.detach()

@@ -6,48 +6,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Final
 
-import torch
-
 from holdfast.ckpt.snapshot.settings import CopySettings
 from holdfast.tools.bench.data_path.snapshot import CALL, FENCED, MEMCPY, SnapshotTrainer
+from holdfast.tools.bench.kinds import BufferState
 from holdfast.tools.bench.nodes import Nodes
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, timed
-from holdfast.tools.bench.state import COPY_ALL, BenchState, MirrorMemory
+from holdfast.tools.bench.state import COPY_ALL, MirrorMemory
 
 SECTION: Final = "buffer"
 NAMED: Final = ", rows named"
 ALL_COPIED: Final = ", all copied"
-_ROW: Final = 1024
-_TRAINED: Final = 256
-"""One in so many bytes is a model that is trained."""
-
 _LEARNING: Final = 6
 """Snapshots until the buffer is known to move in part and every slot was compared once."""
 
 _NAMES: Final = (CALL, FENCED)
-
-
-class BufferState(BenchState):
-    """A replay buffer beside a small model with its optimizer; each step writes one row."""
-
-    def __init__(self, size_bytes: int, *, seed: int) -> None:
-        super().__init__(size_bytes // _TRAINED, seed=seed)
-        rows = (size_bytes - self.size_bytes) // (4 * _ROW)
-        self.buffer = torch.ones(rows, _ROW)
-        self.written = 0
-        self.tracked["buffer"] = self.buffer
-        self.tensors["buffer"] = self.buffer
-        self.moving_bytes = self.size_bytes + self.buffer[0].nbytes
-        self.size_bytes += self.buffer.nbytes
-
-    def train(self) -> None:
-        """Change the model, and write the next row of the buffer."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.rand_like(parameter)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.buffer[self.written] = self.written
-        self.written += 1
 
 
 class BufferTrainer:

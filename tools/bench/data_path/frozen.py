@@ -6,44 +6,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any, Final
 
-import torch
-from torch import nn
-
 from holdfast.ckpt.snapshot.settings import CopySettings
 from holdfast.tools.bench.data_path.snapshot import CALL, FENCED, MEMCPY, SnapshotTrainer
+from holdfast.tools.bench.kinds import FrozenState
 from holdfast.tools.bench.nodes import Nodes
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, timed
-from holdfast.tools.bench.state import COPY_ALL, BenchState, MirrorMemory
+from holdfast.tools.bench.state import COPY_ALL, MirrorMemory
 
 SECTION: Final = "frozen"
 ALL_COPIED: Final = ", all copied"
-_MOVING: Final = 64
-"""One in so many bytes is trained."""
-
-_LAYERS: Final = 12
 _NAMES: Final = (CALL, FENCED)
-
-
-class FrozenState(BenchState):
-    """A frozen base of linear layers beside an adapter with its optimizer."""
-
-    def __init__(self, size_bytes: int, *, seed: int) -> None:
-        super().__init__(size_bytes // _MOVING, seed=seed)
-        side = int(((size_bytes - self.size_bytes) / 4 / _LAYERS) ** 0.5)
-        self.base = nn.Sequential(*(nn.Linear(side, side, bias=False) for _ in range(_LAYERS)))
-        self.base.requires_grad_(False)
-        self.tracked["base"] = self.base
-        self.moving_bytes = self.size_bytes
-        frozen = {f"base.{name}": each for name, each in self.base.named_parameters()}
-        self.tensors |= frozen
-        self.size_bytes += sum(tensor.nbytes for tensor in frozen.values())
-
-    def train(self) -> None:
-        """Change all of the adapter."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.rand_like(parameter)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
 
 class AdapterTrainer:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.torch_private import TCPStore
@@ -28,6 +28,7 @@ from holdfast.tools.bench.data_path.trainee import (
     TrainingWindow,
     WindowOutcome,
 )
+from holdfast.tools.bench.kinds import FULL
 from holdfast.tools.bench.nodes import SLOTS, Nodes
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, stopwatch
 from holdfast.tools.bench.state import MANY_LAYERS, BenchState, MirrorMemory
@@ -58,7 +59,7 @@ def lost(setup: BenchSetup) -> list[BenchRow]:
     for workers in (2,) if setup.quick else (1, 2, 4):
         found = _Found()
         for ways in _crews(setup):
-            with _Crew.start(setup, workers, ways, pace=found.pace) as crew:
+            with Crew.start(setup, workers, ways, pace=found.pace) as crew:
                 found.pace = crew.pace
                 _lost(setup, crew, ways, found)
                 if trainee.HOLDFAST in ways:
@@ -81,10 +82,10 @@ class _Found:
     seconds: Timings = field(default_factory=Timings)
     stalls: Timings = field(default_factory=Timings)
     cpu: Timings = field(default_factory=Timings)
-    pace: _Pace | None = None
+    pace: StepPace | None = None
 
 
-def _lost(setup: BenchSetup, crew: _Crew, ways: Sequence[str], into: _Found) -> None:
+def _lost(setup: BenchSetup, crew: Crew, ways: Sequence[str], into: _Found) -> None:
     """Save once in each window, and train on until the save is done."""
     products = crew.pace.products(_STEP_COPIES)
     window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
@@ -121,7 +122,7 @@ def _rows(found: _Found, workers: int) -> list[BenchRow]:
     return rows
 
 
-def _inflation(setup: BenchSetup, crew: _Crew) -> list[BenchRow]:
+def _inflation(setup: BenchSetup, crew: Crew) -> list[BenchRow]:
     """Measure how much longer steps of several lengths take with a snapshot after every step."""
     rows = []
     for ratio in (_STEP_COPIES,) if setup.quick else RATIOS:
@@ -141,7 +142,7 @@ def _inflation(setup: BenchSetup, crew: _Crew) -> list[BenchRow]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pace:
+class StepPace:
     """The parts of a step's time: its fixed part, each product, and one copy as the unit."""
 
     free_s: float
@@ -158,7 +159,7 @@ class _Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Together:
+class TogetherWindow:
     """A window of all ranks: the slowest rank's time, and the longest wait of any rank for saves.
 
     ``cpu_s`` is the processor time of all ranks and all sidecars.
@@ -175,29 +176,37 @@ class _Together:
         return self.seconds / self.steps
 
 
-class _Crew:
+class Crew:
     """Processes that train together, and the sidecars that guard them."""
 
-    pace: _Pace
+    pace: StepPace
 
     def __init__(
-        self, pipes: Sequence[Connection], mirror: MirrorMemory, *, sidecars: Sequence[int]
+        self, pipes: Sequence[Connection], mirror: MirrorMemory, *, nodes: Mapping[str, Nodes]
     ) -> None:
         self._pipes, self._mirror, self.size = pipes, mirror, len(pipes)
-        self._sidecars = sidecars
+        self._nodes = nodes
+        self._sidecars = [pid for each in nodes.values() for pid in each.pids]
 
     @classmethod
     @contextmanager
     def start(
-        cls, setup: BenchSetup, workers: int, ways: Sequence[str], *, pace: _Pace | None
-    ) -> Iterator[_Crew]:
+        cls,
+        setup: BenchSetup,
+        workers: int,
+        ways: Sequence[str],
+        *,
+        pace: StepPace | None = None,
+        kind: str = FULL,
+    ) -> Iterator[Crew]:
         """Start the processes, warm up their ways of saving, and time the parts of a step.
 
-        If ``pace`` is given, it is used instead of a new measurement.
+        If ``pace`` is given, it is used instead of a new measurement. ``kind`` is that of the
+        state.
         """
         state = BenchState(setup.size_bytes, seed=0, layers=MANY_LAYERS)
         with ExitStack() as stack:
-            guards, sidecars = _guards(stack, setup, workers, ways)
+            nodes = _nodes(stack, setup, workers, ways)
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             context = multiprocessing.get_context("spawn")
             pipes = []
@@ -209,29 +218,36 @@ class _Crew:
                     meeting=f"127.0.0.1:{store.port}",
                     size_bytes=setup.size_bytes // workers,
                     directory=str(setup.directory / f"lost-{workers}"),
-                    guards={way: found[rank] for way, found in guards.items()},
+                    guards={way: _guard(each, rank) for way, each in nodes.items()},
+                    kind=kind,
                 )
                 process = context.Process(target=trainee.serve, args=(seat, theirs))
                 process.start()
                 theirs.close()
                 stack.callback(end, process, pipe)
                 pipes.append(pipe)
-            crew = cls(pipes, MirrorMemory(state), sidecars=sidecars)
+            crew = cls(pipes, MirrorMemory(state), nodes=nodes)
             for way in (trainee.NOTHING, *ways):
                 for _ in range(1 if way in PEERS else SLOTS + 1):
                     crew.train(way, steps=2, products=0)
-            crew.pace = pace or crew._timed_pace()
+            copied = next((way for way in (trainee.HOLDFAST, trainee.EVERY) if way in ways), "")
+            crew.pace = pace or crew._timed_pace(copied)
             yield crew
 
-    def _timed_pace(self) -> _Pace:
+    def _timed_pace(self, way: str) -> StepPace:
         free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
         longer_s = self.train(trainee.NOTHING, steps=5, products=_PROBE_PRODUCTS).step_s
-        copies = [self.train(trainee.HOLDFAST, steps=3, products=0).copy_s for _ in range(3)]
-        return _Pace(
+        copies = [self.train(way, steps=3, products=0).copy_s for _ in range(3)]
+        return StepPace(
             free_s=free_s,
             product_s=max(longer_s - free_s, 1e-6) / _PROBE_PRODUCTS,
             copy_s=statistics.median(copies),
         )
+
+    def shared_bytes(self, way: str) -> int:
+        """Return the shared memory of slots and parity that a way of saving holds on all nodes."""
+        found: list[Any] = [each.status()["bytes"] for each in self._nodes[way].clients.values()]
+        return sum(int(each["slots"]) + int(each["parity"]) for each in found)
 
     def memcpy_s(self) -> float:
         """Time one copy of as many bytes as all ranks have, while the ranks are idle."""
@@ -239,7 +255,7 @@ class _Crew:
             self._mirror.copy()
         return seconds[0]
 
-    def train(self, way: str, *, steps: int, products: int, every: int = 0) -> _Together:
+    def train(self, way: str, *, steps: int, products: int, every: int = 0) -> TogetherWindow:
         """Train one window on all ranks."""
         window = TrainingWindow(way=way, steps=steps, every=every, products=products)
         before_s = sum(map(_cpu_s, self._sidecars))
@@ -247,7 +263,7 @@ class _Crew:
             pipe.send(window)
         found = [answer(pipe) for pipe in self._pipes]
         sidecars_s = sum(map(_cpu_s, self._sidecars)) - before_s
-        return _Together(
+        return TogetherWindow(
             seconds=max(each.seconds for each in found),
             cpu_s=sum(each.cpu_s for each in found) + sidecars_s,
             steps=found[0].steps,
@@ -283,26 +299,25 @@ def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
     pipe.close()
 
 
-def _guards(
+def _nodes(
     stack: ExitStack, setup: BenchSetup, workers: int, ways: Sequence[str]
-) -> tuple[dict[str, list[RankGuard]], list[int]]:
-    """Start the sidecars of every way: one for all ranks; for parity, at least two.
-
-    Return each rank's guard by way, and the sidecars' process ids.
-    """
-    found: dict[str, list[RankGuard]] = {}
-    pids: list[int] = []
-    for way in [way for way in OURS if way in ways]:
-        parity = int(way == trainee.PARITY)
+) -> dict[str, Nodes]:
+    """Start the sidecars of every way: one for all ranks; for parity, at least two."""
+    found: dict[str, Nodes] = {}
+    for way in [way for way in (*OURS, trainee.EVERY) if way in ways]:
+        parity = int(way in (trainee.PARITY, trainee.EVERY))
         names = [f"n{number}" for number in range(max(workers, 2) if parity else 1)]
         nodes = stack.enter_context(Nodes(_made(setup.directory), names))
-        seats = names[:workers] if parity else names * workers
-        pids += nodes.pids
-        nodes.adopt(parity=parity, rank_nodes=seats)
-        found[way] = [
-            RankGuard(address=nodes.addresses[name], run=nodes.run, key=nodes.key) for name in seats
-        ]
-    return found, pids
+        nodes.adopt(parity=parity, rank_nodes=names[:workers] if parity else names * workers)
+        found[way] = nodes
+    return found
+
+
+def _guard(nodes: Nodes, rank: int) -> RankGuard:
+    """Return the sidecar of a rank: that of its node, or the only one."""
+    addresses = list(nodes.addresses.values())
+    address = addresses[rank % len(addresses)]
+    return RankGuard(address=address, run=nodes.run, key=nodes.key)
 
 
 def _made(directory: Path) -> Path:

@@ -28,12 +28,14 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.snapshot.settings import CopySettings
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.torch_private import TCPStore
 from holdfast.ckpt.transport import RunKey
 from holdfast.tools.bench.data_path.flash import Flash
 from holdfast.tools.bench.data_path.plain_disk import PlainDisk
-from holdfast.tools.bench.state import COPY_ALL, MANY_LAYERS, BenchState
+from holdfast.tools.bench.kinds import FULL, KINDS
+from holdfast.tools.bench.state import COPY_ALL, BenchState
 
 _SIDE = 256
 _TIMEOUT_S = 120.0
@@ -50,7 +52,10 @@ class RankGuard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraineeSeat:
-    """A trainee's rank, the ranks' meeting point, and its guards by way of saving."""
+    """A trainee's rank, the ranks' meeting point, and its guards by way of saving.
+
+    ``kind`` is that of its state (`holdfast.tools.bench.kinds`).
+    """
 
     rank: int
     world_size: int
@@ -58,6 +63,7 @@ class TraineeSeat:
     size_bytes: int
     directory: str
     guards: dict[str, RankGuard]
+    kind: str = FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +136,7 @@ class _Holdfast:
             world_size=seat.world_size,
             gather=_gather,
             checkpoint=target,
-            copying=COPY_ALL,
+            copying=COPY_ALL if seat.kind == FULL or way == EVERY else CopySettings(),
         )
         self._step = 0
 
@@ -163,6 +169,8 @@ class _Dcp:
         self._under_way: Future[object] | None = None
 
     def save(self, step: int) -> None:
+        if self._under_way is not None:
+            self._under_way.result()  # one at a time
         path = self._directory / str(step % 2)
         found = dcp_async_save(
             cast("dict[str, Any]", self._state),
@@ -188,6 +196,7 @@ class _Dcp:
 
 
 HOLDFAST, PARITY, PERSIST = "holdfast", "holdfast + parity", "holdfast + persistence"
+EVERY = "holdfast + parity, all copied"
 DCP_THREAD, DCP_PROCESS = "DCP async_save, thread", "DCP async_save, process"
 FLASH_MEMORY, FLASH_DISK = "DLRover, memory", "DLRover, memory and disk"
 PLAIN_DISK = "only a plain file"
@@ -199,6 +208,7 @@ def _saver(seat: TraineeSeat, state: BenchState, way: str) -> Saver:
         NOTHING: _Nothing,
         HOLDFAST: lambda: _Holdfast(seat, state, way=way, persist=False),
         PARITY: lambda: _Holdfast(seat, state, way=way, persist=False),
+        EVERY: lambda: _Holdfast(seat, state, way=way, persist=False),
         PERSIST: lambda: _Holdfast(seat, state, way=way, persist=True),
         DCP_THREAD: lambda: _Dcp(seat, state, AsyncCheckpointerType.THREAD),
         DCP_PROCESS: lambda: _Dcp(seat, state, AsyncCheckpointerType.PROCESS),
@@ -228,9 +238,8 @@ class Trainee:
     def __init__(self, seat: TraineeSeat) -> None:
         torch.set_num_threads(1)
         self._seat = seat
-        self._state = BenchState(seat.size_bytes, seed=seat.rank, layers=MANY_LAYERS)
-        for parameter in self._state.model.parameters():
-            parameter.grad = torch.rand_like(parameter)
+        self._state = KINDS[seat.kind](seat.size_bytes, seed=seat.rank)
+        self._state.train()
         self._left, self._right = torch.rand(_SIDE, _SIDE), torch.rand(_SIDE, _SIDE)
         self._out = torch.empty(_SIDE, _SIDE)
         self._savers: dict[str, Saver] = {}
@@ -250,7 +259,7 @@ class Trainee:
             waited_s = _timed(saver.fence)
             if stalls:
                 stalls[-1] += waited_s
-            self._state.optimizer.step()
+            self._state.train()
             steps += 1
             wanted = steps == 1 if window.every == 0 else steps % window.every == 0
             if wanted and steps < max(window.steps, 2):
