@@ -59,7 +59,7 @@ def lost(setup: BenchSetup) -> list[BenchRow]:
     for workers in (2,) if setup.quick else (1, 2, 4):
         found = _Found()
         for ways in _crews(setup):
-            with Crew.start(setup, workers, ways, pace=found.pace) as crew:
+            with TraineeCrew.start(setup, workers, ways, pace=found.pace) as crew:
                 found.pace = crew.pace
                 _lost(setup, crew, ways, found)
                 if trainee.HOLDFAST in ways:
@@ -82,10 +82,10 @@ class _Found:
     seconds: Timings = field(default_factory=Timings)
     stalls: Timings = field(default_factory=Timings)
     cpu: Timings = field(default_factory=Timings)
-    pace: StepPace | None = None
+    pace: TraineePace | None = None
 
 
-def _lost(setup: BenchSetup, crew: Crew, ways: Sequence[str], into: _Found) -> None:
+def _lost(setup: BenchSetup, crew: TraineeCrew, ways: Sequence[str], into: _Found) -> None:
     """Save once in each window, and train on until the save is done."""
     products = crew.pace.products(_STEP_COPIES)
     window_s = _QUICK_WINDOW_S if setup.quick else _WINDOW_S
@@ -122,7 +122,7 @@ def _rows(found: _Found, workers: int) -> list[BenchRow]:
     return rows
 
 
-def _inflation(setup: BenchSetup, crew: Crew) -> list[BenchRow]:
+def _inflation(setup: BenchSetup, crew: TraineeCrew) -> list[BenchRow]:
     """Measure how much longer steps of several lengths take with a snapshot after every step."""
     rows = []
     for ratio in (_STEP_COPIES,) if setup.quick else RATIOS:
@@ -142,7 +142,7 @@ def _inflation(setup: BenchSetup, crew: Crew) -> list[BenchRow]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPace:
+class TraineePace:
     """The parts of a step's time: its fixed part, each product, and one copy as the unit."""
 
     free_s: float
@@ -176,10 +176,10 @@ class TogetherWindow:
         return self.seconds / self.steps
 
 
-class Crew:
+class TraineeCrew:
     """Processes that train together, and the sidecars that guard them."""
 
-    pace: StepPace
+    pace: TraineePace
 
     def __init__(
         self, pipes: Sequence[Connection], mirror: MirrorMemory, *, nodes: Mapping[str, Nodes]
@@ -196,9 +196,9 @@ class Crew:
         workers: int,
         ways: Sequence[str],
         *,
-        pace: StepPace | None = None,
+        pace: TraineePace | None = None,
         kind: str = FULL,
-    ) -> Iterator[Crew]:
+    ) -> Iterator[TraineeCrew]:
         """Start the processes, warm up their ways of saving, and time the parts of a step.
 
         If ``pace`` is given, it is used instead of a new measurement. ``kind`` is that of the
@@ -234,11 +234,11 @@ class Crew:
             crew.pace = pace or crew._timed_pace(copied)
             yield crew
 
-    def _timed_pace(self, way: str) -> StepPace:
+    def _timed_pace(self, way: str) -> TraineePace:
         free_s = self.train(trainee.NOTHING, steps=5, products=0).step_s
         longer_s = self.train(trainee.NOTHING, steps=5, products=_PROBE_PRODUCTS).step_s
         copies = [self.train(way, steps=3, products=0).copy_s for _ in range(3)]
-        return StepPace(
+        return TraineePace(
             free_s=free_s,
             product_s=max(longer_s - free_s, 1e-6) / _PROBE_PRODUCTS,
             copy_s=statistics.median(copies),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast.tools.bench.data_path import trainee
-from holdfast.tools.bench.data_path.lost_time import Crew
+from holdfast.tools.bench.data_path.lost_time import TraineeCrew
 from holdfast.tools.bench.kinds import KINDS
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings
 
@@ -29,12 +29,12 @@ def tuning(setup: BenchSetup) -> list[BenchRow]:
     rows: list[BenchRow] = []
     for nodes in (2,) if setup.quick else (2, 8):
         for kind in KINDS:
-            with Crew.start(setup, nodes, WAYS, kind=kind) as crew:
+            with TraineeCrew.start(setup, nodes, WAYS, kind=kind) as crew:
                 rows += _measure(setup, crew, f"{kind}, {nodes} nodes")
     return rows
 
 
-def _measure(setup: BenchSetup, crew: Crew, name: str) -> list[BenchRow]:
+def _measure(setup: BenchSetup, crew: TraineeCrew, name: str) -> list[BenchRow]:
     products, samples, waits = crew.pace.products(_STEP_COPIES), Timings(), Timings()
     for way in (trainee.PARITY, trainee.EVERY):
         crew.train(way, steps=_LEARNING, products=0, every=1)
