@@ -14,7 +14,7 @@ from holdfast.ckpt.memory.arena import Arena
 from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import BlockEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
-from holdfast.ckpt.sidecar.core.book import SnapshotPhase
+from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Listeners, Op
 from holdfast.ckpt.sidecar.core.durable_note import Note
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
@@ -35,6 +35,7 @@ from holdfast.ckpt.types import Json
 
 _log = logging.getLogger(__name__)
 _WORLDS = "worlds"
+_ENTRIES = "entries"
 _SAVED_POLL_S = 0.02
 
 FAREWELL = b"."
@@ -73,6 +74,8 @@ class Sidecar:
         host = config.memory_of
         self.core = core = Core(arena, key, run=config.run, node=config.node, host=host)
         self._worlds = Note(arena.directory, _WORLDS)
+        self._entries = Note(arena.directory, _ENTRIES)
+        self._told_entries = False
         self.parities = parities = Parities(arena)
         self.exchange = exchange = ParityExchange(core, parities)
         self.room = room = SlotRoom(core, parity_bytes=parities.nbytes, log_bytes=self._log_bytes)
@@ -107,7 +110,8 @@ class Sidecar:
         """Return the parts that follow a snapshot, in the order in which they hear."""
         exchange, persistence = self.exchange, self.persistence
         return Listeners(
-            commit=(exchange.committed,),
+            # Rows are of no use to a successor that does not know the blocks of other nodes.
+            commit=(self._store_entries, exchange.committed),
             # The rows are marked first: a restarted sidecar knows the step that others now use.
             protect=(exchange.protected, persistence.protected, self.disk.protected),
             # Readers of the snapshot end first; then its checkpoint may be announced as given up.
@@ -227,6 +231,29 @@ class Sidecar:
                 ("%s: snapshots in memory would not survive a crash: %s"), self.core.node, error
             )
 
+    def _store_entries(self, snapshot: Snapshot) -> None:
+        """Record the blocks of all ranks of whole snapshots, for a restarted sidecar.
+
+        If all nodes of a group are started again, nobody else knows those of a node that is lost
+        after that, and its blocks cannot be rebuilt from the rows.
+        """
+        book = self.core.book
+        whole = [
+            each for each in book.snapshots.values() if each.phase is not SnapshotPhase.SEALING
+        ]
+        entries = [entry for each in whole for entry in each.entries.values()]
+        try:
+            self._entries.write(msgspec.json.encode(entries))
+        except OSError as error:
+            if not self._told_entries:
+                self._told_entries = True
+                _log.warning(
+                    "%s: after a crash of all nodes, blocks of another lost node could not be "
+                    "rebuilt: %s",
+                    self.core.node,
+                    error,
+                )
+
     def _readopt(self) -> None:
         """Take over the slots and the generation of an earlier process of this node."""
         core = self.core
@@ -246,6 +273,9 @@ class Sidecar:
         for row, protected in self.parities.readopt(worlds):
             core.book.readopt_row(worlds[row.generation], row, protected=protected)
             core.counters["rows_readopted"] += 1
+        if text := self._entries.read():
+            for entry in msgspec.json.decode(text, type=list[BlockEntry]):
+                core.book.readopt_known(entry)
         if worlds:
             core.book.world = worlds[max(worlds)]
             self._enter(core.book.world, None, begins=False)

@@ -205,6 +205,11 @@ class Book:
         if protected:
             snapshot.phase = SnapshotPhase.PROTECTED
 
+    def readopt_known(self, entry: BlockEntry) -> None:
+        """Take over an earlier process's knowledge of any rank's block of a snapshot in memory."""
+        if (snapshot := self.snapshots.get((entry.generation, entry.step))) is not None:
+            snapshot.entries.setdefault(entry.rank, entry)
+
     def learn(self, world: SnapshotWorld, step: int, entries: Mapping[int, BlockEntry]) -> None:
         """Record an older, complete snapshot of which a block was rebuilt here."""
         key = (world.generation, step)

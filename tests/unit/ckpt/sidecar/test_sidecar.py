@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from doubles.blocks import make_block, random_payload, write_block
+from doubles.blocks import make_block, make_world, random_payload, write_block
 from sidecar_group import (
     DEADLINE_S,
     SIZES,
@@ -195,6 +195,28 @@ def test_two_of_four_nodes_may_go_and_the_new_group_is_protected_again(tmp_path:
         write_step(group, after, 5, sizes=(50_000, 60_000))
         for client in group.clients.values():  # what is superseded is gone
             assert [s["generation"] for s in client.status()["snapshots"]] == [2]
+
+
+def test_a_node_may_go_after_all_sidecars_were_started_again(three: SidecarGroup) -> None:
+    world = three.adopt(keep=1)
+    write_step(three, world, 1)
+    payloads = write_step(three, world, 2)
+    for node in ("a", "b", "c"):
+        three.kill(node, wipe=False)
+    three.start("a", "b", "c")
+    three.kill("c", wipe=True)
+    point = restore_points(inventories(three))[0][0]
+    assert point.step == 2
+    source = point.sources[2]
+    assert source.rebuilt
+    client = three.clients[source.node]
+    client.adopt(
+        make_world(three.addresses(), run=three.run, rank_nodes=("a", "b"), generation=2, parity=1),
+        restore=point,
+    )
+    client.open_block(point.world, 2, source)
+    (part,) = client.read(point.world, 2, 2, [(0, SIZES[2])])
+    assert part == payloads[2]
 
 
 def test_too_many_lost_nodes_fall_back_with_the_reason(three: SidecarGroup) -> None:
