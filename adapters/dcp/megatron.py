@@ -122,6 +122,7 @@ def _pickle_of(path: Path) -> bytes:
                     f"{path}: is not as torch.save writes it; restore it from a copy"
                 )
             return archive.read(parts[0])
+    # zipfile has no error of its own for a damaged archive: it raises any of these
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, RuntimeError) as error:
         raise CorruptError(
             f"{path}: is no archive of torch.save ({error}); restore it from a copy"

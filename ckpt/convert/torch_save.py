@@ -211,6 +211,7 @@ def _check_archive(file: IO[bytes], origin: str) -> None:
     """
     try:
         parts = zipfile.ZipFile(file).infolist()
+    # zipfile has no error of its own for a damaged archive: it raises any of these
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, RuntimeError):
         return
     for part in parts:

@@ -109,7 +109,7 @@ class PiecePattern:
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether a piece is the whole, so that plain values may pass too."""
+        """True if a piece is the whole; then plain values may pass, too."""
         kinds = {step.kind for step in self.join}
         return kinds <= {"unique", "replicate"} and not self.split and self.trim is None
 

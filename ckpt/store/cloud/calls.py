@@ -48,7 +48,7 @@ class CloudConnection:
         """For requests that obstore does not send again, such as those with a condition."""
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="holdfast-cloud")
         self.proves_conditions = False
-        """Whether the server has shown that it obeys conditions."""
+        """True once the server has shown that it obeys conditions."""
         self.probing = threading.Lock()
 
     @contextlib.contextmanager

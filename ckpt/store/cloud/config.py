@@ -85,7 +85,7 @@ class CloudConfig(ObjectLimits):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the endpoint is named without TLS, as an emulator's is."""
+        """True if the endpoint is named without TLS, as an emulator's is."""
         known = dict(self.environment)
         names = [known.get(name, "") for name in self.provider.endpoints]
         names += [value for name, value in self.settings if name in ("endpoint", "base_url")]

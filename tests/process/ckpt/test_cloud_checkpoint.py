@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from numbered_states import loaded, saved
 from service_fixtures import CloudPlace
 
 from holdfast import ckpt
@@ -31,24 +32,6 @@ def proxy(cloud_environment: CloudPlace, monkeypatch: pytest.MonkeyPatch) -> Ite
         for name, value in place.environment.items():
             monkeypatch.setenv(name, value)
         yield running
-
-
-def state(number: float) -> dict[str, object]:
-    return {"w": torch.full((300, 100), number), "b": torch.full((7,), number), "n": number}
-
-
-def saved(root: str, number: int) -> None:
-    ckpt.save(root, state(float(number)), step=number)
-
-
-def loaded(root: str) -> int:
-    """Load the newest state and return which it is, whole."""
-    found = state(-1.0)
-    report = ckpt.load(root, found)
-    w, b = found["w"], found["b"]
-    assert isinstance(w, torch.Tensor) and isinstance(b, torch.Tensor)
-    assert set(w.unique().tolist()) == set(b.unique().tolist()) == {float(report.step)}
-    return report.step
 
 
 def test_save_load_and_open(cloud_environment: CloudPlace) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-import torch
+from numbered_states import loaded, saved
 from service_fixtures import S3Place
 
 from holdfast import ckpt
@@ -29,24 +29,6 @@ def proxy(s3_environment: S3Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     with faulty(s3_environment.endpoint) as running:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", running.endpoint)
         yield running
-
-
-def state(number: float) -> dict[str, object]:
-    return {"w": torch.full((300, 100), number), "b": torch.full((7,), number), "n": number}
-
-
-def saved(root: str, number: int) -> None:
-    ckpt.save(root, state(float(number)), step=number)
-
-
-def loaded(root: str) -> int:
-    """Load the newest state and return which it is, whole."""
-    found = state(-1.0)
-    report = ckpt.load(root, found)
-    w, b = found["w"], found["b"]
-    assert isinstance(w, torch.Tensor) and isinstance(b, torch.Tensor)
-    assert set(w.unique().tolist()) == set(b.unique().tolist()) == {float(report.step)}
-    return report.step
 
 
 def test_save_load_and_open(s3_environment: S3Place) -> None:
