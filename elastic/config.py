@@ -396,7 +396,7 @@ class Settings:
 
     @property
     def shares_by_speed(self) -> bool:
-        """Whether faster ranks run more microbatches.
+        """True if faster ranks run more microbatches.
 
         With pipeline stages only on request, because few schedules accept any number of
         microbatches. With CUDA only on request too, because the processor's clock does not measure

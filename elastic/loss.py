@@ -85,7 +85,7 @@ class LossGuard:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a response may roll back."""
+        """True if a response may roll back."""
         return "rollback" in (self.nonfinite, self.spike)
 
 

@@ -90,7 +90,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return bool(self.socket.closed)
 
     def send(self, parts: list[Any]) -> bool:

@@ -159,7 +159,7 @@ class Conductor:
 
     @property
     def busy(self) -> bool:
-        """Whether an action is running that should be checked often."""
+        """True if an action is running that should be checked often."""
         under_way = self._fencing > self._fenced or not self.sidecar.address
         return under_way or self._leave_by_s is not None
 
@@ -300,7 +300,7 @@ class Conductor:
 
     @property
     def _speaks(self) -> bool:
-        """Whether this node reports events that all nodes see."""
+        """True if this node reports events that all nodes see."""
         return min(self.view.nodes, default="") == self._config.node
 
     def _settle_fence(self) -> None:

@@ -84,7 +84,7 @@ class Crew:
 
     @property
     def suspicious(self) -> bool:
-        """Whether a worker is stopped or its stacks are being read; it will be ended soon."""
+        """True if a worker is stopped or its stacks are being read; it will be ended soon."""
         return any(worker.stopped_s is not None or worker.probe for worker in self.table.living())
 
     @property

@@ -86,7 +86,7 @@ class SidecarKeeper:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the sidecar is stopped, and will be ended unless it continues soon."""
+        """True if the sidecar is stopped, and will be ended unless it continues soon."""
         return self._sidecar is not None and self._sidecar.stopped_for_s() > 0
 
     def _launch(self) -> NodeSidecar:

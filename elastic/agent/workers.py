@@ -193,17 +193,17 @@ class SeatProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not been seen to exit."""
+        """True if the process has not been seen to exit."""
         return self.child.alive
 
     @property
     def sending(self) -> bool:
-        """Whether bytes wait for the worker to read."""
+        """True if bytes wait for the worker to read."""
         return bool(self._outbox)
 
     @property
     def broke(self) -> bool:
-        """Whether it had completed its part, and then its process ended with an error."""
+        """True if it had completed its part, and then its process ended with an error."""
         return self.state is WorkerState.DONE and bool(self.child.code)
 
     def recovers_from(self, generation: int) -> bool:

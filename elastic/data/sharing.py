@@ -63,7 +63,7 @@ class Sharing:
 
     @property
     def is_even(self) -> bool:
-        """Whether all groups have equally many microbatches."""
+        """True if all groups have equally many microbatches."""
         return len({len(self._of(group)) for group in range(self._groups.size)}) == 1
 
     def begin(self) -> None:

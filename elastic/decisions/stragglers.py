@@ -69,7 +69,7 @@ class Straggler:
 
     @property
     def computes(self) -> bool:
-        """Whether it computes all that time, instead of waiting for its data or device."""
+        """True if it computes all that time, instead of waiting for its data or device."""
         return self.data < _MUCH and self.busy >= _MUCH
 
     def __str__(self) -> str:

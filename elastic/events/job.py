@@ -24,7 +24,7 @@ class JobEnded(Event, frozen=True, kw_only=True, tag="job_ended"):
     """The job is over; the last event of its launcher."""
 
     ok: bool
-    """Whether every step is complete."""
+    """True if every step is complete."""
 
     message: str = ""
     """Reason of the end, in words."""
@@ -47,7 +47,7 @@ class NodeExited(Event, frozen=True, kw_only=True, tag="node_exited"):
     """The end of the agent, in words."""
 
     memory_kept: bool
-    """Whether the node's snapshots are still in memory."""
+    """True if the node's snapshots are still in memory."""
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True, tag="worker_started"):
@@ -214,7 +214,7 @@ class StragglerFound(Event, frozen=True, kw_only=True, tag="straggler"):
     """Share of its own time in which its processor is busy, from 0 to 1."""
 
     computes: bool
-    """Whether it computes all that time, rather than wait for something of its own."""
+    """True if it computes all that time, rather than wait for something of its own."""
 
 
 class StragglerOver(Event, frozen=True, kw_only=True, tag="straggler_over"):

@@ -273,7 +273,7 @@ class WorkerRehearsed(Event, frozen=True, kw_only=True, tag="rehearsed"):
     """Reason of an early end, in words; empty when the first step was reached."""
 
     over: bool
-    """Whether it ended since the others did not train any more."""
+    """True if it ended since the others did not train any more."""
 
     seconds: float
     """Seconds that it took."""

@@ -280,7 +280,7 @@ class Gradients:
 
     @property
     def moves_parameters(self) -> bool:
-        """Whether FSDP2 exchanges parameters in a pass: whole ones for shards."""
+        """True if FSDP2 exchanges parameters in a pass: whole ones for shards."""
         return self._wrapped.is_sharded
 
     def spoil(self) -> None:

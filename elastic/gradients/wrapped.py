@@ -51,7 +51,7 @@ class Wrapped:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 communicates for any of the modules."""
+        """True if FSDP2 communicates for any of the modules."""
         return bool(self._fsdp)
 
     def parameters(self) -> Parameters:

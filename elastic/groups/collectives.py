@@ -131,7 +131,7 @@ class DeviceGroup(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether it must not be destructed yet."""
+        """True if it must not be destructed yet."""
 
     def start(self, name: str, *args: Any, **kwargs: Any) -> Work:
         """Start the operation that `torch.distributed.ProcessGroup` calls ``name``."""
@@ -258,7 +258,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
 
     @property
     def busy(self) -> bool:
-        """Whether an operation is still running."""
+        """True if an operation is still running."""
         if self._device is not None and self._device.busy:
             return True
         return not all(work.is_completed() for work, _ in self._flight)

@@ -132,7 +132,7 @@ class NcclGroup:
 
     @property
     def busy(self) -> bool:
-        """Whether its communicators are still being freed."""
+        """True if its communicators are still being freed."""
         return self._ending is not None and self._ending.is_alive()
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Watcher:
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs."""
+        """True if the thread runs."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 

@@ -140,7 +140,7 @@ class GenerationWorld(Peers):
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank reports for its data-parallel group, whose ranks hold equal values."""
+        """True if this rank reports for its data-parallel group, whose ranks hold equal values."""
         return self._place.tp == 0 and self._place.pp == self.record.mesh.pp - 1
 
     def unite(self, names: list[str]) -> list[str]:

@@ -120,7 +120,7 @@ class WaitGuard:
 
     @property
     def fenced(self) -> bool:
-        """Whether the generation is over."""
+        """True if the generation is over."""
         return self._fenced()
 
     def end(self, error: Exception) -> None:

@@ -104,7 +104,7 @@ class Passes:
 
     @property
     def is_tracked(self) -> bool:
-        """Whether `track` was called."""
+        """True if `track` was called."""
         return self._gradients is not None
 
     @property

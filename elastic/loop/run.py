@@ -148,7 +148,7 @@ class Run:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0."""
+        """True if this is rank 0."""
         return self.rank == 0
 
     @property

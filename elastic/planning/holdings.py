@@ -49,7 +49,7 @@ class BlockHoldings:
 
     @property
     def known(self) -> bool:
-        """Whether the inventories give the lengths of the blocks."""
+        """True if the inventories give the lengths of the blocks."""
         return bool(self._sizes)
 
     def of(self, node: str) -> Mapping[int, int]:

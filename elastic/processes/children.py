@@ -195,7 +195,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been seen to exit."""
+        """True if it has not been seen to exit."""
         return self.code is None
 
     def signal(self, number: signal.Signals) -> None:

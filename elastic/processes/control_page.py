@@ -55,7 +55,7 @@ class ControlPage:
 
     @property
     def expired(self) -> bool:
-        """Whether the time until which the node may act is over; the agent may be stopped."""
+        """True if the time until which the node may act is over; the agent may be stopped."""
         until_ns = self._cells[_UNTIL_NS]
         return 0 < until_ns < time.monotonic_ns()
 
@@ -65,7 +65,7 @@ class ControlPage:
 
     @property
     def leaving(self) -> bool:
-        """Whether the node must leave the job at the next step."""
+        """True if the node must leave the job at the next step."""
         return bool(self._cells[_LEAVE])
 
     def set_leaving(self) -> None:
@@ -105,7 +105,7 @@ class ControlPage:
 
     @property
     def life_is_held(self) -> bool:
-        """Whether `await_end` can wait for the worker's end."""
+        """True if `await_end` can wait for the worker's end."""
         return bool(self._cells[_HELD])
 
     def await_end(self) -> bool:

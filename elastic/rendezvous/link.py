@@ -160,7 +160,7 @@ class RendezvousLink:
 
     @property
     def entered(self) -> bool:
-        """Whether `enter` has succeeded."""
+        """True if `enter` has succeeded."""
         return self._keeper.ident is not None
 
     def say(self, participant: Participant) -> None:

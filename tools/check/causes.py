@@ -185,7 +185,7 @@ def misuse(traces: Sequence[RankTrace]) -> tuple[ForeignUse, Explanation] | None
 
 
 def _counts(use: ForeignUse, d: Difference) -> bool:
-    """Whether a use can matter for a difference."""
+    """True if a use can matter for a difference."""
     if use.use in ("rank", "clock", "environment") and d.what in ("loss", "draws", "gradient"):
         return use.place != "build" or d.moment.step == 0
     return use.place == "build" or use.step <= d.moment.step

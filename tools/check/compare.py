@@ -207,7 +207,7 @@ class Reference:
         )
 
     def _tolerates(self, seen: _Seen) -> bool:
-        """Whether another number is no difference without exact."""
+        """True if another number is no difference without exact."""
         if self.exact or seen.what not in ("loss", "updates"):
             return False
         known = self._numbers[self._key(seen)]

@@ -98,7 +98,7 @@ class Judge:
 
     @property
     def by_world(self) -> bool:
-        """Whether the result may depend on the number of ranks: they have state of their own."""
+        """True if the result may depend on the number of ranks: they have state of their own."""
         return self.entered.per_rank and not self.entered.exact
 
     def misuse(self) -> CheckFinding | None:

@@ -311,7 +311,7 @@ def _stop(path: Path) -> int:
 
 
 def _is_keeper(pid: int) -> bool:
-    """Whether the process is alive and is a keeper: the system reuses process ids."""
+    """True if the process is alive and is a keeper: the system reuses process ids."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -88,7 +88,7 @@ class ScheduledKills:
             self._done.append(self._plan.pop(0))
 
     def _whole(self, state: LiveState) -> bool:
-        """Whether the roles that the next kill hits have all their workers."""
+        """True if the roles that the next kill hits have all their workers."""
         wanted = self._launcher.config.wanted
         hit = set(wanted) - {TRAINER} if self._plan[0].kind == KILL_ROLLOUT else set(wanted)
         return all(state.count(role) >= wanted[role] for role in hit)

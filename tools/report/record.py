@@ -88,7 +88,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every check held."""
+        """True if every check held."""
         return all(self.verdict.values())
 
 

@@ -302,7 +302,7 @@ def _recovery(
 
 
 def _spares_trainers(fault: Fault) -> bool:
-    """Whether the fault hit a worker of another role: the trainers then need no new generation."""
+    """True if the fault hit a worker of another role: the trainers then need no new generation."""
     return fault.victim in fault.seats and role_of(fault.victim) != TRAINER
 
 

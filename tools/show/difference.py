@@ -51,7 +51,7 @@ class CheckpointDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs by more than allowed."""
+        """True if nothing differs by more than allowed."""
         missing = self.only_a or self.only_b or self.kinds or self.values
         return not missing and not any(map(self.differs, self.tensors))
 

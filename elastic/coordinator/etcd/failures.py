@@ -30,17 +30,17 @@ class RequestFailure:
 
     @property
     def lease_gone(self) -> bool:
-        """Whether the request's lease has ended."""
+        """True if the request's lease has ended."""
         return "requested lease not found" in self.text
 
     @property
     def member_fails(self) -> bool:
-        """Whether the next request should go to another member."""
+        """True if the next request should go to another member."""
         return self.meaning in (Meaning.NOT_DONE, Meaning.LOST)
 
     @property
     def connection_fails(self) -> bool:
-        """Whether the connection may be dead without an error."""
+        """True if the connection may be dead without an error."""
         return self.code == "DEADLINE_EXCEEDED"
 
 

@@ -56,7 +56,7 @@ class WatchStream:
         self._asked_s: float | None = None
         self._taken_at: int | None = None
         self.proven = False
-        """Whether the store has been seen to be as new as ``after``; the user's to set."""
+        """True if the store has been seen to be as new as ``after``; the user's to set."""
         self._call = line.watch.Watch(iter(self._requests.get, None), metadata=metadata)
         threading.Thread(target=self._read, name="etcd-watch", daemon=True).start()
 

@@ -45,12 +45,12 @@ class ScalerWatch:
 
     @property
     def is_used(self) -> bool:
-        """Whether an enabled scaler is tracked, so that an infinite gradient may be its skip."""
+        """True if an enabled scaler is tracked, so that an infinite gradient may be its skip."""
         return any(True for _ in self._roster.scalers())
 
     @property
     def has_scaled(self) -> bool:
-        """Whether a scaler scaled a loss since the last update."""
+        """True if a scaler scaled a loss since the last update."""
         return bool(self._scaled)
 
     def reset(self) -> None:

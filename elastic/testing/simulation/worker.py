@@ -23,7 +23,7 @@ class SimulatedWorker:
 
     @property
     def acts(self) -> bool:
-        """Whether the process could still affect the job."""
+        """True if the process could still affect the job."""
         return self.state is WorkerState.ACTIVE
 
     def record(self) -> WorkerRecord:

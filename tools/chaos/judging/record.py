@@ -100,5 +100,5 @@ class History(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {attempt: tuple(steps) for attempt, steps in found.items()}
 
     def survives(self, line: StepCommit | Consumed | Stated) -> bool:
-        """Whether a report belongs to a surviving execution."""
+        """True if a report belongs to a surviving execution."""
         return self.surviving.get(line.step) == line.attempt

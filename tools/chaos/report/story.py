@@ -39,7 +39,7 @@ _NOT_TOLD: Final = "the durations of its phases are not reported"
 
 
 def tells_generations(events: Iterable[Told]) -> bool:
-    """Whether the steps come from a Holdfast job, with generations, seats and durations."""
+    """True if the steps come from a Holdfast job, with generations, seats and durations."""
     return any(isinstance(event, StepDone) for event in events)
 
 

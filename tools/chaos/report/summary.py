@@ -60,7 +60,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether the outcome is not the predicted one."""
+        """True if the outcome is not the predicted one."""
         return self.predicted is not None and self.outcome not in (None, self.predicted)
 
 

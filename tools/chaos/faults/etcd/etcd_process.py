@@ -74,7 +74,7 @@ class EtcdProcess:
             raise MissedError(f"etcd {self.url}{path}: {error}") from error
 
     def leads(self) -> bool:
-        """Whether the member is the leader; False if it does not answer."""
+        """True if the member is the leader; False if it does not answer."""
         with contextlib.suppress(MissedError):
             status = self.ask("/v3/maintenance/status")
             return bool(status.get("leader", "0") == status["header"]["member_id"])
