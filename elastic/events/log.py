@@ -1,4 +1,8 @@
-"""Event files: one per writer, lines of JSON, each complete when it is visible."""
+"""Event files: one per node, lines of JSON, each in a single write.
+
+The processes of a node append to the same file. One that is killed inside a write may leave the
+beginning of a line, which the next event follows (`decode_line`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ import msgspec
 
 from holdfast.ckpt.events import Event
 from holdfast.elastic.events.job import EventsLost
-from holdfast.elastic.events.wire import EventFormatError, decode, encode
+from holdfast.elastic.events.wire import EventFormatError, decode_line, encode
 
 __all__ = ["EventReader"]
 
@@ -35,7 +39,7 @@ def events_file(run_dir: Path, writer: str) -> Path:
 
 
 class EventWriter:
-    """Appends events to one file; each is a single write of a whole line.
+    """Appends events to one file; each is a single write of a line.
 
     An event that cannot be written, as on a full disk, is lost; `EventsLost` says how many were. At
     `MOST_BYTES` the file becomes that of the writer's earlier events, ``NAME.before``, in place of
@@ -67,16 +71,16 @@ class EventWriter:
                     self._lost = 0
 
     def _append(self, line: bytes) -> bool:
-        """Append a line, whole or not at all; a full disk must not end a job."""
+        """Append a line, and say whether all of it is there; a full disk must not end a job.
+
+        The beginning of a line stays where it is: other processes append to the same file.
+        """
         why = os.strerror(errno.ENOSPC)  # the reason of a write that is cut short
         try:
-            size_bytes = os.fstat(self._fd).st_size
-            if size_bytes >= MOST_BYTES:
+            if os.fstat(self._fd).st_size >= MOST_BYTES:
                 self._begin_anew()
-                size_bytes = 0
             if os.write(self._fd, line) == len(line):
                 return True
-            os.ftruncate(self._fd, size_bytes)
         except OSError as error:
             why = str(error.strerror)
         if not self._lost:
@@ -142,12 +146,12 @@ class EventReader:
 
         Raises ``EventFormatError`` naming the file for a line that is no event.
         """
-        found = [_event(path, line) for path, line in self._lines.new()]
+        found = [event for path, line in self._lines.new() for event in _events(path, line)]
         return sorted(found, key=lambda event: event.time_s)
 
 
-def _event(path: Path, line: bytes) -> Event:
+def _events(path: Path, line: bytes) -> list[Event]:
     try:
-        return decode(line)
+        return decode_line(line)
     except EventFormatError as error:
         raise EventFormatError(f"{path}: {error}") from error

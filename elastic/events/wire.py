@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -80,6 +81,10 @@ class _Head(msgspec.Struct, frozen=True):
     v: int = 1
 
 
+_BEGIN: Final = '{"kind":'
+"""The beginning of an event's line. Inside a text of another event its quotes are escaped."""
+
+_scanner: Final = json.JSONDecoder()
 _head: Final = msgspec.json.Decoder(_Head)
 _decoders: Final = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
 
@@ -105,6 +110,36 @@ def decode(line: bytes | msgspec.Raw) -> Event:
         return of_fields(msgspec.json.decode(line, type=dict[str, Any]))
     except msgspec.MsgspecError as error:
         raise EventFormatError(f"not an event: {error}; in {bytes(line)[:200]!r}") from error
+
+
+def decode_line(line: bytes) -> list[Event]:
+    """Return the events on a line of a file to which several processes append.
+
+    The kernel may cut a write short if its process is killed, at the end of a page. The next event
+    of another process follows then on the same line, and the beginning before it is left out.
+    Raises ``EventFormatError`` for a line that is no event and in which none begins.
+    """
+    try:
+        return [decode(line)]
+    except EventFormatError:
+        whole = [decode(part) for part in _wholes(line)]
+        if not whole:
+            raise
+        return whole
+
+
+def _wholes(line: bytes) -> Iterator[bytes]:
+    """Yield the events that lie whole in a line."""
+    text = line.decode(errors="replace")
+    at = text.find(_BEGIN)
+    while at >= 0:
+        try:
+            _, end = _scanner.raw_decode(text, at)
+        except ValueError:
+            at = text.find(_BEGIN, at + 1)
+            continue
+        yield text[at:end].encode()
+        at = text.find(_BEGIN, end)
 
 
 def of_fields(record: Mapping[str, Any]) -> Event:

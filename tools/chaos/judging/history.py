@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.events import EventFormatError, StepDone, decode
+from holdfast.elastic.events import EventFormatError, StepDone
 from holdfast.elastic.events.log import EVENTS_PATTERN, FreshLines
+from holdfast.elastic.events.wire import decode_line
 from holdfast.tools.chaos.hooks import PATTERN
 from holdfast.tools.chaos.judging.record import (
     Consumed,
@@ -21,6 +22,8 @@ from holdfast.tools.chaos.judging.record import (
     Told,
     time_of,
 )
+
+_Parse: TypeAlias = Callable[[bytes], Sequence[Told]]
 
 _hook_lines: Final = msgspec.json.Decoder(HookLine)
 
@@ -55,8 +58,8 @@ def reported(folder: Path) -> list[Told]:
     """
     if not folder.is_dir():
         raise HistoryError(f"{folder}: no such folder; check the path")
-    hooks = (each for path in _files(folder, PATTERN) for each in _lines(path, _hook_lines.decode))
-    events = (each for path in _files(folder, EVENTS_PATTERN) for each in _lines(path, decode))
+    hooks = (each for path in _files(folder, PATTERN) for each in _lines(path, _hook))
+    events = (each for path in _files(folder, EVENTS_PATTERN) for each in _lines(path, decode_line))
     return sorted((*hooks, *events), key=time_of)
 
 
@@ -68,7 +71,7 @@ class HookReader:
 
     def new(self) -> list[Told]:
         """Return the reports since the last call, by time. Raises ``HistoryError``."""
-        found = [_parsed(path, line, _hook_lines.decode) for path, line in self._lines.new()]
+        found = [told for path, line in self._lines.new() for told in _parsed(path, line, _hook)]
         return sorted(found, key=time_of)
 
 
@@ -94,13 +97,17 @@ def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(folder.rglob(pattern))
 
 
-def _lines(path: Path, parse: Callable[[bytes], Told]) -> Iterator[Told]:
+def _hook(line: bytes) -> list[HookLine]:
+    return [_hook_lines.decode(line)]
+
+
+def _lines(path: Path, parse: _Parse) -> Iterator[Told]:
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # the last line is empty, or torn
-        yield _parsed(f"{path}, line {number}", line, parse)
+        yield from _parsed(f"{path}, line {number}", line, parse)
 
 
-def _parsed(origin: Path | str, line: bytes, parse: Callable[[bytes], Told]) -> Told:
+def _parsed(origin: Path | str, line: bytes, parse: _Parse) -> Sequence[Told]:
     try:
         return parse(line)
     except (EventFormatError, msgspec.MsgspecError) as error:

@@ -16,6 +16,7 @@ from holdfast.elastic.events import (
     NodeLeaving,
     StepDone,
     UserEvent,
+    decode,
     encode,
 )
 from holdfast.elastic.events.log import EventReader, EventWriter, events_file
@@ -55,6 +56,17 @@ def test_a_line_that_is_no_event_is_named_with_its_file(tmp_path: Path) -> None:
         EventReader(tmp_path).new()
 
 
+def test_an_event_behind_the_beginning_of_another_is_read(tmp_path: Path) -> None:
+    first, cut, last = (UserEvent(time_s=float(i), name=f"e{i}") for i in (1, 2, 3))
+    path = events_file(tmp_path, "n0")
+    path.write_bytes(encode(first) + b"\n")
+    for length in range(len(encode(cut)) + 1):  # a killed process may leave so much of its write
+        with path.open("ab") as file:
+            file.write(encode(cut)[:length] + encode(last) + b"\n")
+    found = EventReader(tmp_path).new()
+    assert found == [first, cut] + [last] * (len(encode(cut)) + 1)
+
+
 def test_what_a_full_disk_refuses_is_counted_and_never_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,7 +80,8 @@ def test_what_a_full_disk_refuses_is_counted_and_never_raised(
         for room in (10, 0):  # half a line fits; nothing does
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + room, hard))
             writer.write(UserEvent(name="refused"), source="agent")
-            assert path.read_bytes() == whole
+            assert len(path.read_bytes()) == len(whole) + 10
+            assert EventReader(tmp_path).new() == [decode(whole)]
         (said,) = caplog.messages
         assert said == f"{path}: events are lost: No space left on device"
         lost_for_good = EventWriter(path, node="n0")
