@@ -116,10 +116,12 @@ def _fault(sidecar: FakeSidecar, action: str, number: int) -> None:
     if action == "given up":
         sidecar.refuse = GivenUpError("another rank gave it up")
     for path, (slot, _) in list(sidecar.free.items())[:1]:
+        room = slot.block(slot.capacity)[slot.fixed_bytes :]  # the fixed part is mapped read-only
         if action == "damage a free slot":
-            slot.block(slot.capacity)[number * 4999 % slot.capacity] ^= 1
+            room[number * 4999 % len(room)] ^= 1
         elif action == "another rank writes to a free slot":
-            slot.block(slot.capacity)[: 2 * SUM_BYTES] = bytes([number % 256]) * (2 * SUM_BYTES)
+            part = room[: 2 * SUM_BYTES]
+            part[:] = bytes([number % 256]) * len(part)
             sidecar.free[path] = (slot, (1, 0, 9))
 
 
