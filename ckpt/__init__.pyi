@@ -24,6 +24,7 @@ from .state.hashing import state_hash as state_hash
 from .state.local_boxes import FlatShard as FlatShard
 from .state.local_boxes import TensorShard as TensorShard
 from .state.model_parts import ModelParts as ModelParts
+from .state.rebuilt import Rebuilt as Rebuilt
 from .state.restore import RestoreReport as RestoreReport
 from .state.trees.per_rank import PerRank as PerRank
 from .state.trees.stateful import Stateful as Stateful

@@ -52,7 +52,7 @@ from holdfast.ckpt.errors import (
 )
 from holdfast.ckpt.geometry.shard_index import ChunkRef
 from holdfast.ckpt.inspect.view import Checkpoint
-from holdfast.ckpt.state import plain, torch_dtypes
+from holdfast.ckpt.state import plain, rebuilt, torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.flatten import check_state
@@ -77,11 +77,11 @@ def save(
 
     ``root`` is a directory, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
     ``az://container/prefix``. ``state`` maps names to modules, optimizers, objects with
-    ``state_dict``/``load_state_dict``, tensors, NumPy arrays, `TensorShard`, `FlatShard`, `PerRank`
-    and plain values. With torch.distributed, every rank calls this with the same arguments and
-    writes its own part; an error on one rank is raised on all. The checkpoint becomes visible once
-    it is complete and durable, not before; a step that is saved again is entirely the old one or
-    entirely the new one.
+    ``state_dict``/``load_state_dict``, tensors, NumPy arrays, `TensorShard`, `FlatShard`,
+    `PerRank`, `Rebuilt` and plain values. With torch.distributed, every rank calls this with the
+    same arguments and writes its own part; an error on one rank is raised on all. The checkpoint
+    becomes visible once it is complete and durable, not before; a step that is saved again is
+    entirely the old one or entirely the new one.
 
     ``compression`` maps glob patterns of names to codecs (``zstd``, ``zstd:9``, ``blosc-lz4``,
     ``blosc-zstd:5``, ``none``; the first match counts; nothing is compressed by default). ``base``
@@ -105,6 +105,9 @@ def save(
         flat = flatten(state, rank=world.rank)
         for fqn, tensor in flat.tensors.items():
             regions(fqn, tensor)
+    if flat.rebuilt:
+        rebuilt.inspect(flat.rebuilt, gather=world.gather)
+        flat = flatten(state, rank=world.rank)
     if len(set(steps := world.gather(step))) > 1:
         raise ArgumentError(
             f"{root}: the ranks save different steps {steps}; save the same step on every rank"
@@ -266,7 +269,10 @@ def load(
         if world.rank == 0:
             root = redirects.to_read(own, step)
             candidates = newest_first(root) if step is None else iter([choose(root, step)])
-        mine = live_keys(flatten(state, rank=world.rank)) if world.size > 1 else []
+        flat = flatten(state, rank=world.rank)
+        mine = live_keys(flat) if world.size > 1 else []
+    if flat.rebuilt:
+        rebuilt.inspect(flat.rebuilt, gather=world.gather)
     elsewhere = {key for keys in _exchanged(mine, world) for key in keys}
     while True:
         with world.agreed():

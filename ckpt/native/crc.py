@@ -22,12 +22,15 @@ _BITS: Final = 32
 
 
 @functools.cache
-def _shift(power: int) -> tuple[int, ...]:
-    """Return the matrix (by columns) that appends ``2**power`` zero bytes to a checksum."""
+def shift(power: int, polynomial: int = _POLYNOMIAL, bits: int = _BITS) -> tuple[int, ...]:
+    """Return the matrix (by columns) that appends ``2**power`` zero bytes to a checksum.
+
+    The ``polynomial`` of ``bits`` bits is in reflected form; CRC32C's is the default.
+    """
     if power == 0:
-        one_bit = (_POLYNOMIAL, *(1 << i for i in range(_BITS - 1)))
+        one_bit = (polynomial, *(1 << i for i in range(bits - 1)))
         return _square(_square(_square(one_bit)))
-    return _square(_shift(power - 1))
+    return _square(shift(power - 1, polynomial, bits))
 
 
 def _square(matrix: tuple[int, ...]) -> tuple[int, ...]:
@@ -46,7 +49,7 @@ def _times(matrix: tuple[int, ...], vector: int) -> int:
 @functools.cache
 def _by_bytes(power: int) -> tuple[tuple[int, ...], ...]:
     """Return tables (4, 256): the effect of ``2**power`` zero bytes on each byte of a checksum."""
-    columns = _shift(power)
+    columns = shift(power)
     tables = []
     for first in range(0, _BITS, 8):
         table = [0]

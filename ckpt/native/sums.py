@@ -31,7 +31,7 @@ Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 @functools.cache
 def _table(power: int) -> Sums:
     """Return tables (4, 256): the effect of ``2**power`` zero bytes on each byte of a checksum."""
-    columns = np.array(crc._shift(power), dtype=np.uint32).reshape(4, 8)
+    columns = np.array(crc.shift(power), dtype=np.uint32).reshape(4, 8)
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
     picked = np.where(bits[None, :, :] == 1, columns[:, None, :], np.uint32(0))
     table: Sums = np.bitwise_xor.reduce(picked.astype(np.uint32), axis=2)

@@ -38,11 +38,13 @@ from holdfast.ckpt.state.local_boxes import (
 )
 from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
+from holdfast.ckpt.state.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
 from holdfast.ckpt.state.trees.stateful import stateful_of
 from holdfast.ckpt.types import Json
 
+_ENTERED = (nn.Module, ModelParts, Rebuilt, Optimizer, PerRank, CarriedRanks)
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _SHAPE, _STRIDE, _DTYPE = attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype")
 
@@ -110,6 +112,8 @@ class _Route:
             return False
         if not all(optimizer.is_same() for optimizer in self._optimizers):
             return False
+        if not all(holder.is_same(tensors) for holder, tensors in self.flat.rebuilt.values()):
+            return False
         values = dict(self.flat.values)
         for name, holder, key in self._values:
             value = holders[holder][key]
@@ -156,7 +160,7 @@ def _is_value(value: object) -> bool:
     """Say whether a flatten treats ``value`` as plain, or refuses it."""
     if type(value) in _SCALARS:
         return True
-    if isinstance(value, (nn.Module, ModelParts, Optimizer, PerRank, CarriedRanks, *LEAVES)):
+    if isinstance(value, (*_ENTERED, *LEAVES)):
         return False
     if stateful_of(value) is not None:
         return False

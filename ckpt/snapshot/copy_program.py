@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -23,7 +23,7 @@ from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.streaming import Words, copy_runs, sums_of_runs
 from holdfast.ckpt.native.sums import SUM_BYTES, Flags, Lengths, Sums, set_runs
 from holdfast.ckpt.snapshot.fixed_choice import LEAST_BYTES
-from holdfast.ckpt.snapshot.fixed_part import FixedLayout, FixedPiece, PieceKey, mark_of
+from holdfast.ckpt.snapshot.fixed_part import FixedLayout, FixedPiece, PieceKey
 from holdfast.ckpt.snapshot.lanes import Lane, Lanes
 from holdfast.ckpt.snapshot.part_memory import PartCopy, PartMemory, check_turn
 from holdfast.ckpt.snapshot.run_cuts import Cover, OrderedRanges
@@ -31,7 +31,7 @@ from holdfast.ckpt.snapshot.touched import touched_bytes
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState
 from holdfast.ckpt.state.copying import resolved, room_for
-from holdfast.ckpt.state.local_boxes import local_of, view_of
+from holdfast.ckpt.state.local_boxes import counted_of, local_of, mark_of, view_of
 
 UNIT_BYTES = 4 << 20
 """The approximate largest size of a unit, which a thread copies without a check in between."""
@@ -213,7 +213,9 @@ class Program:
         self._staged_at: dict[int, int] = {}
         for i, stage in zip(self._volatile, self._stages, strict=True):
             self._sources[i] = stage
-        self._watched = self._with_versions(flat)
+        watched = self._with_versions(flat)
+        self._watched = list(chain.from_iterable(watched))
+        self._watched_at = [0, *accumulate(map(len, watched))]
         pieces = plan.pieces
         self.parts = OrderedRanges.of(
             _lengths(p.at for p in pieces), _lengths(p.nbytes for p in pieces)
@@ -269,14 +271,13 @@ class Program:
                 found.append(piece.key)
         return None if stop() else found
 
-    def _with_versions(self, flat: FlatState) -> list[torch.Tensor]:
-        """Return per piece the tensor whose version to check; staged and inference ones: none."""
-        with torch.inference_mode(mode=False):
-            still = torch.empty(0)
-        watched = [local_of(flat.tensors[piece.fqn]) for piece in self.plan.pieces]
-        for i in self._volatile:
-            watched[i] = still
-        return [still if tensor.is_inference() else tensor for tensor in watched]
+    def _with_versions(self, flat: FlatState) -> list[list[torch.Tensor]]:
+        """Return per piece the tensors whose versions to check; staged ones have none."""
+        staged = frozenset(self._volatile)
+        return [
+            [] if i in staged else counted_of(flat.tensors[piece.fqn])
+            for i, piece in enumerate(self.plan.pieces)
+        ]
 
     def stage(
         self, flat: FlatState, *, step: int, turn: int = 0, touched: Mapping[str, Flags] = EMPTY
@@ -351,13 +352,14 @@ class Program:
         return self.cover.newest(self.memory.since, born=born, step=step, nbytes=nbytes)
 
     def versions(self) -> list[int]:
-        """Return each piece's count of in-place writes so far."""
+        """Return the counts of in-place writes so far, for `written`."""
         return list(map(torch_private.version_of, self._watched))
 
     def written(self, pieces: Sequence[int], before: Sequence[int]) -> str:
         """Return the name of one of ``pieces`` that was written to since ``before``, or ""."""
         for i in pieces:
-            if torch_private.version_of(self._watched[i]) != before[i]:
+            own = slice(self._watched_at[i], self._watched_at[i + 1])
+            if list(map(torch_private.version_of, self._watched[own])) != before[own]:
                 return self.plan.pieces[i].fqn
         return ""
 

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 
 from holdfast.ckpt.snapshot.copy_program import Program
-from holdfast.ckpt.snapshot.fixed_part import PieceKey, mark_of
+from holdfast.ckpt.snapshot.fixed_part import PieceKey
 from holdfast.ckpt.snapshot.settings import SnapshotStats
 from holdfast.ckpt.state.capture import FlatState
+from holdfast.ckpt.state.local_boxes import mark_of
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from holdfast.ckpt.memory.fixed_files import CAN_JOIN
 from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.snapshot.fixed_choice import FixedChoice
 from holdfast.ckpt.state.capture import ALIGN_BYTES, CapturePlan, FlatState
-from holdfast.ckpt.state.local_boxes import Leaf, local_of
+from holdfast.ckpt.state.local_boxes import Leaf, counted_of, local_of, mark_of
 
 PieceKey: TypeAlias = tuple[str, Box]
 
@@ -76,12 +76,12 @@ class _Marked:
 
     @classmethod
     def of(cls, layout: FixedLayout, flat: FlatState) -> _Marked:
-        found = [
-            local_of(flat.tensors[fqn])
+        counted = [
+            tensor
             for fqn, _ in layout.pieces
             if fqn in flat.tensors and fqn not in flat.volatile
+            for tensor in counted_of(flat.tensors[fqn])
         ]
-        counted = [tensor for tensor in found if not tensor.is_inference()]
         return cls(
             layout=layout,
             tensors=counted,
@@ -224,12 +224,6 @@ class FixedPieces:
         """
         self._grows, self._sized = False, None
         self.layout, self._before = self._before, None
-
-
-def mark_of(leaf: Leaf) -> tuple[int, int]:
-    """Return the address of a tensor and its count of in-place writes."""
-    tensor = local_of(leaf)
-    return tensor.data_ptr(), 0 if tensor.is_inference() else torch_private.version_of(tensor)
 
 
 def _eligible(plan: CapturePlan, flat: FlatState) -> dict[PieceKey, int]:

@@ -389,14 +389,18 @@ class Snapshotter:
             slot = self._open(grant, fills=fixed is not None and not fixed.is_filled)
             copied = self._copy(task, slot, grant, late_s=began_s - task.began_s)
             changed: list[PieceKey] | None = []
+            written = ""
             if copied is not None:
                 changed = task.program.changed(task.flat, stop=self._closing.is_set)
+                written = self._written(task)
         except BaseException:
             self._abandon(grant)
             raise
-        if copied is None or changed is None or changed:
+        if copied is None or changed is None or changed or written:
             self._abandon(grant)
-            if changed:
+            if written:
+                reason = f"{written} before the snapshot was sealed; the next one has all of it"
+            elif changed:
                 self._fixed.found_changed(changed)
                 reason = self._discards.changed(task.step, changed, task.program, task.flat)
             else:
@@ -427,6 +431,19 @@ class Snapshotter:
         self._fixed.taken(task.program.crcs(copied))
         task.program.memory.sealed(copied)
         self._taken(task, copy_s)
+
+    def _written(self, task: _Task) -> str:
+        """Say in words which tensor that is built again has changed, nothing if none has.
+
+        Raises ``StateError`` for one that has changed without a trace.
+        """
+        for holder, tensors in task.flat.rebuilt.values():
+            for fqn, leaf in tensors.items():
+                if self._closing.is_set():
+                    return ""
+                if found := holder.changed(fqn, leaf):
+                    return found
+        return ""
 
     def _open(self, grant: WritableSlot, *, fills: bool) -> SlotFile:
         """Map a slot; one whose fixed part is still to be filled is mapped for this copy alone."""

@@ -1,15 +1,16 @@
 """Flattening of a training state into named tensors and plain values; nothing is copied here.
 
-A state is a mapping of names to modules, `ModelParts`, optimizers, objects with ``state_dict`` and
-``load_state_dict``, random generators, tensors, NumPy arrays, `PerRank` and plain values, or
-mappings and lists of those. Keys of the result are dotted paths: ``model.layers.0.weight``,
-``optimizer.state.<parameter>.exp_avg``, ``optimizer.groups.0.lr``, ``progress.tokens``. Anything
-else is refused with its path. A `Trace` tells later whether a second pass would find the same
-again.
+A state is a mapping of names to modules, `ModelParts`, `Rebuilt`, optimizers, objects with
+``state_dict`` and ``load_state_dict``, random generators, tensors, NumPy arrays, `PerRank` and
+plain values, or mappings and lists of those. Keys of the result are dotted paths:
+``model.layers.0.weight``, ``optimizer.state.<parameter>.exp_avg``, ``optimizer.groups.0.lr``,
+``progress.tokens``. Anything else is refused with its path. A `Trace` tells later whether a second
+pass would find the same again.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import deque
 from collections.abc import (
@@ -51,6 +52,7 @@ from holdfast.ckpt.state.optimizers import (
     Setter,
     flatten_optimizer,
 )
+from holdfast.ckpt.state.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.arrays import tensor_of
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
@@ -133,6 +135,8 @@ class FlatState:
     whole. ``fixed`` are the plain values that cannot be replaced, because what holds them cannot be
     changed, with the refusal in words.
 
+    ``rebuilt`` are the `Rebuilt` entries by path, each with the tensors that it leaves out.
+
     ``per_rank`` are the `PerRank` entries by path; ``rank_values`` have the trees of this rank, and
     of the ranks that it carries, by their own names. ``own`` names the tensors of these, which no
     other rank holds. ``rank_trees`` are the entries outside of Stateful objects, by path.
@@ -146,11 +150,17 @@ class FlatState:
     aliases: dict[str, str] = field(default_factory=dict)
     setters: dict[str, Setter] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
+    rebuilt: dict[str, tuple[Rebuilt, dict[str, Leaf]]] = field(default_factory=dict)
     per_rank: dict[str, PerRank] = field(default_factory=dict)
     rank_trees: dict[str, Tree] = field(default_factory=dict)
     carried: CarriedRanks | None = None
     trees: dict[str, Tree] = field(default_factory=dict)
     optimizers: dict[str, OptimizerParts] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> dict[str, Leaf]:
+        """All tensors that are left out, by name."""
+        return {fqn: leaf for _, tensors in self.rebuilt.values() for fqn, leaf in tensors.items()}
 
 
 def check_state(state: object) -> None:
@@ -170,12 +180,21 @@ def flatten(state: Mapping[str, Any], *, rank: int = 0, trace: Trace | None = No
     try:
         walker.mapping("", state)
         walker.add_optimizers()
+        walker.leave_out()
     except RecursionError:
         raise StateError(
             f"state: one of {', '.join(map(repr, list(state)[:10]))} holds itself, or is nested "
             "too deeply; flatten it"
         ) from None
     return walker.flat
+
+
+@dataclass(slots=True)
+class _Frozen:
+    """The parameters without a gradient in a `Rebuilt`, and the names of their tensors."""
+
+    fqns: list[str] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(default_factory=list)
 
 
 class _Flattener:
@@ -186,6 +205,8 @@ class _Flattener:
         self._first = trace.first
         self._windows: dict[int, list[OptimizedParameter]] = {}
         self._flattened = set[str]()
+        self._frozen: _Frozen | None = None
+        self._holders: list[tuple[str, Rebuilt, _Frozen]] = []
         self._pending: list[tuple[str, Optimizer]] = []
         self._undivided: list[tuple[str, Optimizer]] = []
 
@@ -193,9 +214,9 @@ class _Flattener:
         if isinstance(value, nn.Module):
             self._module(name, value)
         elif isinstance(value, ModelParts):
-            self._trace.holders.append(value)
-            for part in value:
-                self._module(name, part)
+            self._parts(name, value)
+        elif isinstance(value, Rebuilt):
+            self._rebuilt(name, value)
         elif isinstance(value, LBFGS):  # its history is in lists, one for all parameters
             self._undivided.append((name, value))
             self._tree(name, value.state_dict, value.load_state_dict)
@@ -323,6 +344,36 @@ class _Flattener:
         reshard(module)
         self._walk(name, module)
 
+    def _parts(self, name: str, parts: ModelParts) -> None:
+        self._trace.holders.append(parts)
+        for part in parts:
+            self._module(name, part)
+
+    def _rebuilt(self, name: str, holder: Rebuilt) -> None:
+        before, self._frozen = self._frozen, _Frozen()
+        if isinstance(holder.module, ModelParts):
+            self._parts(name, holder.module)
+        else:
+            self._module(name, holder.module)
+        self._holders.append((name, holder, self._frozen))
+        self._frozen = before
+
+    def leave_out(self) -> None:
+        """Put digests in the place of frozen tensors that are built again; call this last."""
+        flat = self.flat
+        trees = [*flat.trees.values(), *flat.rank_trees.values()]
+        kept = {fqn for tree in trees for fqn in tree.tensors}
+        for name, holder, frozen in self._holders:
+            tensors = {fqn: flat.tensors[fqn] for fqn in frozen.fqns if fqn not in kept}
+            left_out = holder.left_out(tensors, frozen.parameters)
+            flat.rebuilt[name] = (holder, left_out)
+            for fqn, leaf in left_out.items():
+                del flat.tensors[fqn]
+                if (value := holder.value_of(fqn, leaf)) is not None:
+                    flat.values[fqn] = value
+            for alias in [name for name, fqn in flat.aliases.items() if fqn in left_out]:
+                del flat.aliases[alias]
+
     def _flat_module(self, name: str, module: FullyShardedDataParallel) -> None:
         """Add the parameters that an FSDP1 module flattened.
 
@@ -354,7 +405,11 @@ class _Flattener:
                 and key != torch_private.FLAT_PARAMETER
                 and full not in self._flattened
             ):
+                before = len(self.flat.tensors)
                 self.tensor(full, parameter, volatile=False)
+                if self._frozen is not None and not parameter.requires_grad:
+                    self._frozen.fqns += itertools.islice(self.flat.tensors, before, None)
+                    self._frozen.parameters.append(parameter)
         transient = torch_private.transient_buffers_of(module)
         for key, buffer in buffers.items():
             if buffer is not None and key not in transient:

@@ -138,6 +138,27 @@ def local_of(leaf: Leaf) -> torch.Tensor:
     return torch_private.local_part_of(leaf) if isinstance(leaf, DTensor) else leaf
 
 
+def counted_of(leaf: Leaf) -> list[torch.Tensor]:
+    """Return the tensors that count the in-place writes to ``leaf``, by their versions.
+
+    An operation on a DTensor is counted there, one on its local part at the part. Tensors of
+    inference mode count nothing.
+    """
+    local = local_of(leaf)
+    found = [local, leaf] if isinstance(leaf, DTensor) else [local]
+    return [tensor for tensor in found if not tensor.is_inference()]
+
+
+def writes_of(leaf: Leaf) -> int:
+    """Return the count of in-place writes to ``leaf``; 0 for a tensor of inference mode."""
+    return sum(map(torch_private.version_of, counted_of(leaf)))
+
+
+def mark_of(leaf: Leaf) -> tuple[int, int]:
+    """Return the address of a tensor and its count of in-place writes."""
+    return local_of(leaf).data_ptr(), writes_of(leaf)
+
+
 def check_tensor(fqn: str, leaf: Leaf) -> None:
     """Raise ``StateError`` if the tensor is not plain bytes, or not materialised."""
     local = local_of(leaf)

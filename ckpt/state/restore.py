@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from holdfast.ckpt.state.local_boxes import (
     spec_of,
 )
 from holdfast.ckpt.state.optimizers import SavedOptimizer, attach, state_prefix
+from holdfast.ckpt.state.rebuilt import Rebuilt, is_digest
 from holdfast.ckpt.state.strictness import (
     Select,
     Strict,
@@ -145,6 +147,9 @@ def restore(
     ``select`` which keys of the state to restore. Keys in ``elsewhere`` (``live_keys`` of other
     ranks, such as other pipeline stages) are not extra.
 
+    Tensors that a `Rebuilt` leaves out are compared by their digests (see `rebuilt.inspect`), or
+    filled if they were saved all the same.
+
     Names, shapes and dtypes are compared before anything changes (``MismatchError``). A
     ``CorruptError`` may leave the state half overwritten: restore from another source then.
     """
@@ -201,7 +206,7 @@ def live_keys(flat: FlatState) -> list[str]:
         for member in group
     ]
     tensors = (fqn for fqn in flat.tensors if fqn not in flat.own)
-    found = [*tensors, *flat.aliases, *flat.values, *flat.per_rank, *members]
+    found = [*tensors, *flat.left_out, *flat.aliases, *flat.values, *flat.per_rank, *members]
     return list(dict.fromkeys(found))
 
 
@@ -232,6 +237,8 @@ class _RestoreJob:
         self.targets: dict[str, list[LocalBox]] = {}
         self._expanded: dict[str, list[landing.Expanded]] = {}
         self._wanted: dict[str, list[tuple[str, TensorSpec]]] = {}
+        self._built: list[tuple[Rebuilt, str, Leaf]] = []
+        self._saved_anyhow: list[tuple[Rebuilt, str]] = []
         self._tree_tensors: dict[str, Leaf] = {}
         self._live_names: dict[str, list[str]] = {}
         for name, first in flat.aliases.items():
@@ -255,6 +262,7 @@ class _RestoreJob:
 
     def _collect(self) -> None:
         self._collect_tensors()
+        self._collect_built()
         for attachment in self._attached.values():
             for fqn, leaf in attachment.targets:
                 self._add(fqn, fqn, leaf)
@@ -276,6 +284,16 @@ class _RestoreJob:
                 self._add(stored[0] if stored else fqn, fqn, leaf)
                 if len(stored) > 1:  # one live tensor that was several saved ones
                     self._alike.append(tuple(stored))
+
+    def _collect_built(self) -> None:
+        """Compare the tensors that are built again; fill those that were saved all the same."""
+        for holder, tensors in self._flat.rebuilt.values():
+            for fqn in filter(self._chosen, tensors):
+                if fqn in self._saved.specs:
+                    self._add(fqn, fqn, tensors[fqn])
+                    self._saved_anyhow.append((holder, fqn))
+                else:
+                    self._built.append((holder, fqn, tensors[fqn]))
 
     def _collect_ranks(self) -> None:
         """Make room for all that this rank reads of per-rank values."""
@@ -355,7 +373,13 @@ class _RestoreJob:
             and self._saved.values.get(name, self._flat.values[name]) != self._flat.values[name]
         ]
         found += filter(None, map(self._unlike_own, self.ranks.taken))
+        found += filter(None, itertools.starmap(self._unlike_built, self._built))
         return [f"differs: {text}" for text in found]
+
+    def _unlike_built(self, holder: Rebuilt, fqn: str, leaf: Leaf) -> str:
+        """Say in words how a tensor that is built again differs from the saved run's."""
+        saved = self._saved.values.get(fqn)
+        return holder.difference(fqn, leaf, saved) if is_digest(saved) else ""
 
     def _unlike_own(self, path: str) -> str:
         """Say in words why a tensor or array that is a rank's own value cannot be filled."""
@@ -384,6 +408,15 @@ class _RestoreJob:
             self._expanded.pop(stored, None)
             for name, spec in self._wanted.pop(stored):
                 found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
+                if is_digest(self._saved.values.get(name)):
+                    found[name] += (
+                        ": it was frozen, and the saved run builds it again. Build it, freeze it, "
+                        "and give its module as Rebuilt(module)"
+                    )
+        for _, name, leaf in self._built:
+            if not is_digest(self._saved.values.get(name)):
+                spec = spec_of(name, leaf)
+                found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
         for name, attached in self._attached.items():
             for key in attached.missing:
                 found[key] = f"{name} has no saved state for {key.removeprefix(name + '.state.')}"
@@ -391,8 +424,10 @@ class _RestoreJob:
                     found[key] = f"value {key} was not saved: an optimizer of another kind was"
                 if key == name:
                     found[key] = f"{name} (no optimizer of that name was saved)"
+        left_out = self._flat.left_out
         for key in self._flat.values:
-            if key not in self._saved.values and self._chosen(key) and not self._of_optimizer(key):
+            known = key in self._saved.values or key in left_out or self._of_optimizer(key)
+            if not known and self._chosen(key):
                 found[key] = f"value {key} was not saved"
         return {key: f"missing: {text}" for key, text in found.items()}
 
@@ -406,7 +441,7 @@ class _RestoreJob:
         for trees in saved.ranks.values():
             used.update(stored_names(list(trees.values())))
         known = used | flat.tensors.keys() | flat.aliases.keys() | flat.values.keys()
-        known |= flat.trees.keys()
+        known |= flat.trees.keys() | flat.left_out.keys()
         found: dict[str, str] = {}
         for kind, keys in (("", saved.specs), ("value ", saved.values)):
             for key in keys:
@@ -458,6 +493,8 @@ class _RestoreJob:
 
     def fill(self, source: ShardSource) -> int:
         """Read every wanted byte into its destination; return the number of bytes read."""
+        for holder, fqn in self._saved_anyhow:
+            holder.saved_from_now(fqn)
         nbytes = landing.fill(source, self._saved.indexes, self._landing_targets())
         for expanded in self._expanded.values():
             nbytes += sum(each.land() for each in expanded)

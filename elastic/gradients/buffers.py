@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from holdfast.ckpt.state.local_boxes import writes_of
 from holdfast.ckpt.state.model_parts import ModelParts
-from holdfast.ckpt.torch_private import module_dicts, transient_buffers_of, version_of
+from holdfast.ckpt.torch_private import module_dicts, transient_buffers_of
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.power_iterations import PowerIterations
@@ -173,4 +174,4 @@ def _spread(
 
 def _version(buffer: torch.Tensor) -> int:
     """Return the count of writes to a buffer; inference tensors have none."""
-    return -1 if buffer.is_inference() else version_of(local_of(buffer))
+    return -1 if buffer.is_inference() else writes_of(buffer)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.ckpt import torch_private
+from holdfast.ckpt.state.local_boxes import writes_of
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.wrapped import Parameters
 
@@ -58,12 +59,10 @@ class _Reading:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         before = parameter.grad
-        version = None if before is None else torch_private.version_of(before)
+        version = None if before is None else writes_of(before)
         self._hook(parameter)
         after = parameter.grad
-        if after is not before or (
-            after is not None and torch_private.version_of(after) != version
-        ):
+        if after is not before or (after is not None and writes_of(after) != version):
             raise ConfigError(
                 f"a hook that register_post_accumulate_grad_hook made changed the gradient of "
                 f"{self._name}, in which the microbatches of this rank are being added up: change "

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from holdfast.ckpt import torch_private
+from holdfast.ckpt.state.local_boxes import writes_of
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.wrapped import Parameters
 from holdfast.elastic.groups.contents import BLOCK_BYTES, digest, is_due, samples_of
@@ -95,7 +95,7 @@ class GradientWatch:
                 raise ConfigError(self._vanished(name, "was dropped (.grad = None)"))
             if (
                 gradient is not seen
-                or (gradient is not None and _version(gradient) != before[id(gradient)])
+                or (gradient is not None and writes_of(gradient) != before[id(gradient)])
                 or (same and contents[at] != self._contents[at])
             ):
                 if seen is not None and gradient is not None and not local_of(gradient).any():
@@ -195,11 +195,7 @@ class GradientWatch:
 
 
 def _versions(gradients: Iterable[torch.Tensor | None]) -> list[int]:
-    return [_version(each) for each in gradients if each is not None]
-
-
-def _version(gradient: torch.Tensor) -> int:
-    return torch_private.version_of(gradient)
+    return [writes_of(each) for each in gradients if each is not None]
 
 
 def _compared(gradient: torch.Tensor) -> torch.Tensor | None:

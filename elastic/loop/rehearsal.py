@@ -32,6 +32,8 @@ from holdfast.ckpt.errors import CkptError, InternalError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.snapshot.store_gather import StoreGather
+from holdfast.ckpt.state import rebuilt
+from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.restore import restore, wanted
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks
 from holdfast.ckpt.types import Json
@@ -133,7 +135,9 @@ class StageKeeper(StateKeeper):
     def track(self, state: Mapping[str, Any]) -> None:
         """See `StateKeeper.track`."""
         check_tracked(state)
-        self.tracked({**state, KEY: self.cursor, CARRIED: CarriedRanks()})
+        whole = {**state, KEY: self.cursor, CARRIED: CarriedRanks()}
+        rebuilt.trust(flatten(whole, rank=self._world.rank).rebuilt.values())
+        self.tracked(whole)
 
     def begin(self, count: int) -> None:
         """End the rehearsal."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.ckpt.snapshot.touched import Rows
+from holdfast.ckpt.state.rebuilt import module_of
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -205,9 +206,9 @@ class Run:
     def track(self, **state: Any) -> None:
         """Declare the state to keep, and restore it in place if there is a restore point.
 
-        ``state``: modules, `ckpt.ModelParts` (of a rank's stages), optimizers, objects with
-        ``state_dict``/``load_state_dict``, tensors, NumPy arrays, random generators, and dicts and
-        lists of these and of plain values: equal on all ranks, or wrapped in `PerRank`. Raises
+        ``state``: modules, `Rebuilt`, `ckpt.ModelParts` (of a rank's stages), optimizers, objects
+        with ``state_dict``/``load_state_dict``, tensors, NumPy arrays, random generators, and dicts
+        and lists of these and of plain values: equal on all ranks, or wrapped in `PerRank`. Raises
         ``ConfigError`` for a number or a string, which no restore can change in the caller's
         variable, and if a setting contradicts the saved run's; ``ckpt``'s ``MismatchError`` if the
         saved state belongs to another model.
@@ -216,7 +217,7 @@ class Run:
             raise ConfigError("run.track was called twice; name all state in one call")
         with self._pulse.phase(WorkerPhase.IDLE):
             self._keeper.track(state)
-        self._passes.track(state)
+        self._passes.track({name: module_of(value) for name, value in state.items()})
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the number of each step still to do until ``count`` are complete.

@@ -55,7 +55,7 @@ def _built(flat: FlatState) -> dict[str, tuple[int, ...]]:
     grow = tuple(f"{path}." for path in (*flat.trees, *flat.optimizers, *flat.rank_trees))
     fixed: Mapping[str, Leaf] = {
         name: leaf
-        for name, leaf in flat.tensors.items()
+        for name, leaf in (flat.tensors | flat.left_out).items()
         if name not in flat.own and not name.startswith(grow)
     }
     return {name: tuple(leaf.shape) for name, leaf in fixed.items()}

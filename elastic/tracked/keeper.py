@@ -20,7 +20,9 @@ from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.snapshot.touched import Rows
-from holdfast.ckpt.state.capture import CapturePlan, FlatState
+from holdfast.ckpt.state import rebuilt
+from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
+from holdfast.ckpt.state.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
@@ -38,6 +40,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.tracked.accepted import check_tracked
 from holdfast.elastic.tracked.alike import ReplicaCheck
 from holdfast.elastic.tracked.cursor import KEY, Cursor
+from holdfast.elastic.tracked.entries import leaves_of
 from holdfast.elastic.tracked.grown import BuiltTensors
 from holdfast.elastic.tracked.handover import Wish, hand_over
 from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
@@ -108,6 +111,9 @@ class StateKeeper:
             if name in state:
                 raise ConfigError(f"run.track: the name {name!r} is taken by the run itself")
         self._state = {**state, KEY: self.cursor, CARRIED: CarriedRanks()}
+        if any(isinstance(each, Rebuilt) for _, each in leaves_of(state)):
+            flat = flatten(self._state, rank=self._world.rank)
+            rebuilt.inspect(flat.rebuilt, gather=self._world.gather)
         restored = self._restore()
         if restored.step != self.cursor.step:
             raise HoldfastError(

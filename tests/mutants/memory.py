@@ -29,10 +29,10 @@ from holdfast.ckpt.memory.records import RestorePoint, SnapshotWorld
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.recovery.fallback import first_course, next_course
 from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.recovery.replica import Replica, refresh
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
-from holdfast.ckpt.state.refresh import Replica, refresh
 from holdfast.ckpt.state.restore import restore
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.tracked.cursor import Cursor
@@ -509,7 +509,7 @@ BUGS: Final = (
     _bug(
         "weights-early",
         "published weights count as fetched before they are read",
-        "holdfast.ckpt.state.refresh:refresh",
+        "holdfast.ckpt.recovery.replica:refresh",
         _counts_as_fetched_what_is_not,
         0,
     ),

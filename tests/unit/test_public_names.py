@@ -15,6 +15,7 @@ NAMES = [
     "LossGuard",
     "Mesh",
     "PerRank",
+    "Rebuilt",
     "Run",
     "Snapshots",
     "Timeouts",

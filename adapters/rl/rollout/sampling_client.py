@@ -30,8 +30,8 @@ from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.pull import Pulled, Reader, RefusedWeightsError, pull
 from holdfast.adapters.rl.weights.setup import require_same
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
+from holdfast.ckpt.recovery.replica import Replica
 from holdfast.ckpt.sidecar.client import SidecarClient
-from holdfast.ckpt.state.refresh import Replica
 from holdfast.ckpt.transport import Client, RunKey
 from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.errors import JobFailedError

@@ -23,8 +23,8 @@ from holdfast.adapters.rl.weights.places import VERSIONS, WeightsPlace, candidat
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError, PeerError
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint
 from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.recovery.replica import Replica, digest, refresh
 from holdfast.ckpt.sidecar.client import SidecarClient
-from holdfast.ckpt.state.refresh import Replica, digest, refresh
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.membership.records import Roster
 

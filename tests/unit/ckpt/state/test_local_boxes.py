@@ -25,7 +25,9 @@ from holdfast.ckpt.state.local_boxes import (
     empty_like,
     like,
     local_boxes_of,
+    mark_of,
     spec_of,
+    writes_of,
 )
 
 STRIDED = _StridedShard
@@ -137,6 +139,18 @@ def test_placements_that_are_no_regions_are_refused_by_name() -> None:
         )
         with pytest.raises(StateError, match=r"w: .*gives \[2\], but this rank holds \[3\]"):
             local_boxes_of("w", wrong)
+
+
+def test_writes_to_a_dtensor_and_to_its_local_part_are_counted() -> None:
+    with rank_of(0, (2,)) as world:
+        tensor = distribute_tensor(numbered((4, 2)), world, [Shard(0)], src_data_rank=None)
+        marks = [mark_of(tensor)]
+        for write in (lambda: tensor.mul_(2), lambda: tensor.to_local().add_(1)):
+            write()
+            marks.append(mark_of(tensor))
+        assert [writes - marks[0][1] for _, writes in marks] == [0, 1, 2]
+    with torch.inference_mode():
+        assert writes_of(torch.ones(2)) == 0
 
 
 def test_a_rank_outside_the_mesh_holds_nothing() -> None:

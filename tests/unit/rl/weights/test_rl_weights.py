@@ -28,9 +28,9 @@ from holdfast.ckpt.errors import CorruptError, NotFoundError, PeerError
 from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.recovery.memory_source import MemorySource
+from holdfast.ckpt.recovery.replica import Replica
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
-from holdfast.ckpt.state.refresh import Replica
 from holdfast.elastic.membership.records import NodeRecord, Roster
 
 PARTS = 20

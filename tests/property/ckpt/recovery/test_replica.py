@@ -15,7 +15,7 @@ from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.state.refresh import Replica, digest, refresh
+from holdfast.ckpt.recovery.replica import Replica, digest, refresh
 
 ROWS, COLUMNS = 12, 2
 
