@@ -36,8 +36,9 @@ from holdfast.adapters.rl.training.update import Update, make_optimizer
 from holdfast.adapters.rl.weights.places import RETAINED
 from holdfast.adapters.rl.weights.pull import own_reader, published, weights_of
 from holdfast.adapters.rl.weights.retained import Retained
-from holdfast.adapters.rl.weights.setup import Policies, require_same
+from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.adapters.rl.weights.warm_up import load_warm_start
+from holdfast.ckpt import Rebuilt
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import JobFailedError
@@ -113,8 +114,8 @@ class Trainer:
         more: dict[str, Any] = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
         if retained is not None:
             more[RETAINED] = retained
-        if kept := self._frozen():
-            more["frozen"] = kept
+        if (frozen := self._policies.frozen_weights) is not None:
+            more["frozen"] = Rebuilt(frozen)
         run.track(
             model=model,
             optimizer=optimizer,
@@ -124,7 +125,6 @@ class Trainer:
             **more,
         )
         elastic.session_of(run).count_on_leader("ledger", "checker", "history")
-        self._require_same_frozen(run, kept)
         job = _TrainerJob(
             run=run,
             session=elastic.session_of(run),
@@ -189,16 +189,9 @@ class Trainer:
         return Recheck(self._policies.build, weights)
 
     def _frozen(self) -> dict[str, Json]:
-        """Return the digest of the frozen weights, if any: to be announced and tracked."""
+        """Return the digest of the frozen weights, if any, for the rollout workers."""
         digest = self._policies.frozen
         return {} if digest is None else {"frozen": digest}
-
-    def _require_same_frozen(self, run: elastic.Run, kept: Mapping[str, Json]) -> None:
-        """Raise ``ConfigError`` unless all ranks and the state have the same frozen weights."""
-        record = elastic.session_of(run).roster().generation
-        members = record.members if record is not None else ()
-        for found in [kept, *(member.info for member in members)]:
-            require_same(self._policies.frozen, here=f"rank {run.rank}", others=found.get("frozen"))
 
     def _lead(self, run: elastic.Run, model: nn.Module, ledger: Ledger, state: LedgerState) -> None:
         ledger.resume(run.generation, restored=run.completed)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+
+from torch import Tensor, nn
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.policy.lora import adapt
@@ -17,13 +20,17 @@ class Policies:
 
     With adapters the frozen weights (those of the warm start, if the settings name one) are read
     once, and all policies made here share them. Without adapters, the policies are not
-    warm-started. ``frozen`` is the digest of the frozen weights, None if there are none.
+    warm-started. ``frozen`` is the digest of the frozen weights, None if there are none, and
+    ``frozen_weights`` is a module that has them under their own names.
     """
 
     def __init__(self, config: RLConfig) -> None:
         self._config, self._first, self.frozen = config, _adapted(config), None
+        self.frozen_weights: nn.Module | None = None
         if self._first is not None:
-            self.frozen = weights_hash(dict(self._first.named_buffers()))
+            buffers = dict(self._first.named_buffers())
+            self.frozen = weights_hash(buffers)
+            self.frozen_weights = _module_of(buffers.items())
 
     def build(self) -> Policy:
         """Return a new policy."""
@@ -40,6 +47,20 @@ def require_same(frozen: str | None, *, here: str, others: str | None) -> None:
             f"the frozen weights of {here} have the digest {frozen}, the others' {others}: give "
             "all of them the same pretrained model or warm start"
         )
+
+
+def _module_of(tensors: Iterable[tuple[str, Tensor]]) -> nn.Module:
+    """Return a module with these tensors as frozen parameters, in the same memory."""
+    root = nn.Module()
+    for fqn, tensor in tensors:
+        *path, name = fqn.split(".")
+        part = root
+        for each in path:
+            if each not in dict(part.named_children()):
+                part.add_module(each, nn.Module())
+            part = part.get_submodule(each)
+        part.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+    return root
 
 
 def _adapted(config: RLConfig) -> Policy | None:
