@@ -25,6 +25,10 @@ class HoldfastArguments:
         default=None,
         metadata={"help": "float32 or int64: weights do not depend on the number of ranks"},
     )
+    rebuild_frozen: bool = field(
+        default=False,
+        metadata={"help": "Keep digests of frozen weights; every start builds them again"},
+    )
     parity: int = field(default=1, metadata={"help": "Nodes that may be lost at the same time"})
     snapshot_every: int = field(default=1, metadata={"help": "Steps between snapshots"})
     checkpoint: Optional[str] = field(  # noqa: UP045

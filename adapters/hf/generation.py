@@ -12,9 +12,11 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from holdfast.adapters.hf.grpo import MicrobatchesOfGrpo, is_grpo
 from holdfast.adapters.hf.kept import FirstState, KeptTrainer
 from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import stand_at
+from holdfast.ckpt import Rebuilt
 from holdfast.elastic import ConfigError, Loader, Run, session_of
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,9 @@ class GenerationOfTrainer:
         self._begin_state(steps, total)
         self._track(loader, again=again)
         trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
-        work = MicrobatchesOfTrainer(trainer, run, loader)
+        work = (MicrobatchesOfGrpo if is_grpo(trainer) else MicrobatchesOfTrainer)(
+            trainer, run, loader
+        )
         run.on_protected(self._hand_on)
         start, begun, self._began = time.time(), True, run.completed
         self._in_loop = True
@@ -159,7 +163,10 @@ class GenerationOfTrainer:
         trainer, run, journey = self._trainer, self.run, self._journey
         kept = self._kept = KeptTrainer(trainer)
         session_of(run).count_on_leader(_ENTRY)
-        parts = {"model": trainer.model, "optimizer": trainer.optimizer}
+        model = trainer.model
+        if trainer.holdfast.rebuild_frozen:
+            model = Rebuilt(model)
+        parts = {"model": model, "optimizer": trainer.optimizer}
         run.track(**parts, scheduler=trainer.lr_scheduler, **{_ENTRY: kept})
         if run.completed or journey.first is None:
             return

@@ -7,6 +7,8 @@ divide by ``num_items_in_batch``, else by samples.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from holdfast.adapters.hf.kept import metrics_of
 from holdfast.elastic import ConfigError, Loader, Run
 
 _TOTAL: Final = "num_tokens"
-"""The metric of TRL's trainers that is a running sum, of `_total_train_tokens`."""
+"""The metric of TRL's trainers that is a running sum."""
 
 
 class MicrobatchesOfTrainer:
@@ -36,7 +38,7 @@ class MicrobatchesOfTrainer:
         for inputs in run.microbatches(self._loader, weigh=self._weigh):
             metrics.clear()
             loss = self._train(inputs)
-            means = {key: fmean(each) for key, each in metrics.items() if key != _TOTAL and each}
+            means = _means(metrics)
             run.log(loss=loss, **means)
             names |= dict.fromkeys(means)
             counts.append(self._counts() - base)
@@ -48,7 +50,7 @@ class MicrobatchesOfTrainer:
         for name in names:
             metrics[name] = [*before.get(name, []), run.metrics[name]]
         if has_total:
-            metrics[_TOTAL] = [trainer._total_train_tokens]
+            metrics[_TOTAL] = [self._seen_tokens()]
         return run.metrics["loss"]
 
     def _train(self, inputs: Any) -> torch.Tensor:
@@ -79,6 +81,9 @@ class MicrobatchesOfTrainer:
         items = self._items(inputs)
         return float((find_batch_size(inputs) or 1) if items is None else items)
 
+    def _seen_tokens(self) -> int:
+        return int(self._trainer._total_train_tokens)
+
     def _counts(self) -> torch.Tensor:
         trainer = self._trainer
         found = (
@@ -94,3 +99,11 @@ class MicrobatchesOfTrainer:
         trainer.current_flos, trainer.state.num_input_tokens_seen = flos, int(seen)
         if hasattr(trainer, "_total_train_tokens"):
             trainer._total_train_tokens = int(tokens)
+
+
+def _means(metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the mean of each metric of one microbatch; NaN stands for none."""
+    found = {
+        key: [each for each in values if not math.isnan(each)] for key, values in metrics.items()
+    }
+    return {key: fmean(values) for key, values in found.items() if key != _TOTAL and values}

@@ -8,6 +8,8 @@ decides who saves and logs.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from accelerate import PartialState
@@ -38,3 +40,17 @@ def stand_at(trainer: Any, index: int) -> None:
     for state in (PartialState(), trainer.accelerator.state):
         state.process_index = state.local_process_index = index
     trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = index == 0
+
+
+@contextmanager
+def as_only_process(trainer: Any) -> Iterator[None]:
+    """Let this process be number 0: TRL takes its own rows out of what it has gathered."""
+    index = trainer.accelerator.process_index
+    states = (PartialState(), trainer.accelerator.state)
+    for state in states:
+        state.process_index = 0
+    try:
+        yield
+    finally:
+        for state in states:
+            state.process_index = index

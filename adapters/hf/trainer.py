@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from holdfast.adapters.hf.accepted import check_arguments
 from holdfast.adapters.hf.arguments import HoldfastArguments
 from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
+from holdfast.adapters.hf.grpo import is_grpo, sample_by_microbatch
 from holdfast.adapters.hf.kept import FirstState
-from holdfast.adapters.hf.ranks import NOT_THE_LEADER, check_alone, stand_at
+from holdfast.adapters.hf.ranks import NOT_THE_LEADER, as_only_process, check_alone, stand_at
 from holdfast.elastic import ConfigError, Run, resilient
 
 
@@ -34,6 +37,8 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         self.holdfast = given
         check_arguments(self.args, type(self))
         check_alone(self)
+        if is_grpo(self):
+            sample_by_microbatch(self)
         self._hands_on_logs = self.callback_handler.on_log
         self.callback_handler.on_log = self._on_log
         self._generation: GenerationOfTrainer | None = None
@@ -90,14 +95,16 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         """Evaluate on every rank alike; long work is no hang."""
         if self._generation is None:
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
-        with self._generation.run.pause():
+        with self._generation.run.pause(), torch.random.fork_rng([]):
+            torch.manual_seed(self.args.seed + self.state.global_step)  # alike on every rank
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """Leave an evaluation as soon as the ranks change."""
         if self._generation is not None:
             self._generation.run.check()
-        return super().prediction_step(*args, **kwargs)
+        with as_only_process(self) if is_grpo(self) else nullcontext():
+            return super().prediction_step(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let rank 0 write the directory ``checkpoint-N``."""

@@ -57,7 +57,8 @@ class Lines(TrainerCallback):  # type: ignore[misc]
 
 def timeless(logs: dict[str, Any]) -> dict[str, Any]:
     """Return the logs without those that are times or speeds."""
-    return {k: v for k, v in logs.items() if "runtime" not in k and "per_second" not in k}
+    times = ("runtime", "per_second", "step_time")
+    return {k: v for k, v in logs.items() if not any(each in k for each in times)}
 
 
 def arguments(steps: int, *, own: bool) -> TrainingArguments:

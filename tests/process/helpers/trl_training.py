@@ -1,4 +1,4 @@
-"""Train a tiny model with TRL: ``trl_training.py FOLDER sft|dpo [--lora] [--kill STEP BEAT]``.
+"""Train a tiny model with TRL: ``trl_training.py FOLDER sft|dpo|grpo [--lora] [--kill STEP BEAT]``.
 
 The logs go to ``log.jsonl`` and to TensorBoard, the model to ``final``.
 """
@@ -17,10 +17,22 @@ from peft import LoraConfig
 from run_loop import die_at
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 from holdfast.adapters.hf import HoldfastArguments, resilient_trainer
 
+KINDS = {
+    "sft": (SFTTrainer, SFTConfig),
+    "dpo": (DPOTrainer, DPOConfig),
+    "grpo": (GRPOTrainer, GRPOConfig),
+}
 LETTERS = ["<pad>", "<eos>", "<unk>", *map(chr, range(32, 127))]
 
 
@@ -51,6 +63,8 @@ def rows(kind: str) -> Dataset:
     numbers = range(48)
     if kind == "sft":
         return Dataset.from_dict({"text": [f"{i} plus {i} is {2 * i}" for i in numbers]})
+    if kind == "grpo":
+        return Dataset.from_dict({"prompt": [f"{i} plus {i} is " for i in numbers]})
     return Dataset.from_dict(
         {
             "prompt": [f"{i} plus {i} is " for i in numbers],
@@ -60,19 +74,25 @@ def rows(kind: str) -> Dataset:
     )
 
 
+def digits(completions: list[str], **_: Any) -> list[float]:
+    """Reward digits."""
+    return [sum(each.isdigit() for each in text) / 3 for text in completions]
+
+
 def main() -> None:
     """Train in the folder."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("kind", choices=["sft", "dpo"])
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--loss", default="dapo")
     parser.add_argument("--kill", type=int, nargs=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.chdir(given.folder)
     if given.kill:
         die_at(*given.kill, marker=given.folder / "died")
-    kind, config = (SFTTrainer, SFTConfig) if given.kind == "sft" else (DPOTrainer, DPOConfig)
+    kind, config = KINDS[given.kind]
     options: dict[str, Any] = {
         "max_steps": 10,
         "logging_steps": 2,
@@ -87,15 +107,21 @@ def main() -> None:
         "disable_tqdm": True,
     }
     os.environ["TENSORBOARD_LOGGING_DIR"] = "board"
+    others: dict[str, Any] = {}
+    if given.kind == "grpo":
+        options |= {"num_generations": 2, "per_device_eval_batch_size": 2, "beta": 0.1}
+        options |= {"max_completion_length": 6, "loss_type": given.loss}
+        others["reward_funcs"] = digits
     trainer = resilient_trainer(kind)(
         model=model(),
         args=config("out", **options),
         train_dataset=rows(given.kind),
         eval_dataset=rows(given.kind).select(range(4)),
         processing_class=tokenizer(),
+        **others,
         callbacks=[Lines()],
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if given.lora else None,
-        holdfast=HoldfastArguments(exact="float32"),
+        holdfast=HoldfastArguments(exact="float32", rebuild_frozen=given.lora),
     )
     trainer.train()
     trainer.save_model("final")
