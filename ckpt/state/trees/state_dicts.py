@@ -21,8 +21,9 @@ from torch.optim import Optimizer
 
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import StateError
-from holdfast.ckpt.state.local_boxes import local_of
+from holdfast.ckpt.state.local_boxes import local_of, overlaps_itself
 from holdfast.ckpt.state.names import join
+from holdfast.ckpt.state.torch_dtypes import as_carrier
 
 OWN_STATE: Final = "_state_dict"
 """Last part of the name under which such state is kept, below the module's or optimizer's."""
@@ -99,18 +100,59 @@ class OwnModuleState:
 
         The rest is that of the last ``state_dict``, which refers to the module's own tensors: to
         call it now could overwrite what was restored, by a hook that brings buffers up to date.
+        Tensors that it does not take, as the scales of a quantised weight, are filled in place.
+        Raises ``StateError`` for one that the module still gives as before.
         """
         entries = copy(self._entries)  # with its attributes, such as the versions of modules
         entries.update(state_dict)
         load = self._module.load_state_dict
         found = load(entries, strict=False) if _takes(load, strict=False) else load(entries)
         refused = getattr(found, "unexpected_keys", None) or ()
-        if lost := sorted(state_dict.keys() & set(refused)):
+        lost = [
+            key
+            for key in sorted(state_dict.keys() & set(refused))
+            if not _is_equal(self._entries.get(key), state_dict[key])
+        ]
+        if not lost:
+            return
+        for key in lost:
+            _fill(self._entries.get(key), state_dict[key])
+        now = _state_dict_of(self._name, self._module)
+        lost = [key for key in lost if not _is_equal(now.get(key), state_dict[key])]
+        if tensors := [key for key in lost if isinstance(state_dict[key], torch.Tensor)]:
+            raise StateError(
+                f"{join(self._name, tensors[0])}: state_dict() of {type(self._module).__name__} "
+                f"gave it, its load_state_dict() does not take it, and as built here it differs: "
+                f"build the module with the saved contents ({len(tensors)} such tensors)"
+            )
+        if lost:
             _log.warning(
                 "%s: its state_dict() gave %s, which its load_state_dict() does not take",
                 self._name,
                 ", ".join(lost),
             )
+
+
+def _is_equal(mine: object, saved: object) -> bool:
+    if not isinstance(mine, torch.Tensor) or not isinstance(saved, torch.Tensor):
+        return type(mine) is type(saved) and mine == saved
+    if not _is_alike(mine, saved):
+        return False
+    one, other = (as_carrier(local_of(each)) for each in (mine, saved))
+    return torch.equal(one, other.to(one.device))
+
+
+def _is_alike(mine: torch.Tensor, saved: torch.Tensor) -> bool:
+    return local_of(mine).shape == local_of(saved).shape and mine.dtype == saved.dtype
+
+
+def _fill(live: object, saved: object) -> None:
+    """Write to a tensor that an entry was, if it can take the saved one."""
+    if not isinstance(live, torch.Tensor) or not isinstance(saved, torch.Tensor):
+        return
+    if _is_alike(live, saved) and not overlaps_itself(local_of(live)):
+        with torch.no_grad():
+            local_of(live).copy_(local_of(saved))
 
 
 def _added(module: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,3 +263,11 @@ class OwnOptimizerState:
         entries.update(state_dict)
         optimizer.load_state_dict(entries)
         optimizer.state, optimizer.param_groups = state, groups
+        now = _state_dict_of(self._name, optimizer)
+        for key, saved in state_dict.items():
+            if isinstance(saved, torch.Tensor) and not _is_equal(now.get(key), saved):
+                raise StateError(
+                    f"{join(self._name, key)}: state_dict() of {type(optimizer).__name__} gave it, "
+                    "and after its load_state_dict() gives something else; have load_state_dict() "
+                    "take it"
+                )

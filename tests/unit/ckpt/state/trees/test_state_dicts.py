@@ -195,15 +195,65 @@ def test_a_quantised_model_is_refused_by_the_path_of_its_packed_weight() -> None
 def test_an_entry_that_no_load_takes_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def build() -> nn.Module:
+    def build(note: int) -> nn.Module:
         module = Base(1)
-        module.register_state_dict_post_hook(lambda module, found, prefix, _: found.update(note=3))
+        module.register_state_dict_post_hook(
+            lambda module, found, prefix, _: found.update(note=note)
+        )
         return module
 
-    ckpt.save(tmp_path, {"m": build()}, step=1)
+    ckpt.save(tmp_path, {"m": build(3)}, step=1)
     with caplog.at_level(logging.WARNING):
-        ckpt.load(tmp_path, {"m": build()})
+        ckpt.load(tmp_path, {"m": build(3)})
+    assert not caplog.text
+    with caplog.at_level(logging.WARNING):
+        ckpt.load(tmp_path, {"m": build(4)})
     assert "m: its state_dict() gave note, which its load_state_dict() does not take" in caplog.text
+
+
+class Packed(Base):
+    """As bitsandbytes does: scales that no ``load_state_dict`` takes, its own or copies."""
+
+    def __init__(self, value: int, *, copies: bool) -> None:
+        super().__init__(value)
+        self.scale, self.copies = torch.full((3,), float(value)), copies
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}w.scale"] = self.scale.clone() if self.copies else self.scale
+
+
+def test_tensors_that_no_load_takes_are_filled_in_place(tmp_path: Path) -> None:
+    ckpt.save(tmp_path, {"m": Packed(1, copies=False)}, step=1)
+    module = Packed(2, copies=False)
+    ckpt.load(tmp_path, {"m": module})
+    assert module.scale.tolist() == [1, 1, 1]
+
+
+def test_a_tensor_that_no_load_takes_and_that_differs_is_refused(tmp_path: Path) -> None:
+    ckpt.save(tmp_path, {"m": Packed(1, copies=True)}, step=1)
+    ckpt.load(tmp_path, {"m": Packed(1, copies=True)})
+    with pytest.raises(StateError, match=r"m\.w\.scale: state_dict\(\) of Packed gave it.*differs"):
+        ckpt.load(tmp_path, {"m": Packed(2, copies=True)})
+
+
+def test_a_tensor_that_an_optimizer_gives_and_does_not_take_is_refused(tmp_path: Path) -> None:
+    class Forgetful(torch.optim.SGD):
+        def __init__(self, module: nn.Module, value: int) -> None:
+            super().__init__(module.parameters(), lr=0.1)
+            self.extra = torch.full((2,), float(value))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "extra": self.extra}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict)
+
+    module = Base(1)
+    ckpt.save(tmp_path, {"m": module, "o": Forgetful(module, 1)}, step=1)
+    ckpt.load(tmp_path, {"m": module, "o": Forgetful(module, 1)})
+    with pytest.raises(StateError, match=r"o\.extra: state_dict\(\) of Forgetful gave it"):
+        ckpt.load(tmp_path, {"m": module, "o": Forgetful(module, 2)})
 
 
 def test_torchs_own_wrappers_add_nothing() -> None:
