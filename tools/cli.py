@@ -90,6 +90,7 @@ EXTRA_OF: Final = {
     "peft": "trl",
     "reasoning_gym": "rl",
     "torchdata": "data",
+    "torchtitan": "torchtitan",
     "transformers": "hf",
     "trl": "trl",
     "urllib3": "s3",

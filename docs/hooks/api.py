@@ -18,6 +18,8 @@ FACES: Final = {
     "holdfast.chaos": "Reports of a loop to `holdfast chaos`.",
     "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
     "holdfast.adapters.hf": "Trainers of transformers and TRL with Holdfast's loop.",
+    "holdfast.adapters.torchtitan": "torchtitan's checkpoints in Holdfast's format.",
+    "holdfast.adapters.torchtitan.override": "The same, from torchtitan's command line.",
 }
 """Public module → one sentence about it. Nothing else is public."""
 
