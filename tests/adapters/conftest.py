@@ -7,6 +7,12 @@ from programs import Run, runner
 
 
 @pytest.fixture(scope="session")
+def bitsandbytes() -> Run:
+    """Return a function that runs a program of the environment with bitsandbytes."""
+    return runner("bitsandbytes")
+
+
+@pytest.fixture(scope="session")
 def deepspeed() -> Run:
     """Return a function that runs a program of the environment with DeepSpeed."""
     return runner("deepspeed")

@@ -70,6 +70,9 @@ def _normal(requirement: str) -> str:
 
 
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
+    "bitsandbytes": Environment(
+        requirements=("torch==2.13.0", "bitsandbytes==0.50.2"), holdfast=True
+    ),
     "deepspeed": Environment(
         requirements=("torch==2.13.0", "numpy==2.4.6", "deepspeed==0.19.8"),
         variables={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
