@@ -115,7 +115,10 @@ def test_a_killed_run_ends_as_the_undisturbed_one(
     options = ("--checkpoint.async_mode", mode)
     titan.fails(mode, *options, kill={"rank": 1, "step": step, "where": where})
     assert {2} <= set(committed_steps(titan.root(mode))) <= there
+    second = titan.root(mode) / "step-000000000002" / "data"
+    kept = sorted(second.iterdir())
     titan.train(mode, *options)
+    assert sorted(second.iterdir()) == kept  # a run that had begun anew would have saved it again
     assert content(titan.root(mode), LAST) == content(undisturbed, LAST)
 
 
