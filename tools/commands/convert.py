@@ -27,6 +27,7 @@ from holdfast.ckpt.convert.renaming import (
     without_prefix,
 )
 from holdfast.ckpt.convert.target_layout import DATA_AXIS, TargetLayout
+from holdfast.ckpt.state.rebuilt import is_digest
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_compress, compression_of
 from holdfast.tools.commands.formats import (
@@ -281,7 +282,7 @@ def _patterned(
     source: TensorSource, args: argparse.Namespace, *, kind: str
 ) -> tuple[TensorSource, tuple[str, ...]]:
     """Return what the patterns make of the selected part of a source, and what they say."""
-    told = tuple(getattr(source, "told", ()))
+    told = (*getattr(source, "told", ()), *_absent(source))
     if args.select:
         source = selected(source, args.select)
     if not args.patterns:
@@ -293,6 +294,16 @@ def _patterned(
     patterns = Patterns.read(args.patterns, sizes=dict(args.set), reverse=args.reverse)
     made = PatternedSource(source, patterns)
     return made, tuple(dict.fromkeys((*told, *made.told)))
+
+
+def _absent(source: TensorSource) -> list[str]:
+    """Say how many tensors a run has left out of its checkpoint."""
+    count = sum(map(is_digest, source.values.values()))
+    words = (
+        f"{count} frozen tensors are not in the checkpoint: the run builds them again (Rebuilt), "
+        "and the target lacks them, too"
+    )
+    return [words] if count else []
 
 
 def _named(

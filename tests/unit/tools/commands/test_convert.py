@@ -356,3 +356,12 @@ def test_files_of_ranks_are_refused_where_two_have_one_name(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFoundError, match="no file of a rank is there"):
         FORMATS["torch"].source(str(tmp_path / "empty"), SourceOptions())
+
+
+def test_frozen_tensors_that_a_run_builds_again_are_said_to_be_absent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+    ckpt.save(tmp_path / "run", {"model": ckpt.Rebuilt(model)}, step=1)
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.safetensors")]) == 0
+    assert "2 frozen tensors are not in the checkpoint" in capsys.readouterr().out
