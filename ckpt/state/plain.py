@@ -42,6 +42,9 @@ from holdfast.ckpt.types import Json
 
 MAX_DEPTH = 64
 
+DIGEST: Final = "rebuilt"
+"""Key of the digest in the value under the name of a tensor that the program builds again."""
+
 _MOST_BITS: Final = 14_000
 """Python writes and reads integers of at most 4,300 digits unless it is told otherwise."""
 _SHOWN: Final = 60
@@ -75,6 +78,11 @@ def refuse(path: str, value: object) -> Json:
 
 def _type_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def is_digest(value: object) -> bool:
+    """True if a saved value stands in the place of a tensor that the program builds again."""
+    return isinstance(value, Mapping) and value.keys() == {DIGEST, "dtype", "shape"}
 
 
 def is_plain(value: object) -> bool:

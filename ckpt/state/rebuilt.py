@@ -22,10 +22,8 @@ from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.copying import resolved
 from holdfast.ckpt.state.local_boxes import Leaf, LocalBox, local_boxes_of, local_of, mark_of
 from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.plain import DIGEST
 from holdfast.ckpt.types import Json
-
-DIGEST: Final = "rebuilt"
-"""The key of the digest in the plain value that is saved under the tensor's name."""
 
 _UNCHECKED: Final = ""
 
@@ -134,11 +132,6 @@ class Rebuilt:
             "not count (.data, NumPy, a kernel of another library): a restore would lack that. "
             "Write to it under torch.no_grad() instead, or track the module itself, without Rebuilt"
         )
-
-
-def is_digest(saved: object) -> bool:
-    """True if a saved plain value stands in the place of a tensor."""
-    return isinstance(saved, Mapping) and saved.keys() == {DIGEST, "dtype", "shape"}
 
 
 def module_of(value: Any) -> Any:

@@ -27,7 +27,7 @@ from holdfast.ckpt.state.local_boxes import (
     spec_of,
 )
 from holdfast.ckpt.state.optimizers import SavedOptimizer, attach, state_prefix
-from holdfast.ckpt.state.rebuilt import Rebuilt, is_digest
+from holdfast.ckpt.state.rebuilt import Rebuilt
 from holdfast.ckpt.state.strictness import (
     Select,
     Strict,
@@ -379,7 +379,7 @@ class _RestoreJob:
     def _unlike_built(self, holder: Rebuilt, fqn: str, leaf: Leaf) -> str:
         """Say in words how a tensor that is built again differs from the saved run's."""
         saved = self._saved.values.get(fqn)
-        return holder.difference(fqn, leaf, saved) if is_digest(saved) else ""
+        return holder.difference(fqn, leaf, saved) if plain.is_digest(saved) else ""
 
     def _unlike_own(self, path: str) -> str:
         """Say in words why a tensor or array that is a rank's own value cannot be filled."""
@@ -408,13 +408,13 @@ class _RestoreJob:
             self._expanded.pop(stored, None)
             for name, spec in self._wanted.pop(stored):
                 found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
-                if is_digest(self._saved.values.get(name)):
+                if plain.is_digest(self._saved.values.get(name)):
                     found[name] += (
                         ": it was frozen, and the saved run builds it again. Build it, freeze it, "
                         "and give its module as Rebuilt(module)"
                     )
         for _, name, leaf in self._built:
-            if not is_digest(self._saved.values.get(name)):
+            if not plain.is_digest(self._saved.values.get(name)):
                 spec = spec_of(name, leaf)
                 found[name] = f"{name} {spec.dtype} {list(spec.shape)} was not saved"
         for name, attached in self._attached.items():

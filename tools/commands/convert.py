@@ -27,7 +27,7 @@ from holdfast.ckpt.convert.renaming import (
     without_prefix,
 )
 from holdfast.ckpt.convert.target_layout import DATA_AXIS, TargetLayout
-from holdfast.ckpt.state.rebuilt import is_digest
+from holdfast.ckpt.state.plain import is_digest
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_compress, compression_of
 from holdfast.tools.commands.formats import (
