@@ -162,8 +162,6 @@ def _remove_old(root: str, *, keep: int, saved: int) -> None:
     """Remove all but the newest ``keep`` steps, pinned ones and the one that was just saved."""
     store = open_store(root)
     pinned = pins.load(store).pins
-    candidates = [
-        PruneCandidate(step=step, pinned=step in pinned) for step in committed(store)
-    ]
+    candidates = [PruneCandidate(step=step, pinned=step in pinned) for step in committed(store)]
     verdicts = judge(candidates, Rules(keep_last=keep), newest_verified=saved)
     remove_steps(store, [each.step for each in verdicts if not each.keep])

@@ -108,10 +108,8 @@ class RecordedLoader:
             raise AttributeError(name)
         return getattr(self._base, name)
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
-        """The class of the torch loader, for which this object stands."""
-        return self._base.__class__
+    # Prepared loaders show the class of this object, by which accelerate knows a DataLoader.
+    __class__ = property(lambda self: type(self._base))  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self._base)
@@ -176,9 +174,7 @@ class RecordedLoader:
             self._leave(epoch)
             raise
 
-    def _one(
-        self, epoch: _Epoch, batches: Iterator[Any], resumption: _Resumption
-    ) -> Iterator[Any]:
+    def _one(self, epoch: _Epoch, batches: Iterator[Any], resumption: _Resumption) -> Iterator[Any]:
         """Yield the first batch after a position, if there is one."""
         for batch in batches:
             epoch.before_fetch = resumption.before_fetch

@@ -25,9 +25,7 @@ class LoaderPositions:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep the positions for `RankStates.put_back`."""
-        self.loaded = {
-            name: LoaderPosition.of_saved(saved) for name, saved in state_dict.items()
-        }
+        self.loaded = {name: LoaderPosition.of_saved(saved) for name, saved in state_dict.items()}
 
 
 class RankStates:
@@ -93,9 +91,7 @@ class RankStates:
         """Return the random states of now, and those of the loaders, by name."""
         return {
             "now": GlobalRandomness.taken(self._accelerator.device).saved(),
-            "loaders": {
-                name: each.rank_state() for name, each in self.positions.loaders.items()
-            },
+            "loaders": {name: each.rank_state() for name, each in self.positions.loaders.items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -124,9 +120,7 @@ class RankStates:
             GlobalRandomness.of_saved(now).put_back(self._accelerator.device)
 
 
-def share_of_rank(
-    values: list[dict[str, Any]], rank: int, world_size: int
-) -> dict[str, Any]:
+def share_of_rank(values: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
     """Return the state of a rank among ``world_size``, from those of all ranks of the save.
 
     A rank that was not there before reads as rank 0 did, and draws random numbers of its own.

@@ -75,8 +75,8 @@ class WatchedBatchSampler:
         raise MismatchError(
             f"{self._name}: the {expected.samples} samples before the position are others than at "
             "the save. Give the same data set and sampler; a sampler of your own draws from a "
-            "torch.Generator in its attribute `generator`, or from the global generators. Or begin "
-            "the epoch anew by load(data=False)"
+            "torch.Generator in its attribute `generator`, or before its first sample from the "
+            "global generators. Or begin the epoch anew by load(data=False)"
         )
 
     def __len__(self) -> int:

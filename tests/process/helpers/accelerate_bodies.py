@@ -1,42 +1,31 @@
 """Training with an Accelerator on real ranks, which are forked from a process with its imports.
 
-A run keeps checkpoints below ``root`` and returns its weights and the samples it has seen. With
-``die_at`` every rank kills itself after that step.
+A run keeps checkpoints below ``root`` and returns its weights and the samples it has seen.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterator
 from hashlib import sha256
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, set_seed
-from torch.utils.data import DataLoader, Dataset
+from accelerate_plans import Plan
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from holdfast.adapters.accelerate import AcceleratorCheckpoints
 
+importlib.import_module("torch._dynamo")  # the first optimizer would import it in every rank
+
 EPOCHS, SAMPLES, EVERY = 2, 52, 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A run: how it shards, and what it does beside training."""
-
-    root: Path
-    sharded: bool = False
-    is_split: bool = False
-    noisy: bool = True
-    seedable: bool = False
-    workers: int = 0
-    die_at: int | None = None
 
 
 class Numbers(Dataset[Any]):
@@ -53,6 +42,16 @@ class Numbers(Dataset[Any]):
         if self._noisy:
             x = x + 0.1 * torch.randn(8) + random.random() + np.random.rand()
         return i, x.float()
+
+
+class Stream(IterableDataset[Any]):
+    """The same samples one after the other."""
+
+    def __init__(self, noisy: bool) -> None:
+        self._numbers = Numbers(noisy)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._numbers[i] for i in range(SAMPLES))
 
 
 class Tokens:
@@ -74,7 +73,7 @@ def accelerator_of(plan: Plan) -> Accelerator:
     Accelerate chooses FSDP on accelerators only; its code for FSDP2 runs on a CPU as well.
     """
     loading = DataLoaderConfiguration(
-        split_batches=plan.is_split, use_seedable_sampler=plan.seedable
+        split_batches=plan.is_split, use_seedable_sampler=plan.seedable, dispatch_batches=False
     )
     accelerator = Accelerator(
         cpu=True, dataloader_config=loading, gradient_accumulation_steps=2 if plan.noisy else 1
@@ -103,7 +102,10 @@ def trained(plan: Plan) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.7)
     loader = DataLoader(
-        Numbers(plan.noisy), batch_size=4, shuffle=True, num_workers=plan.workers
+        Stream(plan.noisy) if plan.iterable else Numbers(plan.noisy),
+        batch_size=plan.batch_size,
+        shuffle=not plan.iterable,
+        num_workers=plan.workers,
     )
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     torch.manual_seed(100 + accelerator.process_index)
@@ -158,7 +160,7 @@ def rank_main(rank: int, world_size: int, port: int, plan: Plan, pipe: Connectio
         }
     try:
         pipe.send(trained(plan))
-    except Exception as error:  # noqa: BLE001 - told to the test
+    except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         raise
     finally:
