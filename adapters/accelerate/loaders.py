@@ -109,7 +109,7 @@ class RecordedLoader:
         return getattr(self._base, name)
 
     # Prepared loaders show the class of this object, by which accelerate knows a DataLoader.
-    __class__ = property(lambda self: type(self._base))  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self._base))
 
     def __len__(self) -> int:
         return len(self._base)

@@ -15,7 +15,7 @@ from holdfast.ckpt import StateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderShares:
-    """How batches are shared out: the batch size is None where batches differ in size.
+    """The sharing out of batches; the batch size is None where batches differ in size.
 
     With ``is_split`` a batch is divided among the processes, else each process has its own.
     """
