@@ -67,3 +67,42 @@ def test_two_ranks_of_fsdp2_that_are_killed_end_alike_and_one_process_goes_on_fr
     assert alone["seen"] == [one + other for one, other in pairs][-left:]
     assert (alone["begun_at"], left) == (4, 22)
     assert alone["weights"] == pytest.approx(wanted[0]["weights"], rel=1e-4, abs=1e-6)
+
+
+@needs("accelerate", optional=True)
+@pytest.mark.parametrize(
+    ("how", "ranks_of_run"),
+    [
+        ({"seedable": True}, 2),
+        ({"iterable": True}, 2),
+        ({"fixed_buckets": True}, 3),
+    ],
+)
+def test_other_orders_end_alike_too(
+    how: dict[str, Any], ranks_of_run: int, ranks: Launcher, tmp_path: Path
+) -> None:
+    whole, killed = Plan(root=tmp_path / "whole", **how), Plan(root=tmp_path / "killed", **how)
+    wanted = ranks.run(whole, ranks=ranks_of_run)
+    ranks.run(replace(killed, die_at=3), ranks=ranks_of_run)
+    found = ranks.run(killed, ranks=ranks_of_run)
+    assert [each["begun_at"] for each in found] == [2] * ranks_of_run
+    assert [each["seen"] for each in found] == [
+        each["seen"][-len(found[0]["seen"]) :] for each in wanted
+    ]
+    assert ends(found) == ends(wanted)
+
+
+@needs("accelerate", optional=True)
+def test_three_ranks_go_on_from_two_with_the_rest_of_the_epoch(
+    ranks: Launcher, tmp_path: Path
+) -> None:
+    killed = Plan(root=tmp_path / "killed", die_at=3)
+    whole = ranks.run(replace(killed, root=tmp_path / "whole", die_at=None), ranks=2)
+    ranks.run(killed, ranks=2)
+    found = ranks.run(replace(killed, die_at=None), ranks=3)
+    pairs = zip(whole[0]["seen"], whole[1]["seen"], strict=True)
+    order = [number for one, other in pairs for number in one + other]
+    rounds = zip(*(each["seen"] for each in found), strict=True)
+    numbers = [number for each in rounds for batch in each for number in batch]
+    left = order[32:52]  # of the first epoch, after four batches of each rank
+    assert numbers[: len(left)] == left

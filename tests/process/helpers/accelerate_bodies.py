@@ -17,7 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, set_seed
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    set_seed,
+)
 from accelerate_plans import Plan
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -76,7 +81,10 @@ def accelerator_of(plan: Plan) -> Accelerator:
         split_batches=plan.is_split, use_seedable_sampler=plan.seedable, dispatch_batches=False
     )
     accelerator = Accelerator(
-        cpu=True, dataloader_config=loading, gradient_accumulation_steps=2 if plan.noisy else 1
+        cpu=True,
+        dataloader_config=loading,
+        gradient_accumulation_steps=2 if plan.noisy else 1,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=plan.fixed_buckets)],
     )
     if plan.sharded:
         accelerator.state.distributed_type = DistributedType.FSDP
@@ -103,9 +111,8 @@ def trained(plan: Plan) -> dict[str, Any]:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.7)
     loader = DataLoader(
         Stream(plan.noisy) if plan.iterable else Numbers(plan.noisy),
-        batch_size=plan.batch_size,
+        batch_size=4,
         shuffle=not plan.iterable,
-        num_workers=plan.workers,
     )
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     torch.manual_seed(100 + accelerator.process_index)

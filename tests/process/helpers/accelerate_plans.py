@@ -28,7 +28,9 @@ class Plan:
     """A run: how it shards, and what it does beside training.
 
     A noisy one has dropout, running statistics, accumulation, and samples that are drawn. With
-    ``die_at`` every rank kills itself after that step.
+    ``fixed_buckets`` DDP sums all gradients in one order: otherwise it changes the order after the
+    first step, which more than two ranks notice in the last bits. With ``die_at`` every rank kills
+    itself after that step.
     """
 
     root: Path
@@ -37,8 +39,7 @@ class Plan:
     noisy: bool = True
     seedable: bool = False
     iterable: bool = False
-    workers: int = 0
-    batch_size: int = 4
+    fixed_buckets: bool = False
     die_at: int | None = None
 
 

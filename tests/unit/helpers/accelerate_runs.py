@@ -45,6 +45,13 @@ class Drawn(Dataset[Any]):
         return i, torch.full((4,), float(i)) + torch.randn(4) + random.random() + np.random.rand()
 
 
+class Plain(Drawn):
+    """Samples without noise."""
+
+    def __getitem__(self, i: int) -> Any:
+        return i, torch.full((4,), float(i))
+
+
 class Stream(IterableDataset[Any]):
     """The samples of `Drawn` in their order."""
 
@@ -107,6 +114,8 @@ def loader_of(kind: str, data: Dataset[Any] | None = None) -> DataLoader[Any]:
         return DataLoader(data, 4, sampler=WeightedRandomSampler(weights, SAMPLES))
     if kind == "global":
         return DataLoader(data, 4, sampler=FromGlobal())
+    if kind == "workers":
+        return DataLoader(Plain(), 4, shuffle=True, num_workers=2, persistent_workers=True)
     if kind == "in passing":
         return DataLoader(data, 4, sampler=InPassing())
     if kind == "hidden":
