@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from holdfast import ckpt
+from holdfast.adapters.buffers import settle_buffers
 from holdfast.ckpt import ArgumentError, NotFoundError, PerRank, StateError
 from holdfast.ckpt.checkpoints import pins
 from holdfast.ckpt.checkpoints.catalog import committed
@@ -74,7 +77,7 @@ class AcceleratorCheckpoints:
         once it is complete. Raises as `holdfast.save` does, and ``StateError`` while gradients are
         accumulated, and inside a loop over a loader that was not prepared by then.
         """
-        from holdfast.adapters.accelerate.prepared import settle_buffers
+        from holdfast.adapters.accelerate.prepared import gives_buffers
         from holdfast.adapters.accelerate.supported import check_accelerator, check_between_steps
 
         accelerator, world = self._accelerator, RankWorld()
@@ -89,7 +92,8 @@ class AcceleratorCheckpoints:
             check_between_steps(accelerator)
             self._ranks.adopt_loaders()
             state = self._state(saves=accelerator.save_iteration + 1)
-        settle_buffers(accelerator, world)
+        models = {name: each for name, each in state.items() if isinstance(each, nn.Module)}
+        settle_buffers(models, is_in_ddp=gives_buffers(accelerator))
         where = ckpt.save(self._root, state, step=number, **self._options)
         accelerator.project_configuration.iteration += 1
         with world.agreed():

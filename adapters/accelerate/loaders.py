@@ -29,8 +29,8 @@ from holdfast.adapters.accelerate.positions import (
     SkipPlan,
     plan_skip,
 )
-from holdfast.adapters.accelerate.random_states import GlobalRandomness
 from holdfast.adapters.accelerate.samplers import SkippingBatchSampler, WatchedBatchSampler
+from holdfast.adapters.random_states import GlobalRandomness
 from holdfast.ckpt import StateError
 
 

@@ -10,3 +10,9 @@ from programs import Run, runner
 def deepspeed() -> Run:
     """Return a function that runs a program of the environment with DeepSpeed."""
     return runner("deepspeed")
+
+
+@pytest.fixture(scope="session")
+def lightning() -> Run:
+    """Return a function that runs a program of the environment with Lightning."""
+    return runner("lightning")

@@ -1,8 +1,9 @@
 """Virtual environments of other libraries, by name, made on first use and kept for later runs.
 
 Holdfast's own environment has none of these libraries. A test converts in its own process and runs
-the other library's script with `python` of an environment here. The environments lie in
-``HOLDFAST_ENVIRONMENTS``, or in the user's cache, outside of the repository.
+the other library's script with `python` of an environment here. For scripts that import Holdfast,
+the environment has Holdfast's dependencies, and its processes see this checkout. The environments
+lie in ``HOLDFAST_ENVIRONMENTS``, or in the user's cache, outside of the repository.
 
     python tests/adapters/environments.py deepspeed    makes one and prints its interpreter
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,25 +29,54 @@ FOLDER: Final = "HOLDFAST_ENVIRONMENTS"
 
 INSTALL_S: Final = 1800
 
+_REPOSITORY: Final = Path(__file__).parents[2]
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The pinned requirements of an environment, and variables for building and running it."""
+    """The pinned requirements of an environment, and variables for building and running it.
+
+    With ``holdfast`` its processes import Holdfast from this checkout.
+    """
 
     requirements: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
+    holdfast: bool = False
+
+    @property
+    def installed(self) -> tuple[str, ...]:
+        """Return the requirements with those of Holdfast, if its processes import it."""
+        return (*self.requirements, *(_needs_of_holdfast() if self.holdfast else ()))
 
     @property
     def digest(self) -> str:
         """Return a name that changes with anything that is installed."""
-        text = repr((sys.version, self.requirements, sorted(self.variables.items())))
+        text = repr((sys.version, self.installed, sorted(self.variables.items())))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _needs_of_holdfast() -> list[str]:
+    """Return Holdfast's dependencies in the versions of ``constraints.txt``."""
+    project = tomllib.loads((_REPOSITORY / "pyproject.toml").read_text())["project"]
+    names = {_normal(need) for need in project["dependencies"]}
+    pins = (_REPOSITORY / "constraints.txt").read_text().splitlines()
+    return [pin for pin in pins if "==" in pin and _normal(pin) in names]
+
+
+def _normal(requirement: str) -> str:
+    found = _NAME.match(requirement)
+    return found[0].lower().replace("_", "-") if found else ""
 
 
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
     "deepspeed": Environment(
         requirements=("torch==2.13.0", "numpy==2.4.6", "deepspeed==0.19.8"),
         variables={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
+    ),
+    "lightning": Environment(
+        requirements=("torch==2.13.0", "lightning==2.6.6"),
+        holdfast=True,
     ),
 }
 """Every environment by its name. A version here is one that the guides call tested."""
@@ -78,7 +110,10 @@ def python(name: str) -> Path:
 def variables(name: str) -> dict[str, str]:
     """Return the variables for a process in an environment, without those of this interpreter."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    return {**kept, "OMP_NUM_THREADS": "1", **ENVIRONMENTS[name].variables}
+    chosen = ENVIRONMENTS[name]
+    if chosen.holdfast:
+        kept["PYTHONPATH"] = str(_REPOSITORY / "src")
+    return {**kept, "OMP_NUM_THREADS": "1", **chosen.variables}
 
 
 def _folder() -> Path:
@@ -102,7 +137,7 @@ def _make(chosen: Environment, place: Path) -> None:
         [
             *(str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"),
             "--disable-pip-version-check",
-            *chosen.requirements,
+            *chosen.installed,
         ],
     ]
     for command in commands:
