@@ -1,6 +1,6 @@
-"""The adapter for Lightning Fabric: ``fabric.save`` and ``fabric.load`` in Holdfast's format.
+"""The adapter for Lightning: the checkpoints of Fabric and of the Trainer in Holdfast's format.
 
-`holdfast_strategy` gives a strategy of Fabric these checkpoints; `random_states` is an entry of a
+`holdfast_strategy` gives a strategy these checkpoints; `random_states` is an entry of Fabric's
 state for the random generators. See docs/how-to/lightning.md.
 """
 

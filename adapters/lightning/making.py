@@ -1,4 +1,4 @@
-"""`holdfast_strategy`: a strategy of Fabric with Holdfast's checkpoints."""
+"""`holdfast_strategy`: a strategy of Fabric or of the Trainer with Holdfast's checkpoints."""
 
 from __future__ import annotations
 
@@ -6,52 +6,56 @@ import functools
 from typing import Any, Final
 
 from holdfast.adapters.lightning.saving import HoldfastSaving
+from holdfast.adapters.lightning.trainer_saving import TrainerSaving
 from holdfast.ckpt import ArgumentError
 
 SUPPORTED: Final = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
-"""Strategies of Fabric, by the names of their classes."""
+"""Strategies of Fabric and of the Trainer, by the names of their classes."""
 
-_FABRIC: Final = ("lightning.fabric.strategies", "lightning_fabric.strategies")
-_TRAINER: Final = ("lightning.pytorch.", "pytorch_lightning.")
+_PACKAGES: Final = {
+    "lightning.fabric.strategies": HoldfastSaving,
+    "lightning_fabric.strategies": HoldfastSaving,
+    "lightning.pytorch.strategies": TrainerSaving,
+    "pytorch_lightning.strategies": TrainerSaving,
+}
 
 _REMEDIES: Final = {
-    "FSDPStrategy": "use ModelParallelStrategy, whose parallelize_fn calls fully_shard",
+    "FSDPStrategy": "use ModelParallelStrategy, and fully_shard in its parallelize_fn or in "
+    "configure_model",
     "DeepSpeedStrategy": "use ModelParallelStrategy, or keep its checkpoints, which `holdfast "
     "convert` reads (docs/how-to/deepspeed.md)",
 }
 
 
 def holdfast_strategy(kind: type) -> Any:
-    """Return ``kind``, a class of `lightning.fabric.strategies`, with Holdfast's checkpoints.
+    """Return ``kind``, a strategy of Fabric or of the Trainer, with Holdfast's checkpoints.
 
-    An object of the class goes to ``Fabric(strategy=...)``. Then ``fabric.save`` and
-    ``fabric.load`` write and read Holdfast's format, collectively, and for any number of ranks.
+    ``kind`` is a class of `lightning.fabric.strategies` or `lightning.pytorch.strategies`. An
+    object of the class that is returned goes to ``Fabric(strategy=...)`` or
+    ``Trainer(strategy=...)``. Then their saves and loads write and read Holdfast's format,
+    collectively, and for any number of ranks.
 
-    Raises ``ArgumentError`` for a class that is no strategy of Fabric, or a strategy that is not
-    supported.
+    Raises ``ArgumentError`` for a class that is no strategy, or one that is not supported.
     """
-    origins = [f"{each.__module__}.{each.__qualname__}" for each in _ancestors(kind)]
-    if any(name.startswith(_TRAINER) for name in origins):
-        raise ArgumentError(
-            f"holdfast_strategy({kind.__name__}): a strategy of the Trainer is not supported yet; "
-            "give one of lightning.fabric.strategies, or write the loop with Fabric"
-        )
-    known = [each.__name__ for each in _ancestors(kind) if each.__module__.startswith(_FABRIC)]
+    known = [(each.__name__, found) for each in _ancestors(kind) if (found := _saving(each))]
     if not known:
         raise ArgumentError(
-            f"holdfast_strategy({_name(kind)}): give a class of lightning.fabric.strategies, such "
-            "as DDPStrategy (pip install 'holdfast[lightning]')"
+            f"holdfast_strategy({_name(kind)}): give a class of lightning.fabric.strategies or "
+            "lightning.pytorch.strategies, such as DDPStrategy (pip install 'holdfast[lightning]')"
         )
-    if known[0] not in SUPPORTED:
-        remedy = _REMEDIES.get(known[0], f"use one of {', '.join(SUPPORTED)}")
-        raise ArgumentError(
-            f"holdfast_strategy({_name(kind)}): {known[0]} is not supported; {remedy}"
-        )
-    return _made(kind)
+    name, saving = known[0]
+    if name not in SUPPORTED:
+        remedy = _REMEDIES.get(name, f"use one of {', '.join(SUPPORTED)}")
+        raise ArgumentError(f"holdfast_strategy({_name(kind)}): {name} is not supported; {remedy}")
+    return _made(kind, saving)
 
 
 def _ancestors(kind: object) -> tuple[type, ...]:
     return kind.__mro__ if isinstance(kind, type) else ()
+
+
+def _saving(kind: type) -> type | None:
+    return next((e for name, e in _PACKAGES.items() if kind.__module__.startswith(name)), None)
 
 
 def _name(kind: object) -> str:
@@ -59,6 +63,6 @@ def _name(kind: object) -> str:
 
 
 @functools.cache
-def _made(kind: type) -> Any:
-    """Return the subclass of ``kind`` and `HoldfastSaving`, the same one each time."""
-    return type(f"Holdfast{kind.__name__}", (HoldfastSaving, kind), {"__module__": __name__})
+def _made(kind: type, saving: type) -> Any:
+    """Return the subclass of ``kind`` that saves by ``saving``, the same one each time."""
+    return type(f"Holdfast{kind.__name__}", (saving, kind), {"__module__": __name__})

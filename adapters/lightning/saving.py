@@ -18,7 +18,23 @@ from holdfast.ckpt import ArgumentError
 from holdfast.ckpt.collective import RankWorld
 
 
-class HoldfastSaving:
+class OwnFormat:
+    """The part of a strategy that refuses plugins for another format."""
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """The plugin of the strategy, which this format does not use."""
+        return super().checkpoint_io  # type: ignore[misc]
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        raise ArgumentError(
+            f"plugins={type(io).__name__}: such a plugin writes a format of its own; leave it out, "
+            "or give the strategy without holdfast_strategy"
+        )
+
+
+class HoldfastSaving(OwnFormat):
     """The parts of a Fabric strategy that save and load, with Holdfast's checkpoints."""
 
     def save_checkpoint(

@@ -19,7 +19,7 @@ FACES: Final = {
     "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
     "holdfast.adapters.hf": "Trainers of transformers and TRL with Holdfast's loop.",
     "holdfast.adapters.accelerate": "Checkpoints of all that an Accelerator has prepared.",
-    "holdfast.adapters.lightning": "Checkpoints of Lightning Fabric.",
+    "holdfast.adapters.lightning": "Checkpoints of Lightning's Fabric and Trainer.",
 }
 """Public module → one sentence about it. Nothing else is public."""
 

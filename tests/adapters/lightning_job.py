@@ -15,7 +15,9 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -114,16 +116,16 @@ def trained(plan: Plan, ranks: int) -> dict[str, Any]:
     }
 
 
-def rank_main(rank: int, ranks: int, port: int, plan: Plan, pipe: Any) -> None:
+def rank_main(rank: int, ranks: int, port: int, pipe: Any, work: Callable[[], Any]) -> None:
     """Run one rank and send what it returns."""
     torch.set_num_threads(1)
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    pipe.send(trained(plan, ranks))
+    pipe.send(work())
     torch.distributed.destroy_process_group()
 
 
-def run(plan: Plan, *, ranks: int) -> list[Any]:
+def run(plan: Any, *, ranks: int, body: Callable[[Any, int], Any] = trained) -> list[Any]:
     """Return what the ranks sent; None of those that died as planned."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -131,7 +133,8 @@ def run(plan: Plan, *, ranks: int) -> list[Any]:
     context, pipes, processes = multiprocessing.get_context("fork"), [], []
     for rank in range(ranks):
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=rank_main, args=(rank, ranks, port, plan, theirs))
+        work = partial(body, plan, ranks)
+        process = context.Process(target=rank_main, args=(rank, ranks, port, theirs, work))
         process.start()
         theirs.close()
         pipes.append(mine)

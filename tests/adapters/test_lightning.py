@@ -1,4 +1,4 @@
-"""Ranks of Fabric that are killed go on from Holdfast's checkpoints in the same bits."""
+"""Ranks of Fabric and of the Trainer that are killed go on in the same bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from programs import Run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 JOB = Path(__file__).with_name("lightning_job.py")
+TRAINER_JOB = Path(__file__).with_name("lightning_trainer_job.py")
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +54,37 @@ def test_calls_without_a_meaning_are_refused_through_fabric_too(report: dict[str
     assert "give the state to fill" in raw
     assert "no checkpoint of step 7" in absent
     assert rest == "{'more': 5}"
+
+
+@pytest.fixture(scope="module")
+def trainers(lightning: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what all runs of the Trainer's job said."""
+    said = lightning("python", str(TRAINER_JOB), str(tmp_path_factory.mktemp("trainer")))
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_killed_trainer_ends_in_the_bits_of_an_undisturbed_one(
+    name: str, trainers: dict[str, Any]
+) -> None:
+    whole, again = trainers[f"{name} whole"], trainers[f"{name} again"]
+    assert trainers[f"{name} killed"] == [None, None]
+    assert [each.pop("begun_at") for each in (*whole, *again)] == [0, 0, 2, 2]
+    assert again == whole
+    assert whole[0]["kept"] == ["epoch=2.ckpt", "epoch=3.ckpt", "last.ckpt"]
+
+
+def test_one_rank_of_a_trainer_goes_on_from_two_sharded_ones(trainers: dict[str, Any]) -> None:
+    (alone,) = trainers["alone"]
+    whole = trainers["fsdp2 whole"][0]
+    assert (alone["begun_at"], alone["step"], alone["lr"]) == (2, 16, whole["lr"])
+    assert alone["weights"] == pytest.approx(whole["weights"], abs=1e-6)
+
+
+def test_a_trainer_is_refused_what_would_come_out_wrong(trainers: dict[str, Any]) -> None:
+    refused = trainers["refused"]
+    assert "saved inside an epoch" in refused["inside"]
+    assert "a store is not supported with the Trainer" in refused["store"]
+    assert "changed layers.0.bias" in refused["changed"]
+    assert "plugins=AsyncCheckpointIO" in refused["plugin"]

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.adapters.lightning import holdfast_strategy, random_states
 from holdfast.adapters.lightning.saving import HoldfastSaving
+from holdfast.adapters.lightning.trainer_saving import TrainerSaving
 from holdfast.ckpt import ArgumentError, MismatchError, PerRank
 
 CPU = torch.device("cpu")
@@ -32,13 +33,21 @@ def test_a_supported_strategy_and_its_subclasses_save_by_holdfast() -> None:
     assert holdfast_strategy(strategy("DDPStrategy", "lightning_fabric.strategies.ddp"))
 
 
+def test_a_strategy_of_the_trainer_saves_in_the_trainers_way() -> None:
+    kind = strategy("DDPStrategy", "lightning.pytorch.strategies.ddp")
+    assert holdfast_strategy(kind).save_checkpoint is TrainerSaving.save_checkpoint
+    with pytest.raises(ArgumentError, match="plugins=dict: such a plugin writes a format"):
+        holdfast_strategy(kind)().checkpoint_io = {}
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         (strategy("FSDPStrategy"), "FSDPStrategy is not supported; use ModelParallelStrategy"),
         (strategy("DeepSpeedStrategy", base=strategy("DDPStrategy")), "holdfast convert"),
         (strategy("XLAStrategy"), "use one of SingleDeviceStrategy"),
-        (dict, r"\(dict\): give a class of lightning.fabric.strategies"),
+        (strategy("FSDPStrategy", "lightning.pytorch.strategies.fsdp"), "configure_model"),
+        (dict, r"\(dict\): give a class of lightning.fabric.strategies or lightning.pytorch"),
         ("ddp", r"\('ddp'\): give a class .*holdfast\[lightning\]"),
     ],
 )
