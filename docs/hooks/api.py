@@ -20,6 +20,8 @@ FACES: Final = {
     "holdfast.adapters.hf": "Trainers of transformers and TRL with Holdfast's loop.",
     "holdfast.adapters.torchtitan": "torchtitan's checkpoints in Holdfast's format.",
     "holdfast.adapters.torchtitan.override": "The same, from torchtitan's command line.",
+    "holdfast.adapters.accelerate": "Checkpoints of all that an Accelerator has prepared.",
+    "holdfast.adapters.lightning": "Checkpoints of Lightning's Fabric and Trainer.",
 }
 """Public module → one sentence about it. Nothing else is public."""
 

@@ -19,6 +19,12 @@ def deepspeed() -> Run:
 
 
 @pytest.fixture(scope="session")
+def lightning() -> Run:
+    """Return a function that runs a program of the environment with Lightning."""
+    return runner("lightning")
+
+
+@pytest.fixture(scope="session")
 def torchtitan() -> Run:
     """Return a function that runs a program of the environment with torchtitan."""
     return runner("torchtitan")

@@ -86,6 +86,10 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         variables={"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"},
         holdfast=True,
     ),
+    "lightning": Environment(
+        requirements=("torch==2.13.0", "lightning==2.6.6"),
+        holdfast=True,
+    ),
 }
 """Every environment by its name. A version here is one that the guides call tested."""
 

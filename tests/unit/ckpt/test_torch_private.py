@@ -30,6 +30,11 @@ OTHERS = {
     "zmq": {"_shadow"},
     "dlrover": {"_engine", "_shm_handler"},
     "torchft": {"_quorum_id"},
+    # An Accelerator keeps what it has prepared in lists that have no public names.
+    "accelerate": {
+        *("_models", "_optimizers", "_schedulers", "_dataloaders", "_custom_objects"),
+        *("_save_model_state_pre_hook", "_load_model_state_pre_hook"),
+    },
     # The fork server looks at torch only if a module of the user's has imported it.
     "torch before the loop is imported": {"_is_in_bad_fork"},
     "holdfast": {"_close", "_finish", "_immortal", "_shift", "_watching"},
