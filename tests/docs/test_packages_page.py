@@ -11,6 +11,11 @@ from environments import ENVIRONMENTS
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "packages.md"
 
+PACKAGES = (
+    *("boto3", "obstore", "transformers", "trl", "peft", "torchdata", "torchtitan", "accelerate"),
+    "lightning",
+)
+
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.read_text().splitlines()
@@ -42,5 +47,5 @@ def test_every_row_names_tests_that_exist_and_a_version_that_they_run_with(row: 
 
 def test_the_page_has_a_row_for_every_extra_that_is_another_package_s() -> None:
     named = " ".join(row[0] for row in ROWS)
-    for package in ("boto3", "obstore", "transformers", "trl", "peft", "torchdata", "torchtitan"):
+    for package in PACKAGES:
         assert f"[{package}]" in named
