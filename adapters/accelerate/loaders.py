@@ -57,12 +57,16 @@ class _Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resumption:
-    """The place at which the next iteration goes on, and the random states that belong to it."""
+    """The place at which the next iteration goes on, and the random states that belong to it.
+
+    ``now`` has the states of the save until the first of all loaders goes on.
+    """
 
     position: LoaderPosition
     plan: SkipPlan
     begin: GlobalRandomness
     before_fetch: GlobalRandomness | None
+    now: list[GlobalRandomness]
 
 
 class RecordedLoader:
@@ -139,7 +143,9 @@ class RecordedLoader:
 
     def _resumed(self, epoch: _Epoch, resumption: _Resumption) -> Iterator[Any]:
         """Yield the batches after a position, fetched under the random states they had."""
-        now, plan = GlobalRandomness.taken(self._device), resumption.plan
+        plan, saved = resumption.plan, resumption.now
+        # draws between load() and the loop do not count; those of a loader that went on before do
+        now = saved.pop() if saved else GlobalRandomness.taken(self._device)
         resumption.begin.put_back(self._device)
 
         def skipped() -> None:
@@ -257,8 +263,14 @@ class RecordedLoader:
             "fetch": None if before is None else before.saved(),
         }
 
-    def go_on(self, position: LoaderPosition, rank_state: Mapping[str, Any]) -> None:
-        """Have the next iteration begin at a position.
+    def go_on(
+        self,
+        position: LoaderPosition,
+        rank_state: Mapping[str, Any],
+        *,
+        now: list[GlobalRandomness],
+    ) -> None:
+        """Have the next iteration begin at a position; all loaders get the same list ``now``.
 
         Raises ``StateError`` if the loader cannot skip to it.
         """
@@ -279,6 +291,7 @@ class RecordedLoader:
                 plan=plan,
                 begin=GlobalRandomness.of_saved(rank_state["begin"]),
                 before_fetch=None if fetch is None else GlobalRandomness.of_saved(fetch),
+                now=now,
             )
 
     def generators(self) -> list[torch.Generator]:

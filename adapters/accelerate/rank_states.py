@@ -104,6 +104,12 @@ class RankStates:
         Raises ``StateError`` if the loaders are others than at the save.
         """
         positions, loaders = self.positions.loaded, self.positions.loaders
+        now = self._loaded["now"]
+        if "seed" in now:
+            seed_all(now["seed"])
+        else:
+            GlobalRandomness.of_saved(now).put_back(self._accelerator.device)
+        common = [GlobalRandomness.taken(self._accelerator.device)]
         if data:
             if positions.keys() != loaders.keys():
                 raise StateError(
@@ -112,12 +118,7 @@ class RankStates:
                     "leave them as they are by load(data=False)"
                 )
             for name, loader in loaders.items():
-                loader.go_on(positions[name], self._loaded["loaders"][name])
-        now = self._loaded["now"]
-        if "seed" in now:
-            seed_all(now["seed"])
-        else:
-            GlobalRandomness.of_saved(now).put_back(self._accelerator.device)
+                loader.go_on(positions[name], self._loaded["loaders"][name], now=common)
 
 
 def share_of_rank(values: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:

@@ -161,9 +161,30 @@ def test_other_processes_share_out_the_rest_of_the_order(before: int, is_split: 
         found = []
         for index in range(processes):
             loader, mine = prepared(processes, index)
-            mine.go_on(position, state)
+            mine.go_on(position, state, now=[])
             found.append(numbers(loader))
         rounds = [n for each in zip(*found, strict=True) for numbers in each for n in numbers]
         left = order[position.samples :]
         assert rounds[: len(left)] == left, processes
         assert position.samples == 2 * size * (1 if is_split else before)
+
+
+def test_two_loaders_that_are_read_in_turns_go_on_alike(tmp_path: Path) -> None:
+    from accelerate_runs import fresh, loader_of
+
+    from holdfast.adapters.accelerate import AcceleratorCheckpoints
+
+    def read(root: Path, *, save_at: int) -> list[float]:
+        accelerator = fresh()
+        first, second = accelerator.prepare(loader_of("shuffled"), loader_of("weighted"))
+        checkpoints = AcceleratorCheckpoints(accelerator, root)
+        step, found = checkpoints.load(), []
+        for (_, x), (_, y) in zip(first, second, strict=True):
+            found.append(float(x.sum() + y.sum() + torch.rand(1)))
+            step += 1
+            if step == save_at:
+                checkpoints.save(step)
+        return found
+
+    whole = read(tmp_path / "a", save_at=3)
+    assert read(tmp_path / "a", save_at=0) == whole[3:]

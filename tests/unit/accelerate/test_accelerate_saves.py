@@ -73,6 +73,14 @@ def test_pinned_steps_and_the_last_save_stay(tmp_path: Path) -> None:
     assert committed_steps(tmp_path / "a") == [5, 7, 9]
 
 
+def test_a_base_has_only_what_changed_written(tmp_path: Path) -> None:
+    checkpoints = AcceleratorCheckpoints(script().accelerator, tmp_path / "a", base="latest")
+    checkpoints.save(1)
+    checkpoints.save(2)
+    with ckpt.open(tmp_path / "a") as opened:
+        assert (opened.step, len(opened.manifest.bases())) == (2, 1)
+
+
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     accelerator = script().accelerator
     with pytest.raises(ArgumentError, match="give the root of the checkpoints"):

@@ -169,6 +169,8 @@ class Script:
         """Train from the newest checkpoint on; ``every`` steps there is another."""
         checkpoints = AcceleratorCheckpoints(self.accelerator, root)
         self.step = checkpoints.load(**how)
+        if self.step:  # as trackers draw a name
+            random.random(), np.random.rand(), torch.rand(1)
         for epoch in range(self.loader.iteration, EPOCHS):
             for numbers, x in self.loader:
                 self.train(epoch, numbers, x)
