@@ -1,0 +1,201 @@
+"""Jobs of ``holdfast ray submit`` on a small Ray cluster whose nodes are drained, killed and added.
+
+    python ray_drills.py DRILL FOLDER SCRIPT    runs one drill; the report is printed as JSON
+
+Every raylet has a loopback address of its own and one CPU, so it stands for a machine. The script
+is the training that waits in one step until the drill is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray.core.generated.autoscaler_pb2 as autoscaler
+from ray._private.ray_constants import PROCESS_TYPE_RAYLET
+from ray._raylet import GcsClient
+from ray.cluster_utils import Cluster
+
+DEADLINE_S = 240.0
+STORE_BYTES = 80 << 20
+DRAIN_S = 60
+
+
+class Drill:
+    """A cluster, a job that was submitted to it, and the lines that its workers told."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        self.folder, self.script = folder, script
+        self.log, self.end = folder / "log.jsonl", folder / "end"
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._added = 1
+        self.job: subprocess.Popen[bytes] | None = None
+
+    def add(self) -> Any:
+        """Add a node with one CPU; return it."""
+        self._added += 1
+        return self.cluster.add_node(
+            node_ip_address=f"127.0.0.{self._added}",
+            num_cpus=1,
+            object_store_memory=STORE_BYTES,
+        )
+
+    def submit(self, *options: str, script: tuple[str, ...] = ()) -> None:
+        """Start ``holdfast ray submit``."""
+        words = [sys.executable, "-m", "holdfast.tools.cli", "ray", "submit"]
+        words += ["--address", self.cluster.address, *options]
+        words += ["--env", f"HOLDFAST_TEST_LOG={self.log}", "--env", f"HOLDFAST_TEST_END={self.end}"]
+        with (self.folder / "submit.log").open("wb") as output:
+            self.job = subprocess.Popen(
+                [*words, *(script or (self.script,))],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what the workers told so far."""
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_bytes().splitlines()]
+
+    def await_world(self, world: int, *, after: int = 0) -> int:
+        """Wait until so many ranks wait in their step together; return the number of lines."""
+
+        def there() -> bool:
+            found = [line for line in self.lines()[after:] if "waits" in line]
+            return len([line for line in found if line["world"] == world]) >= world
+
+        self.wait_for(there, f"{world} ranks that wait")
+        return len(self.lines())
+
+    def wait_for(self, there: Callable[[], object], what: str) -> None:
+        """Wait for a condition; raise ``AssertionError`` with all that is known without it."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not there():
+            if time.monotonic() > deadline_s or (self.job and self.job.poll() is not None):
+                raise AssertionError(f"no {what}: {self.lines()}\n{self.output()}")
+            time.sleep(0.05)
+
+    def output(self) -> str:
+        """Return what the command printed."""
+        return (self.folder / "submit.log").read_text(errors="replace")
+
+    def await_end(self) -> int:
+        """Return the exit status of the command."""
+        assert self.job is not None
+        try:
+            return self.job.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.lines()}\n{self.output()}") from None
+
+    def drain(self, node: Any) -> None:
+        """Have Ray drain a node, as for a machine that the cloud takes away."""
+        reason = autoscaler.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline_ms = int((time.time() + DRAIN_S) * 1000)
+        done, why = GcsClient(address=self.cluster.address).drain_node(
+            node.node_id, reason, "taken away", deadline_ms
+        )
+        assert done, why
+
+    def lose(self, node: Any, *, all_of_it: bool) -> list[int]:
+        """SIGKILL a raylet, or everything on its machine; return the processes it had."""
+        (raylet,) = node.all_processes[PROCESS_TYPE_RAYLET]
+        pids = below(raylet.process.pid)
+        for pid in pids if all_of_it else pids[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raylet.process.wait()  # Ray's workers take one that was not waited for as alive
+        return pids
+
+    def close(self) -> None:
+        """End the job and the cluster."""
+        if self.job is not None and self.job.poll() is None:
+            self.job.kill()
+            self.job.wait()
+        self.cluster.shutdown()
+
+
+def below(pid: int) -> list[int]:
+    """Return a process and all those it started, the first one first."""
+    found, following = [], [pid]
+    while following:
+        each = following.pop(0)
+        found.append(each)
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{each}/task").iterdir():
+                following += map(int, (task / "children").read_text().split())
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process runs; one that ended and was not waited for does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+@contextmanager
+def drill(folder: Path, script: str) -> Iterator[Drill]:
+    made = Drill(folder, script)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def drained_and_killed(folder: Path, script: str) -> dict[str, Any]:
+    """A node is drained and ends, two are lost, and new ones take their places."""
+    with drill(folder, script) as run:
+        first, second, third = run.add(), run.add(), run.add()
+        run.submit("--nodes", "2:3")
+        seen = run.await_world(3)
+        run.drain(third)
+        seen = run.await_world(2, after=seen)
+        handed = "handed over" in run.output() or "left" in run.output()
+        drained = run.lose(third, all_of_it=True)
+        run.add()
+        seen = run.await_world(3, after=seen)
+        alone = run.lose(first, all_of_it=False)
+        seen = run.await_world(2, after=seen)
+        run.add()
+        seen = run.await_world(3, after=seen)
+        lost = run.lose(second, all_of_it=True)
+        run.add()
+        seen = run.await_world(2, after=seen)
+        run.await_world(3, after=seen)
+        run.end.touch()
+        status = run.await_end()
+        gone = [pid for pid in (*drained, *alone, *lost) if lives(pid)]
+        return {
+            "status": status,
+            "handed": handed,
+            "done": [line["weights"] for line in run.lines() if "done" in line],
+            "begins": [line["begins"] for line in run.lines() if "begins" in line],
+            "left": gone,
+            "output": run.output(),
+        }
+
+
+DRILLS = {each.__name__: each for each in (drained_and_killed,)}
+
+
+def main() -> None:
+    """Run the drill of the command line."""
+    name, folder, script = sys.argv[1:]
+    report = DRILLS[name](Path(folder), script)
+    print("\n" + json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
