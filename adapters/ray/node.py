@@ -7,6 +7,7 @@ threads of the actor. The part itself runs on a thread of its own, with which th
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -53,6 +54,9 @@ class RayNode:
         import ray
 
         self._ray: Any = ray
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own handler raises wherever the main thread is, and a traceback is printed
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._running: HoldfastRun | None = None
         self._end: ChildEnd | HoldfastError | OSError | None = None
 

@@ -54,7 +54,12 @@ class Drill:
         """Start ``holdfast ray submit``."""
         words = [sys.executable, "-m", "holdfast.tools.cli", "ray", "submit"]
         words += ["--address", self.cluster.address, *options]
-        words += ["--env", f"HOLDFAST_TEST_LOG={self.log}", "--env", f"HOLDFAST_TEST_END={self.end}"]
+        words += [
+            "--env",
+            f"HOLDFAST_TEST_LOG={self.log}",
+            "--env",
+            f"HOLDFAST_TEST_END={self.end}",
+        ]
         with (self.folder / "submit.log").open("wb") as output:
             self.job = subprocess.Popen(
                 [*words, *(script or (self.script,))],
@@ -93,11 +98,41 @@ class Drill:
 
     def await_end(self) -> int:
         """Return the exit status of the command."""
-        assert self.job is not None
         try:
-            return self.job.wait(DEADLINE_S)
+            return self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end: {self.lines()}\n{self.output()}") from None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process of the command."""
+        assert self.job is not None
+        return self.job
+
+    def told(self) -> dict[str, Any]:
+        """Return the weights and the steps at which generations began, as the workers told."""
+        return {
+            "done": [line["weights"] for line in self.lines() if "done" in line],
+            "begins": [line["begins"] for line in self.lines() if "begins" in line],
+            "output": self.output(),
+        }
+
+    def left(self, pids: list[int] | None = None) -> list[str]:
+        """Return the commands that are left of the job once its end had time to be heard of."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            found = [command for command in map(self._of_job, processes()) if command]
+            found += [f"process {pid}" for pid in pids or [] if lives(pid)]
+            if not found or time.monotonic() > deadline_s:
+                return found
+            time.sleep(0.1)
+
+    def _of_job(self, pid: int) -> str:
+        """Return the command of a process that has the job's variables, else nothing."""
+        with contextlib.suppress(OSError):
+            if str(self.log).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return ""
 
     def drain(self, node: Any) -> None:
         """Have Ray drain a node, as for a machine that the cloud takes away."""
@@ -124,6 +159,11 @@ class Drill:
             self.job.kill()
             self.job.wait()
         self.cluster.shutdown()
+
+
+def processes() -> list[int]:
+    """Return the ids of all processes."""
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
 def below(pid: int) -> list[int]:
@@ -158,36 +198,90 @@ def drained_and_killed(folder: Path, script: str) -> dict[str, Any]:
     """A node is drained and ends, two are lost, and new ones take their places."""
     with drill(folder, script) as run:
         first, second, third = run.add(), run.add(), run.add()
-        run.submit("--nodes", "2:3")
+        run.submit("--nodes", "2:3", "--run-dir", str(folder / "runs"))
         seen = run.await_world(3)
         run.drain(third)
         seen = run.await_world(2, after=seen)
-        handed = "handed over" in run.output() or "left" in run.output()
-        drained = run.lose(third, all_of_it=True)
+        ended = run.lose(third, all_of_it=True)
         run.add()
         seen = run.await_world(3, after=seen)
-        alone = run.lose(first, all_of_it=False)
+        ended += run.lose(first, all_of_it=False)
         seen = run.await_world(2, after=seen)
         run.add()
         seen = run.await_world(3, after=seen)
-        lost = run.lose(second, all_of_it=True)
-        run.add()
+        ended += run.lose(second, all_of_it=True)
         seen = run.await_world(2, after=seen)
+        run.add()
         run.await_world(3, after=seen)
         run.end.touch()
-        status = run.await_end()
-        gone = [pid for pid in (*drained, *alone, *lost) if lives(pid)]
         return {
-            "status": status,
-            "handed": handed,
-            "done": [line["weights"] for line in run.lines() if "done" in line],
-            "begins": [line["begins"] for line in run.lines() if "begins" in line],
-            "left": gone,
-            "output": run.output(),
+            "status": run.await_end(),
+            **run.told(),
+            "handed_over": len(events(folder / "runs", "handed_over")),
+            "exits": [each["status"] for each in events(folder / "runs", "node_exited")],
+            "left": run.left() + [pid for pid in ended if lives(pid)],
         }
 
 
-DRILLS = {each.__name__: each for each in (drained_and_killed,)}
+def other_ends(folder: Path, script: str) -> dict[str, Any]:
+    """Jobs that fail, are stopped or killed, or whose coordinator and GCS are killed."""
+    fails = folder / "fails.py"
+    fails.write_text("print('about to fail')\nraise SystemExit(3)\n")
+    with drill(folder, script) as run:
+        run.add()
+        run.add()
+        report: dict[str, Any] = {}
+        run.submit("--nodes", "2", script=(str(fails),))
+        report["failed"] = [run.await_end(), run.output()]
+
+        run.submit("--nodes", "2")
+        run.await_world(2)
+        run.process.send_signal(signal.SIGTERM)
+        report["stopped"] = [run.await_end(), run.left()]
+
+        seen = len(run.lines())
+        run.submit("--nodes", "2")
+        run.await_world(2, after=seen)
+        pids = below(run.process.pid)
+        run.process.kill()
+        run.process.wait()
+        report["killed"] = [pid for pid in pids if lives(pid)] and run.left(pids)
+
+        seen = len(run.lines())
+        run.submit("--nodes", "2")
+        seen = run.await_world(2, after=seen)
+        (coordinator,) = (pid for pid in below(run.process.pid) if is_coordinator(pid))
+        os.kill(coordinator, signal.SIGKILL)
+        run.wait_for(
+            lambda: any(
+                is_coordinator(pid) for pid in below(run.process.pid) if pid != coordinator
+            ),
+            "coordinator",
+        )
+        run.cluster.head_node.kill_gcs_server()
+        run.cluster.head_node.start_gcs_server()
+        run.end.touch()
+        report["status"] = run.await_end()
+        report |= run.told()
+        report["left"] = run.left()
+        return report
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the events of one kind that all nodes wrote."""
+    lines = [line for path in folder.rglob("events-*.jsonl") for line in path.open()]
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def is_coordinator(pid: int) -> bool:
+    """Say whether a process is a job's coordinator."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"holdfast.elastic.coordinator" in words and lives(pid)
+    return False
+
+
+DRILLS = {each.__name__: each for each in (drained_and_killed, other_ends)}
 
 
 def main() -> None:
