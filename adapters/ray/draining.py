@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.elastic import ConfigError
+from holdfast.elastic.errors import ConfigError
 
 _ANSWER_S: Final = 5.0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic import ConfigError
 from holdfast.elastic.config import Checkpoints, Settings
+from holdfast.elastic.errors import ConfigError
 
 TRAINER: Final = "trainer"
 _MANAGED: Final = "managed"

@@ -27,8 +27,7 @@ from holdfast.adapters.ray.slots import (
     SlotAction,
     SlotTable,
 )
-from holdfast.elastic import ConfigError
-from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.errors import ConfigError, JobFailedError
 
 _POLL_S: Final = 0.5
 _MARGIN_S: Final = 15.0

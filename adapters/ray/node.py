@@ -20,7 +20,7 @@ from holdfast.adapters.ray.child import ChildEnd, HoldfastRun, JobPlace, key_of
 from holdfast.adapters.ray.draining import Drains
 from holdfast.adapters.ray.job import RayJob, threads_of_a_worker
 from holdfast.ckpt.errors import HoldfastError
-from holdfast.elastic import ConfigError
+from holdfast.elastic.errors import ConfigError
 
 THREADS = "OMP_NUM_THREADS"
 

@@ -12,7 +12,7 @@ from holdfast.adapters.ray.child import ChildEnd
 from holdfast.adapters.ray.job import RayJob
 from holdfast.adapters.ray.node import NodeOrder, NodePlace, RayNode
 from holdfast.adapters.ray.slots import Happening, NodeEnd, SlotEnded, SlotLost, SlotPlaced
-from holdfast.elastic import ConfigError
+from holdfast.elastic.errors import ConfigError
 
 NODE_LABEL: Final = "ray.io/node-id"
 _THREADS: Final = 4

@@ -18,6 +18,7 @@ FACES: Final = {
     "holdfast.chaos": "Reports of a loop to `holdfast chaos`.",
     "holdfast.adapters.dcp": "torch.distributed.checkpoint with Holdfast's format.",
     "holdfast.adapters.hf": "Trainers of transformers and TRL with Holdfast's loop.",
+    "holdfast.adapters.ray": "Jobs on the nodes of a Ray cluster.",
 }
 """Public module → one sentence about it. Nothing else is public."""
 

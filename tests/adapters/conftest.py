@@ -10,3 +10,9 @@ from programs import Run, runner
 def deepspeed() -> Run:
     """Return a function that runs a program of the environment with DeepSpeed."""
     return runner("deepspeed")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Run:
+    """Return a function that runs a program of the environment with Ray and Holdfast."""
+    return runner("ray")

@@ -41,10 +41,23 @@ class Environment:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+_SOURCE: Final = Path(__file__).parents[2] / "src"
+
+_HOLDFAST: Final = (
+    *("torch==2.13.0", "numpy==2.4.6", "cryptography==50.0.2", "pyeclib==1.8.0", "msgspec==0.22.0"),
+    *("pyzmq==27.3.0", "zarr==3.1.6", "numcodecs==0.16.6", "ml_dtypes==0.6.0", "rich==15.0.0"),
+    *("jinja2==3.1.6", "lazy_loader==0.6", "aetcd==1.0.0", "grpcio==1.85.1", "protobuf==7.36.2"),
+)
+"""The packages that Holdfast needs, as in constraints.txt, and those of its extra etcd."""
+
 ENVIRONMENTS: Final[Mapping[str, Environment]] = {
     "deepspeed": Environment(
         requirements=("torch==2.13.0", "numpy==2.4.6", "deepspeed==0.19.8"),
         variables={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
+    ),
+    "ray": Environment(
+        requirements=(*_HOLDFAST, "ray==2.60.0"),
+        variables={"PYTHONPATH": str(_SOURCE), "RAY_USAGE_STATS_ENABLED": "0"},
     ),
 }
 """Every environment by its name. A version here is one that the guides call tested."""

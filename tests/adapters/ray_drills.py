@@ -1,6 +1,6 @@
 """Jobs of ``holdfast ray submit`` on a small Ray cluster whose nodes are drained, killed and added.
 
-    python ray_drills.py DRILL FOLDER SCRIPT    runs one drill; the report is printed as JSON
+    python ray_drills.py DRILL FOLDER SCRIPT [ETCD]    runs one drill; prints the report as JSON
 
 Every raylet has a loopback address of its own and one CPU, so it stands for a machine. The script
 is the training that waits in one step until the drill is over.
@@ -41,12 +41,12 @@ class Drill:
         self._added = 1
         self.job: subprocess.Popen[bytes] | None = None
 
-    def add(self) -> Any:
-        """Add a node with one CPU; return it."""
+    def add(self, cpus: int = 1) -> Any:
+        """Add a node; return it."""
         self._added += 1
         return self.cluster.add_node(
             node_ip_address=f"127.0.0.{self._added}",
-            num_cpus=1,
+            num_cpus=cpus,
             object_store_memory=STORE_BYTES,
         )
 
@@ -197,9 +197,11 @@ def drill(folder: Path, script: str) -> Iterator[Drill]:
 def drained_and_killed(folder: Path, script: str) -> dict[str, Any]:
     """A node is drained and ends, two are lost, and new ones take their places."""
     with drill(folder, script) as run:
-        first, second, third = run.add(), run.add(), run.add()
+        first, second = run.add(), run.add()
         run.submit("--nodes", "2:3", "--run-dir", str(folder / "runs"))
-        seen = run.await_world(3)
+        seen = run.await_world(2)
+        third = run.add()
+        seen = run.await_world(3, after=seen)
         run.drain(third)
         seen = run.await_world(2, after=seen)
         ended = run.lose(third, all_of_it=True)
@@ -267,6 +269,67 @@ def other_ends(folder: Path, script: str) -> dict[str, Any]:
         return report
 
 
+def one_wide_node(folder: Path, script: str) -> dict[str, Any]:
+    """A node with room for all takes part once; the next part waits for another node."""
+    with drill(folder, script) as run:
+        run.add(cpus=3)
+        run.submit("--nodes", "1:2", "--run-dir", str(folder / "runs"))
+        seen = run.await_world(1)
+        run.add()
+        run.await_world(2, after=seen)
+        run.end.touch()
+        status = run.await_end()
+        joined = events(folder / "runs", "job_started")
+        return {
+            "status": status,
+            **run.told(),
+            "nodes": sorted(path.name for path in (folder / "runs").iterdir()),
+            "parts": len(joined),
+        }
+
+
+def with_etcd(folder: Path, script: str, url: str) -> dict[str, Any]:
+    """The nodes meet at an etcd; the one that was first is lost."""
+    with drill(folder, script) as run:
+        first = run.add()
+        run.add()
+        run.submit("--nodes", "2", "--coordinator", url)
+        seen = run.await_world(2)
+        run.lose(first, all_of_it=True)
+        run.await_world(1, after=seen)
+        run.end.touch()
+        return {"status": run.await_end(), **run.told(), "left": run.left()}
+
+
+def head_lost(folder: Path, script: str) -> dict[str, Any]:
+    """Ray's control service ends for good, as with its machine."""
+    with drill(folder, script) as run:
+        run.add()
+        run.add()
+        run.submit("--nodes", "2")
+        run.await_world(2)
+        pids = below(run.process.pid)
+        run.cluster.head_node.kill_gcs_server()
+        return {"status": run.await_end(), "left": run.left(pids), "said": run.output()}
+
+
+def guide(folder: Path, script: str) -> dict[str, Any]:
+    """The scripts of the guide, as a user runs them."""
+    with drill(folder, script) as run:
+        run.add()
+        run.add()
+        done = subprocess.run(
+            [sys.executable, script],
+            env={**os.environ, "RAY_ADDRESS": run.cluster.address},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return {"status": done.returncode, "said": done.stdout, "erred": done.stderr}
+
+
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the events of one kind that all nodes wrote."""
     lines = [line for path in folder.rglob("events-*.jsonl") for line in path.open()]
@@ -281,13 +344,16 @@ def is_coordinator(pid: int) -> bool:
     return False
 
 
-DRILLS = {each.__name__: each for each in (drained_and_killed, other_ends)}
+DRILLS: dict[str, Callable[..., dict[str, Any]]] = {
+    each.__name__: each
+    for each in (drained_and_killed, other_ends, one_wide_node, with_etcd, head_lost, guide)
+}
 
 
 def main() -> None:
     """Run the drill of the command line."""
-    name, folder, script = sys.argv[1:]
-    report = DRILLS[name](Path(folder), script)
+    name, folder, script, *more = sys.argv[1:]
+    report = DRILLS[name](Path(folder), script, *more)
     print("\n" + json.dumps(report))
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 from holdfast.adapters.ray import RayJobFailedError, RayOptions, launch
 from holdfast.tools.commands import run_settings
@@ -45,8 +48,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job; 0 if it is done, 1 if it failed."""
+    """Run the job; 0 if it is done, 1 if it failed, 143 after SIGTERM."""
     least, most = args.nodes
+    told = _Terminations()
     try:
         launch(
             args.script,
@@ -71,7 +75,29 @@ def run(args: argparse.Namespace) -> int:
     except RayJobFailedError as error:
         print(printable(f"holdfast: {error}", lines=True), file=sys.stderr, flush=True)
         return 1
+    except KeyboardInterrupt:
+        if not told.seen:
+            raise
+        print("terminated", file=sys.stderr, flush=True)
+        return 128 + signal.SIGTERM
     return 0
+
+
+class _Terminations:
+    """Notes that SIGTERM came, which Ray's calls make an interrupt like that of Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        if callable(self._before):
+            self._before(number, frame)
+            return
+        raise KeyboardInterrupt
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
