@@ -36,7 +36,7 @@ COMMANDS: Final = {
         "commands.run",
         "start a training script so that it survives the loss of workers",
     ),
-    "ray": ("commands.ray", "run a script on the nodes of a Ray cluster"),
+    "ray": ("ray.command", "run a script on the nodes of a Ray cluster"),
     "check": (
         "commands.check",
         "find out in small whether a training script keeps the promise",

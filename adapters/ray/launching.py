@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.adapters.ray.child import JobPlace, key_text
+from holdfast.adapters.ray.coordinator import RayCoordinator
 from holdfast.adapters.ray.draining import check_drains
 from holdfast.adapters.ray.job import RayJob, RayOptions
-from holdfast.adapters.ray.meeting import MeetingPoint
 from holdfast.adapters.ray.node import NodeOrder
 from holdfast.adapters.ray.placing import PlacedSlots
 from holdfast.adapters.ray.slots import (
@@ -83,20 +83,20 @@ def launch(
     with _connected(ray, options):
         check_drains(ray)
         job, folder = _located(ray, job)
-        with MeetingPoint.opened(job, host=ray.util.get_node_ip_address()) as point:
+        with RayCoordinator.opened(job, host=ray.util.get_node_ip_address()) as served:
             order = NodeOrder(
                 job=job,
-                place=JobPlace(coordinator=point.address, job=point.job),
-                key=key_text(point.key),
+                place=JobPlace(coordinator=served.address, job=served.job),
+                key=key_text(served.key),
                 folder=folder,
                 env=dict(options.env),
             )
             placed = PlacedSlots(ray, job, order=order)
-            ending = _conducted(placed, job, point)
+            ending = _conducted(placed, job, served)
     return _result(ending, placed.ends)
 
 
-def _conducted(placed: PlacedSlots, job: RayJob, point: MeetingPoint) -> EndJob:
+def _conducted(placed: PlacedSlots, job: RayJob, served: RayCoordinator) -> EndJob:
     """Do as the table of slots decides until the job is over; nothing of it is left then."""
     table = SlotTable(least=job.least, most=job.most, wait_s=job.options.wait_s)
     actions = table.begin(time.monotonic())
@@ -106,7 +106,7 @@ def _conducted(placed: PlacedSlots, job: RayJob, point: MeetingPoint) -> EndJob:
                 if isinstance(action, EndJob):
                     return action
                 _do(placed, action)
-            point.check()
+            served.check()
             actions = []
             for each in placed.happened(_POLL_S):
                 actions += table.after(each, time.monotonic())

@@ -15,21 +15,21 @@ import threading
 from pathlib import Path
 
 from holdfast.adapters.ray.child import HoldfastRun, JobPlace
+from holdfast.adapters.ray.coordinator import RayCoordinator
 from holdfast.adapters.ray.job import RayJob
-from holdfast.adapters.ray.meeting import MeetingPoint
 
 
 def main() -> None:
     """Run the parts to their ends."""
     folder, script, nodes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     job = RayJob(script=script, least=nodes, most=nodes, resources={"CPU": 1})
-    with MeetingPoint.opened(job, host="127.0.0.1") as point:
-        place = JobPlace(coordinator=point.address, job=point.job)
+    with RayCoordinator.opened(job, host="127.0.0.1") as served:
+        place = JobPlace(coordinator=served.address, job=served.job)
 
         def run(number: int) -> None:
             part = HoldfastRun(
                 job,
-                key=point.key,
+                key=served.key,
                 say=lambda line: print(line, file=sys.stderr, flush=True),
                 foretold=(folder / f"drain-{number}").exists,
             )

@@ -39,8 +39,8 @@ _MOST_RESTARTS: Final = 5
 _log = logging.getLogger(__name__)
 
 
-class MeetingPoint:
-    """The place where the nodes of one job meet: its ``address``, ``key`` and ``job`` name.
+class RayCoordinator:
+    """The coordinator of one job: its ``address``, ``key`` and ``job`` name.
 
     Use `opened`.
     """
@@ -69,7 +69,7 @@ class MeetingPoint:
 
     @classmethod
     @contextmanager
-    def opened(cls, job: RayJob, *, host: str) -> Iterator[MeetingPoint]:
+    def opened(cls, job: RayJob, *, host: str) -> Iterator[RayCoordinator]:
         """Serve or reach the coordinator, and write the job's record there, until the block ends.
 
         Raises ``ConfigError`` and ``CoordinatorError``.
@@ -77,11 +77,11 @@ class MeetingPoint:
         folder = run_dirs.make()
         lock = lock_run_dir(folder, temporary=True)
         try:
-            point = cls(job, folder=folder, host=host)
+            served = cls(job, folder=folder, host=host)
             try:
-                yield point
+                yield served
             finally:
-                point._close()
+                served._close()
         finally:
             lock.close()
             shutil.rmtree(folder, ignore_errors=True)
