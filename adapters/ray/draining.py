@@ -7,6 +7,7 @@ without its storage.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Final
 
 from holdfast.elastic.errors import ConfigError
@@ -16,8 +17,11 @@ _ANSWER_S: Final = 5.0
 
 def check_drains(ray: Any) -> None:
     """Raise ``ConfigError`` if this Ray, which is connected, cannot say which nodes it drains."""
-    client = getattr(getattr(ray, "_raylet", None), "GcsClient", None)
-    if client is None or not hasattr(_connected(ray), "get_draining_nodes"):
+    try:
+        known = hasattr(_connected(ray), "get_draining_nodes")
+    except (ImportError, AttributeError):
+        known = False
+    if not known:
         raise ConfigError(
             f"Ray {ray.__version__} does not say which nodes it drains, so that their state could "
             "not be handed over: pip install 'holdfast[ray]' installs a version that does"
@@ -46,4 +50,5 @@ class Drains:
 
 
 def _connected(ray: Any) -> Any:
-    return ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    client = importlib.import_module("ray._raylet").GcsClient
+    return client(address=ray.get_runtime_context().gcs_address)

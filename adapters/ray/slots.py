@@ -154,8 +154,7 @@ class SlotTable:
         if isinstance(happened, SlotPlaced):
             return self._placed(happened, now_s)
         if isinstance(happened, SlotLost):
-            slot = self.slots[happened.slot]
-            return self._free(slot, happened.why, SlotPhase.ASKED, now_s=now_s)
+            return self._lost(happened, now_s)
         return self._ended(happened.end, now_s)
 
     def tick(self, now_s: float) -> list[SlotAction]:
@@ -213,6 +212,23 @@ class SlotTable:
         self._set(slot, SlotPhase.WAITING, node=node)
         return [LeaveNode(slot=other.number)]
 
+    def _lost(self, happened: SlotLost, now_s: float) -> list[SlotAction]:
+        slot = self.slots[happened.slot]
+        if slot.phase is not SlotPhase.ASKED or self._done_s is not None:
+            return self._free(slot, SlotPhase.ASKED, now_s=now_s)
+        failures = slot.failures + 1
+        if failures < MOST_FAILURES:
+            self._set(slot, SlotPhase.ASKED, failures=failures)
+            return [AskForNode(slot=slot.number, avoid=self.nodes_in_use())]
+        self._set(slot, SlotPhase.CLOSED)
+        if self._has_run:
+            return []
+        message = (
+            f"Ray could not start the job's process on a node {failures} times: {happened.why}; "
+            "Holdfast must be installed on all nodes, for the same Python"
+        )
+        return [EndJob(ok=False, message=message)]
+
     def _ended(self, end: NodeEnd, now_s: float) -> list[SlotAction]:
         slot = self.slots[end.slot]
         if end.status == 0:
@@ -223,13 +239,11 @@ class SlotTable:
             self._set(slot, SlotPhase.CLOSED, node="")
             return self.tick(now_s)
         if end.left:
-            return self._free(slot, end.message, SlotPhase.ASKED, now_s=now_s)
+            return self._free(slot, SlotPhase.ASKED, now_s=now_s)
         self._failure = self._failure or end.message
-        return self._free(slot, end.message, SlotPhase.FAILED, now_s=now_s)
+        return self._free(slot, SlotPhase.FAILED, now_s=now_s)
 
-    def _free(
-        self, slot: NodeSlot, why: str, phase: SlotPhase, *, now_s: float
-    ) -> list[SlotAction]:
+    def _free(self, slot: NodeSlot, phase: SlotPhase, *, now_s: float) -> list[SlotAction]:
         """Take the slot's node from it, and give it to a slot that waits for it."""
         node, is_steady = slot.node, now_s - slot.since_s > STEADY_S
         failures = (0 if is_steady else slot.failures) + 1 if phase is SlotPhase.FAILED else 0

@@ -233,6 +233,9 @@ def other_ends(folder: Path, script: str) -> dict[str, Any]:
         run.add()
         run.add()
         report: dict[str, Any] = {}
+        run.submit("--nodes", "2", script=("absent.py",))
+        report["absent"] = [run.await_end(), run.output()]
+
         run.submit("--nodes", "2", script=(str(fails),))
         report["failed"] = [run.await_end(), run.output()]
 
@@ -301,6 +304,16 @@ def with_etcd(folder: Path, script: str, url: str) -> dict[str, Any]:
         return {"status": run.await_end(), **run.told(), "left": run.left()}
 
 
+def without_holdfast(folder: Path, script: str) -> dict[str, Any]:
+    """Ray's nodes have no Holdfast."""
+    before = os.environ.pop("PYTHONPATH")
+    with drill(folder, script) as run:
+        run.add()
+        os.environ["PYTHONPATH"] = before
+        run.submit("--nodes", "1")
+        return {"status": run.await_end(), "said": run.output(), "left": run.left()}
+
+
 def head_lost(folder: Path, script: str) -> dict[str, Any]:
     """Ray's control service ends for good, as with its machine."""
     with drill(folder, script) as run:
@@ -346,7 +359,15 @@ def is_coordinator(pid: int) -> bool:
 
 DRILLS: dict[str, Callable[..., dict[str, Any]]] = {
     each.__name__: each
-    for each in (drained_and_killed, other_ends, one_wide_node, with_etcd, head_lost, guide)
+    for each in (
+        drained_and_killed,
+        other_ends,
+        one_wide_node,
+        with_etcd,
+        without_holdfast,
+        head_lost,
+        guide,
+    )
 }
 
 

@@ -39,6 +39,9 @@ def test_nodes_are_drained_lost_and_added_and_the_weights_are_those_of_a_quiet_r
 
 def test_other_ends_leave_nothing_behind(ray_cluster: Run, tmp_path: Path) -> None:
     report = drill(ray_cluster, tmp_path, "other_ends")
+    status, said = report["absent"]
+    assert status == 2
+    assert "absent.py: no such script; give RayOptions(working_dir=...)" in said
     status, said = report["failed"]
     assert status == 1
     assert "the job on Ray failed: trainer/" in said
@@ -49,6 +52,22 @@ def test_other_ends_leave_nothing_behind(ray_cluster: Run, tmp_path: Path) -> No
     assert report["killed"] == []
     assert report["status"] == 0, "neither the coordinator's process nor Ray's GCS was missed"
     assert report["done"] == [alone()] * 2
+    assert report["left"] == []
+
+
+def test_nodes_without_holdfast_are_told_to_have_it(ray_cluster: Run, tmp_path: Path) -> None:
+    report = drill(ray_cluster, tmp_path, "without_holdfast")
+    assert report["status"] == 1
+    assert "No module named 'holdfast'" in report["said"]
+    assert "Holdfast must be installed on all nodes" in report["said"]
+    assert report["left"] == []
+
+
+def test_without_the_head_of_the_cluster_all_of_a_job_ends(
+    ray_cluster: Run, tmp_path: Path
+) -> None:
+    report = drill(ray_cluster, tmp_path, "head_lost")
+    assert report["status"] != 0
     assert report["left"] == []
 
 

@@ -158,6 +158,27 @@ def test_a_job_that_began_waits_for_any_node_and_not_for_the_least() -> None:
     assert "0 of at least 1 nodes" in end.message
 
 
+def test_a_process_that_ray_cannot_start_ends_a_job_that_has_not_begun() -> None:
+    made = table()
+    for _ in range(MOST_FAILURES - 1):
+        assert made.after(SlotLost(slot=0, why="no holdfast there"), 1.0) == [AskForNode(slot=0)]
+    (end,) = made.after(SlotLost(slot=0, why="no holdfast there"), 1.0)
+    assert isinstance(end, EndJob)
+    assert not end.ok
+    assert "no holdfast there; Holdfast must be installed on all nodes" in end.message
+
+
+def test_a_process_that_ray_cannot_start_does_not_end_a_job_that_runs() -> None:
+    made = running()
+    made.after(SlotLost(slot=2, why="its node died"), 2.0)
+    for _ in range(MOST_FAILURES - 1):
+        assert made.after(SlotLost(slot=2, why="no holdfast there"), 3.0) == [
+            avoiding(2, "n0", "n1")
+        ]
+    assert made.after(SlotLost(slot=2, why="no holdfast there"), 3.0) == []
+    assert made.slots[2].phase is SlotPhase.CLOSED
+
+
 HAPPENINGS = st.lists(
     st.tuples(
         st.integers(0, 3), st.sampled_from(["place", "lose", "leave", "fail"]), st.integers(0, 5)
