@@ -79,9 +79,9 @@ class HoldfastRun:
         self._job, self._key = job, key
         self._say, self._foretold = say, foretold
         self._lines: deque[str] = deque(maxlen=MOST_LINES)
-        self._begun = threading.Event()
-        self._stopped = threading.Event()
         self._told = threading.Event()
+        self._signalling = threading.Lock()  # a second SIGTERM would kill where the first one asks
+        self._stopped = False
         self._child: Child | None = None
 
     def run(self, place: JobPlace, *, node: str, host: str, env: Mapping[str, str]) -> ChildEnd:
@@ -111,10 +111,10 @@ class HoldfastRun:
                 child = Child.start(
                     (sys.executable, *_COMMAND, *words), env=env, tied=True, output=output
                 )
-                self._child = child
-                self._begun.set()
-                if self._stopped.is_set():
-                    child.signal(signal.SIGTERM)
+                with self._signalling:
+                    self._child = child
+                    if self._stopped:
+                        child.signal(signal.SIGTERM)
                 self._follow(child, reading, Path(facts.notice_file))
             finally:
                 os.close(reading)
@@ -125,9 +125,10 @@ class HoldfastRun:
 
     def stop(self) -> None:
         """Ask it to end in order."""
-        self._stopped.set()
-        if self._child is not None:
-            self._child.signal(signal.SIGTERM)
+        with self._signalling:
+            if self._child is not None and not self._stopped:
+                self._child.signal(signal.SIGTERM)
+            self._stopped = True
 
     def leave(self) -> None:
         """Give it a notice: its node hands over and leaves."""

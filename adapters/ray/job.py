@@ -53,10 +53,10 @@ class RayOptions:
     ``settings`` override those of the script, as ``{"snapshots": {"parity": 2}}``. ``roles`` are
     further workers of each job beside the trainers, by name. ``module`` says that the script is the
     name of a module, as for ``python -m``. ``run_options`` are further options of ``holdfast run``,
-    such as ``("--preload", "torch")``. ``run_dir`` keeps each node's events and logs, on that node
-    in a folder with the name of its Ray node. ``wait_s`` is the time that the least number of nodes
-    may take to be there. ``grace_s`` is the time that a node has to hand its state over when Ray
-    drains it. Times are in seconds. Raises ``ConfigError`` for wrong values.
+    such as ``("--preload", "torch")``. ``run_dir`` is an absolute path below which each node keeps
+    events and logs, in a folder with the id of its Ray node. ``wait_s`` is the time that the least
+    number of nodes may take to be there. ``grace_s`` is the time that a node has to hand its state
+    over when Ray drains it. Times are in seconds. Raises ``ConfigError`` for wrong values.
     """
 
     address: str = ""
@@ -78,6 +78,11 @@ class RayOptions:
                 "this on a machine of the cluster, or with `ray job submit`"
             )
         _check_coordinator(self.coordinator)
+        if self.run_dir and not self.run_dir.startswith("/"):
+            raise ConfigError(
+                f"run_dir={self.run_dir!r}: Ray may remove the folder in which a script runs; give "
+                "an absolute path"
+            )
         for name in ("wait_s", "grace_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: give a number above 0")

@@ -182,9 +182,11 @@ def _handlers_kept() -> Iterator[None]:
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if before is not None:
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _located(ray: Any, job: RayJob) -> tuple[RayJob, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ from holdfast.elastic.errors import ConfigError
 NODE_LABEL: Final = "ray.io/node-id"
 _THREADS: Final = 4
 _NAMED: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_MOST_LETTERS: Final = 600
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +88,7 @@ class PlacedSlots:
             if call is not None
         }
         if not calls:
+            time.sleep(timeout_s)
             return []
         ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
         return [self._result(calls[call], call) for call in ready]
@@ -133,7 +136,7 @@ class PlacedSlots:
         except self._ray.exceptions.RayTaskError as error:
             return self._refused(slot, error)
         except self._ray.exceptions.RayError as error:
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = _short(" ".join(str(error).split()) or type(error).__name__)
             self._note(slot, taken, status=None, message=f"lost: {why}")
             return SlotLost(slot=slot, why=why)
         if is_placing:
@@ -161,3 +164,9 @@ class PlacedSlots:
         self.ends.append(end)
         _log.info("slot %d at %s ended: %s", slot, end.address or "?", end.message)
         return end
+
+
+def _short(text: str) -> str:
+    """Return the beginning and the end of a long text: Ray's have the cause at either."""
+    half = _MOST_LETTERS // 2
+    return text if len(text) <= _MOST_LETTERS else f"{text[:half]} ... {text[-half:]}"

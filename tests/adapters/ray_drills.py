@@ -3,7 +3,8 @@
     python ray_drills.py DRILL FOLDER SCRIPT [ETCD]    runs one drill; prints the report as JSON
 
 Every raylet has a loopback address of its own and one CPU, so it stands for a machine. The script
-is the training that waits in one step until the drill is over.
+is the training that waits in one step until the drill is over; that of the first drill has steps
+that are slow until then.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ray.cluster_utils import Cluster
 DEADLINE_S = 240.0
 STORE_BYTES = 80 << 20
 DRAIN_S = 60
+STEPS = 1000
 
 
 class Drill:
@@ -127,6 +129,10 @@ class Drill:
                 return found
             time.sleep(0.1)
 
+    def is_of_job(self, pid: int) -> bool:
+        """Say whether a process has the job's variables."""
+        return bool(self._of_job(pid))
+
     def _of_job(self, pid: int) -> str:
         """Return the command of a process that has the job's variables, else nothing."""
         with contextlib.suppress(OSError):
@@ -196,33 +202,66 @@ def drill(folder: Path, script: str) -> Iterator[Drill]:
 
 def drained_and_killed(folder: Path, script: str) -> dict[str, Any]:
     """A node is drained and ends, two are lost, and new ones take their places."""
+    result, runs = folder / "result.json", folder / "runs"
     with drill(folder, script) as run:
         first, second = run.add(), run.add()
-        run.submit("--nodes", "2:3", "--run-dir", str(folder / "runs"))
-        seen = run.await_world(2)
+        words = ("--result", str(result), "--steps", str(STEPS), "--pace", "0.2")
+        run.submit(
+            *("--nodes", "2:3", "--run-dir", str(runs)),
+            script=(script, *words, "--until", str(run.end)),
+        )
+        trains = Progress(run, runs)
+        trains.on(2)
         third = run.add()
-        seen = run.await_world(3, after=seen)
+        trains.on(3)
         run.drain(third)
-        seen = run.await_world(2, after=seen)
+        run.wait_for(lambda: events(runs, "node_exited"), "node that leaves")
+        trains.on(2)
         ended = run.lose(third, all_of_it=True)
         run.add()
-        seen = run.await_world(3, after=seen)
+        trains.on(3)
         ended += run.lose(first, all_of_it=False)
-        seen = run.await_world(2, after=seen)
+        trains.on(2)
         run.add()
-        seen = run.await_world(3, after=seen)
+        trains.on(3)
         ended += run.lose(second, all_of_it=True)
-        seen = run.await_world(2, after=seen)
+        trains.on(2)
         run.add()
-        run.await_world(3, after=seen)
+        trains.on(3)
         run.end.touch()
+        status = run.await_end()
         return {
-            "status": run.await_end(),
-            **run.told(),
-            "handed_over": len(events(folder / "runs", "handed_over")),
-            "exits": [each["status"] for each in events(folder / "runs", "node_exited")],
-            "left": run.left() + [pid for pid in ended if lives(pid)],
+            "status": status,
+            "result": json.loads(result.read_text()) if status == 0 else None,
+            "output": run.output(),
+            "handed_over": [event["step"] for event in events(runs, "handed_over")],
+            "restored": [event["restore_step"] for event in events(runs, "proposed")],
+            "exits": [each["status"] for each in events(runs, "node_exited")],
+            "left": run.left() + [f"process {pid}" for pid in ended if lives(pid)],
         }
+
+
+class Progress:
+    """Waits for the ranks of a job that trains all the time, by the events of all its nodes."""
+
+    def __init__(self, run: Drill, runs: Path) -> None:
+        self._run, self._runs = run, runs
+        self._generation = 0
+
+    def on(self, world: int) -> None:
+        """Wait until a later generation of so many ranks has completed a step."""
+
+        def there() -> bool:
+            formed = {
+                event["generation"]
+                for event in events(self._runs, "proposed")
+                if len(event["ranks"]) == world and event["generation"] > self._generation
+            }
+            stepped = {event["generation"] for event in events(self._runs, "step")} & formed
+            self._generation = max(stepped, default=self._generation)
+            return bool(stepped)
+
+        self._run.wait_for(there, f"step of {world} ranks after generation {self._generation}")
 
 
 def other_ends(folder: Path, script: str) -> dict[str, Any]:
@@ -256,6 +295,8 @@ def other_ends(folder: Path, script: str) -> dict[str, Any]:
         run.submit("--nodes", "2")
         seen = run.await_world(2, after=seen)
         (coordinator,) = (pid for pid in below(run.process.pid) if is_coordinator(pid))
+        os.kill(actor_on(run), signal.SIGKILL)
+        seen = run.await_world(2, after=seen)
         os.kill(coordinator, signal.SIGKILL)
         run.wait_for(
             lambda: any(
@@ -345,8 +386,20 @@ def guide(folder: Path, script: str) -> dict[str, Any]:
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the events of one kind that all nodes wrote."""
+    mark = f'"kind":"{kind}"'
     lines = [line for path in folder.rglob("events-*.jsonl") for line in path.open()]
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+    found = [json.loads(line) for line in lines if mark in line and line.endswith("\n")]
+    return sorted(found, key=lambda event: float(event["time_s"]))
+
+
+def actor_on(run: Drill) -> int:
+    """Return the process of Ray that has the part of a node."""
+    for pid in processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "holdfast.tools.cli" in words and "run" in words and run.is_of_job(pid):
+                return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    raise AssertionError(f"no part of the job runs: {run.output()}")
 
 
 def is_coordinator(pid: int) -> bool:

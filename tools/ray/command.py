@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
                 roles=dict(args.role),
                 module=args.module,
                 run_options=tuple(args.run_option),
-                run_dir=str(args.run_dir or ""),
+                run_dir=str(args.run_dir.absolute()) if args.run_dir else "",
                 wait_s=args.wait_s,
                 grace_s=args.grace_s,
             ),

@@ -102,6 +102,7 @@ def test_a_wrong_job_is_refused_by_name(changes: dict[str, Any], said: str) -> N
         ({"address": "ray://head:10001"}, "ray job submit"),
         ({"coordinator": "managed://head"}, "give the etcd:// address"),
         ({"coordinator": "head:29400"}, "give etcd://HOST:PORT"),
+        ({"run_dir": "runs"}, "an absolute path"),
         ({"wait_s": 0}, "wait_s=0"),
         ({"grace_s": -1}, "grace_s=-1"),
         ({"roles": {"trainer": 1}}, "other than 'trainer'"),
