@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from holdfast.adapters.ray.slots import (
 from holdfast.elastic.errors import ConfigError, JobFailedError
 
 _POLL_S: Final = 0.5
+_ANSWER_S: Final = 10.0
 _MARGIN_S: Final = 15.0
 _SHOWN_LINES: Final = 20
 _DEFAULTS: Final = RayOptions()
@@ -160,6 +162,7 @@ def _connected(ray: Any, options: RayOptions) -> Iterator[None]:
             )
         yield
         return
+    check_answers(options.address or os.environ.get("RAY_ADDRESS", ""))
     copied = {"working_dir": options.working_dir} if options.working_dir else {}
     with _handlers_kept():
         try:
@@ -173,6 +176,23 @@ def _connected(ray: Any, options: RayOptions) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def check_answers(address: str) -> None:
+    """Raise ``ConfigError`` if nobody answers at HOST:PORT, to which Ray would connect for ever.
+
+    Other addresses, such as ``auto``, are Ray's to find.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({error}): give the address that `ray start "
+            "--head` printed, as HOST:6379"
+        ) from error
 
 
 @contextmanager

@@ -265,7 +265,7 @@ class Progress:
 
 
 def other_ends(folder: Path, script: str) -> dict[str, Any]:
-    """Jobs that fail, are stopped or killed, or whose coordinator and GCS are killed."""
+    """Jobs that have no script, that fail, that are stopped and killed."""
     fails = folder / "fails.py"
     fails.write_text("print('about to fail')\nraise SystemExit(3)\n")
     with drill(folder, script) as run:
@@ -289,11 +289,17 @@ def other_ends(folder: Path, script: str) -> dict[str, Any]:
         pids = below(run.process.pid)
         run.process.kill()
         run.process.wait()
-        report["killed"] = [pid for pid in pids if lives(pid)] and run.left(pids)
+        report["killed"] = run.left(pids)
+        return report
 
-        seen = len(run.lines())
+
+def parts_killed(folder: Path, script: str) -> dict[str, Any]:
+    """An actor, the process of the coordinator and Ray's GCS are killed, one after the other."""
+    with drill(folder, script) as run:
+        run.add()
+        run.add()
         run.submit("--nodes", "2")
-        seen = run.await_world(2, after=seen)
+        seen = run.await_world(2)
         (coordinator,) = (pid for pid in below(run.process.pid) if is_coordinator(pid))
         os.kill(actor_on(run), signal.SIGKILL)
         seen = run.await_world(2, after=seen)
@@ -307,10 +313,7 @@ def other_ends(folder: Path, script: str) -> dict[str, Any]:
         run.cluster.head_node.kill_gcs_server()
         run.cluster.head_node.start_gcs_server()
         run.end.touch()
-        report["status"] = run.await_end()
-        report |= run.told()
-        report["left"] = run.left()
-        return report
+        return {"status": run.await_end(), **run.told(), "left": run.left()}
 
 
 def one_wide_node(folder: Path, script: str) -> dict[str, Any]:
@@ -415,6 +418,7 @@ DRILLS: dict[str, Callable[..., dict[str, Any]]] = {
     for each in (
         drained_and_killed,
         other_ends,
+        parts_killed,
         one_wide_node,
         with_etcd,
         without_holdfast,

@@ -58,7 +58,13 @@ def test_other_ends_leave_nothing_behind(ray_cluster: Run, tmp_path: Path) -> No
     assert "Traceback" not in said
     assert report["stopped"] == [128 + signal.SIGTERM, []]
     assert report["killed"] == []
-    assert report["status"] == 0, "neither the coordinator's process nor Ray's GCS was missed"
+
+
+def test_a_job_survives_its_actor_its_coordinator_and_rays_control_service(
+    ray_cluster: Run, tmp_path: Path
+) -> None:
+    report = drill(ray_cluster, tmp_path, "parts_killed")
+    assert report["status"] == 0, report["output"]
     assert report["done"] == [alone()] * 2
     assert report["left"] == []
 
