@@ -34,6 +34,10 @@ from holdfast.elastic.rendezvous.link import CoordinatorPlace
 RETURN_S: Final = 20.0
 """Time for which the coordinator's process outlives one that was killed; then it ends by itself."""
 
+PATIENCE_S: Final = 120.0
+"""Time for which nodes wait for a coordinator that does not answer, as while it is started again on
+a busy machine. If the process that launched them is gone, Ray ends them before."""
+
 _CALL_S: Final = 10.0
 _MOST_RESTARTS: Final = 5
 _log = logging.getLogger(__name__)
@@ -121,6 +125,7 @@ class RayCoordinator:
             machines=job.most,
             wanted=job.wanted,
             settings=dict(job.options.settings),
+            return_s=PATIENCE_S,
         )
         self._coordinator.put(shared_record_key(self.job), encode(record))
         if self._server is not None:

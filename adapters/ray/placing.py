@@ -52,8 +52,18 @@ class PlacedSlots:
         self.ends: list[NodeEnd] = []
 
     def ask(self, slot: int, avoid: frozenset[str]) -> None:
-        """Ask for a node for a slot; one that it has is given back."""
+        """Ask for a node for a slot; one that it has is given back.
+
+        If Ray's control service refuses, as after a restart without its storage, the slot stays
+        without a node, and the others go on.
+        """
         self._give_back(slot)
+        try:
+            self._ask(slot, avoid)
+        except self._ray.exceptions.RayError as error:
+            _log.warning("slot %d: Ray cannot be asked for a node: %s", slot, _short(str(error)))
+
+    def _ask(self, slot: int, avoid: frozenset[str]) -> None:
         group = self._base if slot < self._job.least else self._group_of_one(avoid)
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=group, placement_group_bundle_index=slot if group is self._base else 0
