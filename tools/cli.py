@@ -36,6 +36,7 @@ COMMANDS: Final = {
         "commands.run",
         "start a training script so that it survives the loss of workers",
     ),
+    "ray": ("ray.command", "run a script on the nodes of a Ray cluster"),
     "check": (
         "commands.check",
         "find out in small whether a training script keeps the promise",
@@ -88,6 +89,7 @@ EXTRA_OF: Final = {
     "grpc": "etcd",
     "obstore": "obstore",
     "peft": "trl",
+    "ray": "ray",
     "reasoning_gym": "rl",
     "torchdata": "data",
     "torchtitan": "torchtitan",

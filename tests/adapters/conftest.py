@@ -19,6 +19,12 @@ def deepspeed() -> Run:
 
 
 @pytest.fixture(scope="session")
+def ray_cluster() -> Run:
+    """Return a function that runs a program of the environment with Ray and Holdfast."""
+    return runner("ray")
+
+
+@pytest.fixture(scope="session")
 def lightning() -> Run:
     """Return a function that runs a program of the environment with Lightning."""
     return runner("lightning")

@@ -90,6 +90,14 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         requirements=("torch==2.13.0", "lightning==2.6.6"),
         holdfast=True,
     ),
+    "ray": Environment(
+        requirements=(
+            *("torch==2.13.0", "ray==2.60.0"),
+            *("aetcd==1.0.0", "grpcio==1.85.1", "protobuf==7.36.2"),  # the extra etcd
+        ),
+        variables={"RAY_USAGE_STATS_ENABLED": "0"},
+        holdfast=True,
+    ),
 }
 """Every environment by its name. A version here is one that the guides call tested."""
 

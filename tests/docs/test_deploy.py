@@ -17,7 +17,8 @@ from torch.distributed.run import get_args_parser
 from holdfast.tools.cli import build_parser, load
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
-MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
+TASK = DEPLOY / "skypilot-task.yaml"
+MANIFESTS = sorted(path for path in DEPLOY.glob("*.yaml") if path != TASK)
 SCRIPTS = sorted(DEPLOY.glob("*.sh"))
 KUBERNETES = "1.33"
 Object = dict[str, Any]
@@ -31,6 +32,23 @@ JOB_SET = {
 }
 """The fields of a JobSet's spec (jobset.x-k8s.io/v1alpha2) that we may use, and theirs."""
 
+RUNTIME = {
+    "mlPolicy": {"numNodes", "torch", "mpi", "jax", "xgboost", "flux"},
+    "podGroupPolicy": {"coscheduling", "volcano"},
+    "template": {"metadata", "spec"},
+}
+"""The fields of a runtime's spec (trainer.kubeflow.org/v1alpha1, of Trainer 2.2), and theirs."""
+
+SKYPILOT = {
+    *("name", "num_nodes", "workdir", "resources", "envs", "secrets", "file_mounts", "volumes"),
+    *("setup", "run"),
+}
+SKYPILOT_RESOURCES = {
+    *("infra", "cloud", "region", "zone", "instance_type", "cpus", "memory", "accelerators"),
+    *("use_spot", "job_recovery", "disk_size", "disk_tier", "image_id", "ports", "labels"),
+}
+"""The fields of a SkyPilot task and of its resources that we may use (SkyPilot 0.9 and later)."""
+
 
 def objects() -> list[Object]:
     return [found for path in MANIFESTS for found in yaml.safe_load_all(path.read_text()) if found]
@@ -41,7 +59,10 @@ def jobs() -> Iterator[Object]:
     for found in objects():
         if found["kind"] == "Job":
             yield found
-        for part in found["spec"].get("replicatedJobs", ()):
+        spec = found["spec"]
+        if found["kind"] == "ClusterTrainingRuntime":
+            spec = spec["template"]["spec"]
+        for part in spec.get("replicatedJobs", ()):
             name = f"{found['metadata']['name']}-{part['name']}"
             job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}}
             yield {**job, **part["template"]}
@@ -67,12 +88,18 @@ def check_command(words: list[str]) -> None:
 
 
 def test_every_kind_of_launch_is_there() -> None:
-    assert {found["kind"] for found in objects()} == {"JobSet", "Job", "Service"}
+    assert {found["kind"] for found in objects()} == {
+        "ClusterTrainingRuntime",
+        "JobSet",
+        "Job",
+        "Service",
+    }
     assert len(SCRIPTS) == 2
 
 
 def test_objects_are_valid() -> None:
-    plain = [found for found in objects() if found["kind"] != "JobSet"]
+    custom = {"JobSet", "ClusterTrainingRuntime"}
+    plain = [found for found in objects() if found["kind"] not in custom]
     for found in [*plain, *jobs()]:
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
 
@@ -85,20 +112,50 @@ def test_a_wrong_field_is_noticed() -> None:
 
 
 def test_job_sets_have_the_fields_of_their_definition() -> None:
-    for found in objects():
-        if found["kind"] != "JobSet":
-            continue
-        assert found["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-        assert set(found["spec"]) <= set(JOB_SET)
-        for field, value in found["spec"].items():
-            for part in value if isinstance(value, list) else [value]:
-                assert set(part) <= JOB_SET[field], field
+    specs = [found["spec"] for found in of_kind("JobSet", "jobset.x-k8s.io/v1alpha2")]
+    runtimes = of_kind("ClusterTrainingRuntime", "trainer.kubeflow.org/v1alpha1")
+    for spec in [*specs, *(found["spec"]["template"]["spec"] for found in runtimes)]:
+        check_fields(spec, JOB_SET)
+
+
+def test_a_runtime_of_kubeflow_has_the_fields_and_the_names_that_its_controller_knows() -> None:
+    for found in of_kind("ClusterTrainingRuntime", "trainer.kubeflow.org/v1alpha1"):
+        check_fields(found["spec"], RUNTIME)
+        (part,) = found["spec"]["template"]["spec"]["replicatedJobs"]
+        labels = part["template"]["metadata"]["labels"]
+        assert labels["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+        (container,) = part["template"]["spec"]["template"]["spec"]["containers"]
+        assert part["name"] == container["name"] == "node"
+
+
+def test_kueue_may_admit_as_few_pods_as_the_job_may_begin_with() -> None:
+    (job,) = of_kind("Job", "batch/v1")
+    notes = job["metadata"]["annotations"]
+    assert "kueue.x-k8s.io/queue-name" in job["metadata"]["labels"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (nodes,) = (word for word in container["args"] if word.startswith("--nnodes="))
+    least, most = nodes.removeprefix("--nnodes=").split(":")
+    assert notes["kueue.x-k8s.io/job-min-parallelism"] == least
+    assert job["spec"]["parallelism"] == job["spec"]["completions"] == int(most)
+    assert notes["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
+
+
+def test_a_skypilot_task_has_the_fields_that_skypilot_knows() -> None:
+    task = yaml.safe_load(TASK.read_text())
+    assert set(task) <= SKYPILOT
+    assert set(task["resources"]) <= SKYPILOT_RESOURCES
+    subprocess.run(["bash", "-n", "-c", task["run"]], check=True)
+    (call,) = calls_in(task["run"])
+    check_command(shlex.split(call))
 
 
 def test_commands_have_the_options_they_are_given() -> None:
     for pod in pods():
         for container in containers(pod):
             words = [*container["command"], *container.get("args", ())]
+            if words[:2] == ["sh", "-c"]:  # the words after the script are its arguments
+                (call,) = calls_in(words[2].replace('"$@"', ""))
+                words = [*shlex.split(call), *words[4:]]
             check_command([word.replace("$(JOB_COMPLETION_INDEX)", "0") for word in words])
             hook = container.get("lifecycle", {}).get("preStop", {}).get("exec")
             if hook:
@@ -137,6 +194,28 @@ def test_scripts_are_well_formed_and_their_commands_too(script: Path) -> None:
     assert calls
     for call in calls:
         check_command(shlex.split(call.removesuffix(")").replace("'", "")))
+
+
+def calls_in(text: str) -> list[str]:
+    """Return the calls of `holdfast` in a shell's text, with a number for each variable."""
+    joined = text.replace("\\\n", " ")
+    found = re.findall(r"^\s*(?:exec )?(holdfast .*)$", joined, re.MULTILINE)
+    return [re.sub(r"\$\w+", "1", call) for call in found]
+
+
+def of_kind(kind: str, version: str) -> list[Object]:
+    """Return the objects of a kind, all of this version of its interface; there is one at least."""
+    found = [each for each in objects() if each["kind"] == kind]
+    assert {each["apiVersion"] for each in found} == {version}
+    return found
+
+
+def check_fields(spec: Object, known: dict[str, set[str]]) -> None:
+    """Check that a spec has only known fields, and these only known ones."""
+    assert set(spec) <= set(known)
+    for field, value in spec.items():
+        for part in value if isinstance(value, list) else [value]:
+            assert not isinstance(part, dict) or set(part) <= known[field], field
 
 
 def _uncommented(text: str) -> str:

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "reference" / "packages.md"
 
 PACKAGES = (
     *("boto3", "obstore", "transformers", "trl", "peft", "torchdata", "torchtitan", "accelerate"),
-    "lightning",
+    *("lightning", "ray"),
 )
 
 ROWS = [

@@ -12,10 +12,8 @@ from types import FrameType
 
 import msgspec
 
-from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.notice import NoticeConfig
-from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.coordinator.connecting import is_etcd, is_managed
 from holdfast.elastic.coordinator.etcd.address import MANAGED, EtcdAddress
 from holdfast.elastic.coordinator.managed.program import etcd_program
@@ -32,10 +30,9 @@ from holdfast.elastic.launch.config import (
 )
 from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import Launcher
-from holdfast.elastic.launch.managed import ManagedLauncher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
-from holdfast.tools.commands import run_machines
+from holdfast.tools.commands import run_machines, run_settings
 from holdfast.tools.printing import printable
 from holdfast.tools.show.narrate import Narrator
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, positive_number
@@ -71,55 +68,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add("--nodes", type=positive, default=1, metavar="K", help="nodes (default 1)")
     add("--world", type=positive, metavar="W", help="trainers in all (default N times K)")
     run_machines.add_options(add)
-    add(
-        "--role",
-        type=_role,
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help="N workers of another role beside the trainers; repeatable",
-    )
-    add(
-        "--parity",
-        type=_parity,
-        metavar="M",
-        help="nodes that may be lost with their memory, or 'replicate' for whole copies "
-        "(default: the script's value)",
-    )
-    add(
-        "--parity-group",
-        type=positive,
-        metavar="N",
-        help="preferred number of nodes that guard each other (default: the script's value)",
-    )
-    add(
-        "--memory",
-        metavar="SIZE",
-        help="host memory a node may spend on snapshots, as in 12GiB (default: no limit)",
-    )
-    add(
-        "--checkpoint-bandwidth",
-        metavar="RATE",
-        help="limit of a node's checkpoint writes, as in 500MB/s (default: no limit)",
-    )
-    add(
-        "--on-checkpoint-error",
-        choices=("retry", "skip", "stop"),
-        help="when a checkpoint cannot be written: try again and end the job only after several, "
-        "never end it, or end it at once (default: the script's value)",
-    )
-    add(
-        "--disk",
-        metavar="DIR",
-        help="spill snapshots to DIR on every node's own disk, and resume from the snapshots "
-        "that are there",
-    )
-    add(
-        "--stop-grace-s",
-        type=float,
-        metavar="S",
-        help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
-    )
+    run_settings.add_roles(add)
+    run_settings.add_options(add)
     add(
         "--preload",
         metavar="MODULE,...",
@@ -262,32 +212,6 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.ok else _complain(outcome.message, 1)
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Json]:
-    """Return the script's settings that the command line overrides."""
-    options: dict[str, dict[str, Json]] = {
-        "snapshots": {
-            "parity": args.parity,
-            "group": args.parity_group,
-            "memory": args.memory,
-            "disk": args.disk,
-        },
-        "checkpoint": {
-            "bandwidth": args.checkpoint_bandwidth,
-            "on_error": args.on_checkpoint_error,
-        },
-        "timeouts": {"stop_grace_s": args.stop_grace_s},
-    }
-    settings: dict[str, Json] = {}
-    for group, values in options.items():
-        if given := {name: value for name, value in values.items() if value is not None}:
-            settings[group] = given
-    try:
-        Settings(checkpoint=Checkpoints("a script's own")).overridden(settings)
-    except ConfigError as error:
-        raise ConfigError(f"wrong option: {error}") from error
-    return settings
-
-
 def _launcher(args: argparse.Namespace) -> Launcher:
     joint = run_machines.joint_config(args)
     if joint is None:
@@ -295,6 +219,8 @@ def _launcher(args: argparse.Namespace) -> Launcher:
     returns = args.run_dir is not None or is_etcd(joint.place.url)
     config = _config(args, machines=joint.most, returns=returns)
     if is_managed(joint.place.url):
+        from holdfast.elastic.launch.managed import ManagedLauncher  # needs the extra etcd
+
         return ManagedLauncher(config, joint, program=etcd_program(args.etcd))
     return JointLauncher(config, joint)
 
@@ -332,7 +258,7 @@ def _config(
         elsewhere=((machines or 1) - 1) * args.nodes,
         port=args.port,
         capture_output=args.capture_output,
-        settings=_settings(args),
+        settings=run_settings.settings(args),
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts,
         return_s=args.return_s if returns else 0.0,
@@ -407,12 +333,6 @@ def _say(line: str) -> None:
         print(printable(f"holdfast: {line}", lines=True), file=sys.stderr, flush=True)
 
 
-def _parity(text: str) -> int | str:
-    if text != "replicate" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
-    return text if text == "replicate" else int(text)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
@@ -441,12 +361,3 @@ def _header(text: str) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise argparse.ArgumentTypeError(f"{text!r}: cannot read the file: {error}") from error
     return name, value
-
-
-def _role(text: str) -> tuple[str, int]:
-    name, _, count = text.partition("=")
-    if not name.isidentifier() or name == TRAINER:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: give NAME=N with a name other than {TRAINER!r}, as in rollout=2"
-        )
-    return name, positive(count)

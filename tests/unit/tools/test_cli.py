@@ -190,6 +190,21 @@ def test_a_missing_optional_package_is_told_with_its_extra(
     assert f"pip install 'holdfast[{cli.EXTRA_OF[package]}]'" in capsys.readouterr().err
 
 
+def test_no_command_needs_an_extra_before_it_is_asked_for_what_the_extra_does() -> None:
+    program = (
+        "import sys\n"
+        "from holdfast.tools import cli\n"
+        "sys.modules |= dict.fromkeys(cli.EXTRA_OF)\n"
+        "for name in cli.COMMANDS: cli.build_parser(name, cli.load(name))\n"
+        "import holdfast.tools.chaos.fixtures.cluster\n"
+        "import holdfast.tools.chaos.real.launching.__main__\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_extra_for_users_is_named_for_each_of_its_packages() -> None:
     project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]
     extras = {

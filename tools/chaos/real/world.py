@@ -24,7 +24,6 @@ from holdfast.tools.chaos.real.due import Due
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, RealJob, words
 from holdfast.tools.chaos.real.launched import HoldfastJob
 from holdfast.tools.chaos.real.leaks import Leaks
-from holdfast.tools.chaos.real.managed import ManagedJob
 from holdfast.tools.chaos.real.plain import PlainJob
 from holdfast.tools.chaos.real.seen import JobProgress
 from holdfast.tools.chaos.real.stacks import write_stacks
@@ -145,6 +144,8 @@ def undisturbed(
 def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
     load = scenario.workload
     if load.coordinator == MANAGED:
+        from holdfast.tools.chaos.real.managed import ManagedJob  # needs the extra etcd
+
         return ManagedJob(load, place, source=source)
     make = HoldfastJob if load.nodes else PlainJob
     return make(load, place, source=source)

@@ -14,7 +14,6 @@ import threading
 import msgspec
 
 from holdfast.elastic.launch.local import Launcher
-from holdfast.elastic.launch.managed import ManagedLauncher
 from holdfast.tools.chaos.real.launching.messages import (
     KILL,
     LOSE,
@@ -60,6 +59,8 @@ def _launcher(order: LaunchOrder) -> Launcher:
     part = order.managed
     if part is None:
         return Launcher(order.config)
+    from holdfast.elastic.launch.managed import ManagedLauncher  # needs the extra etcd
+
     return ManagedLauncher(order.config, part.joint, program=part.program)
 
 

@@ -1,0 +1,111 @@
+"""Options of commands that start a job: workers of other roles, and settings of the script."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.ckpt.types import Json
+from holdfast.elastic.config import Checkpoints, Settings
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.tools.subcommand import positive
+
+
+def add_roles(add: Callable[..., Any]) -> None:
+    """Declare the option for other roles; ``add`` is ``ArgumentParser.add_argument``."""
+    add(
+        "--role",
+        type=_role,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="N workers of another role beside the trainers; repeatable",
+    )
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Declare the options of `settings`; ``add`` is ``ArgumentParser.add_argument``."""
+    add(
+        "--parity",
+        type=_parity,
+        metavar="M",
+        help="nodes that may be lost with their memory, or 'replicate' for whole copies "
+        "(default: the script's value)",
+    )
+    add(
+        "--parity-group",
+        type=positive,
+        metavar="N",
+        help="preferred number of nodes that guard each other (default: the script's value)",
+    )
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="host memory a node may spend on snapshots, as in 12GiB (default: no limit)",
+    )
+    add(
+        "--checkpoint-bandwidth",
+        metavar="RATE",
+        help="limit of a node's checkpoint writes, as in 500MB/s (default: no limit)",
+    )
+    add(
+        "--on-checkpoint-error",
+        choices=("retry", "skip", "stop"),
+        help="when a checkpoint cannot be written: try again and end the job only after several, "
+        "never end it, or end it at once (default: the script's value)",
+    )
+    add(
+        "--disk",
+        metavar="DIR",
+        help="spill snapshots to DIR on every node's own disk, and resume from the snapshots "
+        "that are there",
+    )
+    add(
+        "--stop-grace-s",
+        type=float,
+        metavar="S",
+        help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
+    )
+
+
+def settings(args: argparse.Namespace) -> dict[str, Json]:
+    """Return the script's settings that the command line overrides. Raises ``ConfigError``."""
+    options: dict[str, dict[str, Json]] = {
+        "snapshots": {
+            "parity": args.parity,
+            "group": args.parity_group,
+            "memory": args.memory,
+            "disk": args.disk,
+        },
+        "checkpoint": {
+            "bandwidth": args.checkpoint_bandwidth,
+            "on_error": args.on_checkpoint_error,
+        },
+        "timeouts": {"stop_grace_s": args.stop_grace_s},
+    }
+    found: dict[str, Json] = {}
+    for group, values in options.items():
+        if given := {name: value for name, value in values.items() if value is not None}:
+            found[group] = given
+    try:
+        Settings(checkpoint=Checkpoints("a script's own")).overridden(found)
+    except ConfigError as error:
+        raise ConfigError(f"wrong option: {error}") from error
+    return found
+
+
+def _parity(text: str) -> int | str:
+    if text != "replicate" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
+    return text if text == "replicate" else int(text)
+
+
+def _role(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not name.isidentifier() or name == TRAINER:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give NAME=N with a name other than {TRAINER!r}, as in rollout=2"
+        )
+    return name, positive(count)

@@ -1,0 +1,1 @@
+"""The command `holdfast ray`: jobs on a Ray cluster."""
