@@ -87,6 +87,7 @@ EXTRA_OF: Final = {
     "datasets": "trl",
     "google": "etcd",
     "grpc": "etcd",
+    "lightning": "lightning",
     "obstore": "obstore",
     "peft": "trl",
     "ray": "ray",
