@@ -1,1 +1,1 @@
-"""Adapters that connect Holdfast to torch.distributed.checkpoint and to reinforcement learning."""
+"""Adapters that connect Holdfast to other libraries, and the library for reinforcement learning."""

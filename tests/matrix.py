@@ -40,6 +40,7 @@ SEAMS: Final = (
     "tests/unit/elastic/loop",
     "tests/unit/elastic/meeting",
     "tests/unit/elastic/rendezvous",
+    "tests/unit/shared",
     "tests/property/elastic/gradients",
     "tests/process/ckpt/test_layout_ranks.py",
     "tests/process/dcp/test_dcp_ranks.py",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from holdfast import ckpt
-from holdfast.adapters.buffers import settle_buffers
+from holdfast.adapters.shared.buffers import settle_buffers
 from holdfast.ckpt import ArgumentError, NotFoundError, PerRank, StateError
 from holdfast.ckpt.checkpoints import pins
 from holdfast.ckpt.checkpoints.catalog import committed

@@ -30,7 +30,7 @@ from holdfast.adapters.accelerate.positions import (
     plan_skip,
 )
 from holdfast.adapters.accelerate.samplers import SkippingBatchSampler, WatchedBatchSampler
-from holdfast.adapters.random_states import GlobalRandomness
+from holdfast.adapters.shared.random_states import GlobalRandomness
 from holdfast.ckpt import StateError
 
 

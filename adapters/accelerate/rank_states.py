@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.adapters.accelerate.loaders import RecordedLoader
 from holdfast.adapters.accelerate.positions import LoaderPosition
 from holdfast.adapters.accelerate.prepared import numbered
-from holdfast.adapters.random_states import GlobalRandomness, seed_all, seed_for
+from holdfast.adapters.shared.random_states import GlobalRandomness, seed_all, seed_for
 from holdfast.ckpt import StateError
 
 

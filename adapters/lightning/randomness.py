@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.random_states import GlobalRandomness, seed_all, seed_for
+from holdfast.adapters.shared.random_states import GlobalRandomness, seed_all, seed_for
 from holdfast.ckpt import PerRank
 
 

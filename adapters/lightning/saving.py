@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from holdfast import ckpt
-from holdfast.adapters.buffers import settle_buffers
 from holdfast.adapters.lightning.places import place_to_load, place_to_save
+from holdfast.adapters.shared.buffers import settle_buffers
 from holdfast.ckpt import ArgumentError
 from holdfast.ckpt.collective import RankWorld
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import ckpt
-from holdfast.adapters.buffers import settle_buffers
 from holdfast.adapters.lightning.randomness import random_states
 from holdfast.adapters.lightning.saving import OwnFormat
+from holdfast.adapters.shared.buffers import settle_buffers
 from holdfast.ckpt import ArgumentError, StateError
 from holdfast.ckpt.checkpoints.catalog import committed
 from holdfast.ckpt.checkpoints.retention import remove_steps

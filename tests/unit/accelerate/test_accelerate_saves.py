@@ -169,7 +169,7 @@ def test_the_scaler_of_fp16_goes_on_from_its_scale(tmp_path: Path) -> None:
 
 def test_a_rank_that_was_not_there_reads_as_rank_0_and_draws_numbers_of_its_own() -> None:
     from holdfast.adapters.accelerate.rank_states import share_of_rank
-    from holdfast.adapters.random_states import GlobalRandomness, seed_all
+    from holdfast.adapters.shared.random_states import GlobalRandomness, seed_all
 
     now = GlobalRandomness.taken(torch.device("cpu")).saved()
     saved = [{"now": now, "loaders": {"loader": i}} for i in range(2)]

@@ -216,6 +216,7 @@ def test_the_public_names() -> None:
         "Patterns",
         "PeerError",
         "PerRank",
+        "Rebuilt",
         "RestoreReport",
         "StateError",
         "Stateful",

@@ -14,8 +14,8 @@ from holdfast.ckpt import torch_private
 
 PACKAGE = ROOT / "src" / "holdfast"
 THE_MODULE = PACKAGE / "ckpt" / "torch_private.py"
-OF_TRANSFORMERS = PACKAGE / "adapters" / "hf"
-"""Goes through the loop of transformers' Trainer, whose names are private to that library."""
+OF_OTHERS = (PACKAGE / "adapters" / "hf", PACKAGE / "adapters" / "torchtitan")
+"""Subclasses of transformers' Trainer and of torchtitan's manager, with methods private to them."""
 
 
 OTHERS = {
@@ -37,7 +37,7 @@ OTHERS = {
     },
     # The fork server looks at torch only if a module of the user's has imported it.
     "torch before the loop is imported": {"_is_in_bad_fork"},
-    "holdfast": {"_close", "_finish", "_immortal", "_shift", "_watching"},
+    "holdfast": {"_close", "_finish", "_immortal", "_watching"},
 }
 """Private names of other packages than torch, and what Holdfast puts on objects of others."""
 
@@ -106,7 +106,8 @@ def modules() -> list[Path]:
     return [
         path
         for path in found
-        if path != THE_MODULE.resolve() and not path.is_relative_to(OF_TRANSFORMERS.resolve())
+        if path != THE_MODULE.resolve()
+        and not any(path.is_relative_to(folder.resolve()) for folder in OF_OTHERS)
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.adapters import buffers
+from holdfast.adapters.shared import buffers
 from holdfast.ckpt import StateError
 
 

@@ -1,0 +1,1 @@
+"""Parts of several adapters: buffers that ranks agree on, and the global random generators."""
