@@ -188,7 +188,8 @@ class Program:
     tensors are freed. `stage` copies volatile tensors at once, into memory of the program's own.
     Pieces of a ``fixed`` part that is filled are not copied, only checked. Of pieces with
     ``least_bytes`` that change only in part, the parts that changed are copied. ``zeros`` are the
-    positions that no piece fills, behind the fixed part; ``nbytes`` are to be copied.
+    positions that no piece fills, behind the fixed part; ``nbytes`` are to be copied,
+    ``work_bytes`` to be copied or checked.
     """
 
     def __init__(
@@ -228,6 +229,8 @@ class Program:
         self.memory = PartMemory(self.parts.edges, least_parts=-(-least_bytes // SUM_BYTES))
         self.nbytes = sum(piece.nbytes for piece in pieces[self._kept :])
         self.kept_bytes = sum(piece.nbytes for piece in pieces[: self._kept])
+        left_out = sum(local_of(leaf).nbytes for leaf in flat.left_out.values())
+        self.work_bytes = self.nbytes + self.kept_bytes + left_out
 
     def first_sums(self) -> Sums:
         """Return the checksums of all parts before the copy: only those of fixed pieces count."""

@@ -493,7 +493,8 @@ class Snapshotter:
             turn=self._turn,
         )
         job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes), parts=parts))
-        self.stats.pace = self._pacer.speed(program.nbytes, late_s=late_s)
+        # What is only checked is read after the copy: it has to fit into the same time.
+        self.stats.pace = self._pacer.speed(program.work_bytes, late_s=late_s)
         sums = job.run(speed=self.stats.pace)
         return None if job.torn else sums
 

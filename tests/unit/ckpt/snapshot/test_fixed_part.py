@@ -14,6 +14,7 @@ from doubles.slots import FakeSidecar
 from torch import nn
 
 from holdfast.ckpt.errors import CapacityError
+from holdfast.ckpt.snapshot.pacing import FULL_SPEED, Pacer
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.restore import restore
 
@@ -90,6 +91,22 @@ def test_frozen_weights_are_copied_with_the_first_snapshot_alone(
     for step in range(1, job.step + 1):
         assert torch.equal(restored(sidecar, step).base.weight, job.base.weight)
     assert torch.equal(restored(sidecar, job.step).adapter.weight, job.adapter.weight)
+
+
+def test_the_check_of_frozen_weights_counts_as_work_until_the_next_step(
+    taking: Snapshotter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paced: list[int] = []
+
+    def speed(_: Pacer, nbytes: int, *, late_s: float = 0.0) -> float:
+        paced.append(nbytes)
+        return FULL_SPEED
+
+    monkeypatch.setattr(Pacer, "speed", speed)
+    job = Job()
+    for _ in range(3):
+        job.take(taking)
+    assert paced == [BASE_BYTES + 4096] * 3, "a small copy would end late, and the check later"
 
 
 def test_weights_that_stay_the_same_become_fixed_without_a_word(taking: Snapshotter) -> None:
