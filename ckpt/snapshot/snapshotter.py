@@ -493,7 +493,7 @@ class Snapshotter:
             turn=self._turn,
         )
         job.open(PayloadBuffer.of(slot.block(program.plan.payload_bytes), parts=parts))
-        # What is only checked is read after the copy: it has to fit into the same time.
+        # The check of fixed bytes follows the copy: both have to fit into the time until the step.
         self.stats.pace = self._pacer.speed(program.work_bytes, late_s=late_s)
         sums = job.run(speed=self.stats.pace)
         return None if job.torn else sums
