@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import Job, launched, trainers
+from finished_jobs import NODES, finished, lose_in_turn
+from jobs import Job
 
 from holdfast.ckpt.memory.arena import arena_path
 
@@ -59,23 +60,7 @@ train()
 BASE_BYTES = 1024 * 2048 * 4
 AVERAGE_BYTES = 600_000 * 4
 RING_BYTES = 2000 * 512 * 4
-NODES = ("n0", "n1", "n2")
 KINDS = ("slot-fixed", "row-fixed", "slot")
-
-
-def run_job(folder: Path, *, hurts: Any = None) -> tuple[list[torch.Tensor], list[Any]]:
-    """Return the final tensors and the events of a job of three nodes."""
-    folder.mkdir()
-    script, result = folder / "finetune.py", folder / "result.pt"
-    script.write_text(SCRIPT)
-    config = trainers(script, (result,), run_dir=folder / "run", nodes=3)
-    with launched(config) as running:
-        if hurts is not None:
-            hurts(running)
-        outcome = running.finish()
-        assert outcome.ok, outcome.message
-        events = list(running.history)
-    return torch.load(result), events
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
             files = [files_of(running, node) for node in NODES]
             seen.append(tuple(sum(each.get(kind, 0) for each in files) for kind in KINDS))
 
-    found, _ = run_job(tmp_path_factory.mktemp("undisturbed") / "job", hurts=look)
+    found, _ = finished(tmp_path_factory.mktemp("undisturbed") / "job", SCRIPT, hurts=look)
     # Both frozen layers once on all nodes together; the parity of the larger share on each. While
     # another part is made, the one before it is there too.
     fixed, rows, moving = (min(each) for each in zip(*seen, strict=True))
@@ -123,18 +108,14 @@ def kill_sidecar(running: Job) -> None:
 
 
 def lose_machines(running: Job) -> None:
-    for step, node in ((12, "n2"), (33, "n1")):
-        running.await_step(step)
-        next_one = len(running.events("proposed")) + 1
-        assert running.launcher.lose_machine(node)
-        running.generation(next_one)
+    lose_in_turn(running, [(12, "n2"), (33, "n1")])
 
 
 @pytest.mark.parametrize("hurts", [kill_worker, kill_sidecar, lose_machines])
 def test_a_job_with_fixed_weights_ends_as_an_undisturbed_one(
     tmp_path: Path, undisturbed: list[torch.Tensor], hurts: Any
 ) -> None:
-    found, events = run_job(tmp_path / "job", hurts=hurts)
+    found, events = finished(tmp_path / "job", SCRIPT, hurts=hurts)
     assert all(map(torch.equal, found, undisturbed))
     tiers = [event["tier"] for event in events if event["kind"] == "restored"]
     assert len(tiers) >= 2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from jobs import Job, launched, trainers
+from finished_jobs import finished, lose_in_turn
+from jobs import Job
 
 TREE = Path(__file__).parents[2]
 
@@ -65,33 +65,14 @@ train()
 """
 
 
-def run_job(folder: Path, *, hurts: Any = None) -> tuple[list[torch.Tensor], list[Any]]:
-    """Return the final tensors and the events of a job of three nodes."""
-    folder.mkdir()
-    script, result = folder / "sharded.py", folder / "result.pt"
-    script.write_text(SCRIPT)
-    config = trainers(script, (result, TREE), run_dir=folder / "run", nodes=3)
-    with launched(config) as running:
-        if hurts is not None:
-            hurts(running)
-        outcome = running.finish()
-        assert outcome.ok, outcome.message
-        events = list(running.history)
-    return torch.load(result), events
-
-
 def lose_machines(running: Job) -> None:
-    for step, node in ((7, "n2"), (21, "n0")):
-        running.await_step(step)
-        next_one = len(running.events("proposed")) + 1
-        assert running.launcher.lose_machine(node)
-        running.generation(next_one)
+    lose_in_turn(running, [(7, "n2"), (21, "n0")])
 
 
 @pytest.mark.exhaustive
 def test_frozen_shards_survive_lost_machines(tmp_path: Path) -> None:
-    undisturbed, _ = run_job(tmp_path / "undisturbed")
-    found, events = run_job(tmp_path / "hurt", hurts=lose_machines)
+    undisturbed, _ = finished(tmp_path / "undisturbed", SCRIPT, TREE)
+    found, events = finished(tmp_path / "hurt", SCRIPT, TREE, hurts=lose_machines)
     assert len(found) == len(undisturbed) > 6
     assert all(map(torch.equal, found, undisturbed))
     assert "parity" in [event["tier"] for event in events if event["kind"] == "restored"]

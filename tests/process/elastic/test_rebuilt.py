@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from finished_jobs import NODES, finished
 from jobs import Job, launched, trainers
 
 from holdfast.ckpt.memory.arena import arena_path
@@ -62,24 +62,9 @@ train()
 FROZEN_BYTES = 2 * 512 * 1024 * 4 + 512 * 512
 
 
-def run_job(folder: Path, *, hurts: Any = None) -> tuple[list[torch.Tensor], list[Any]]:
-    """Return the final tensors and the events of a job of three nodes."""
-    folder.mkdir()
-    script, result = folder / "rebuilt.py", folder / "result.pt"
-    script.write_text(SCRIPT)
-    config = trainers(script, (result, TREE), run_dir=folder / "run", nodes=3)
-    with launched(config) as running:
-        if hurts is not None:
-            hurts(running)
-        outcome = running.finish()
-        assert outcome.ok, outcome.message
-        events = list(running.history)
-    return torch.load(result), events
-
-
 def held_bytes(running: Job) -> int:
     """Return the bytes of all nodes' slots and parity in shared memory."""
-    paths = [arena_path(running.launcher.run, node) for node in ("n0", "n1", "n2")]
+    paths = [arena_path(running.launcher.run, node) for node in NODES]
     return sum(file.stat().st_size for path in paths for file in path.glob("[0-9a-f]*.*"))
 
 
@@ -99,8 +84,8 @@ def hurt(running: Job) -> None:
 def test_a_job_that_builds_its_frozen_weights_again_ends_as_an_undisturbed_one(
     tmp_path: Path,
 ) -> None:
-    undisturbed, _ = run_job(tmp_path / "undisturbed")
-    found, events = run_job(tmp_path / "hurt", hurts=hurt)
+    undisturbed, _ = finished(tmp_path / "undisturbed", SCRIPT, TREE)
+    found, events = finished(tmp_path / "hurt", SCRIPT, TREE, hurts=hurt)
     assert all(map(torch.equal, found, undisturbed))
     restored = [event for event in events if event["kind"] == "restored"]
     assert {event["tier"] for event in restored} >= {"none", "parity"}
