@@ -4,6 +4,9 @@ A piece is chosen once its checksum has stayed the same for some snapshots in a 
 it is *frozen* (a parameter without a gradient). A piece that changes after it was chosen has to
 stay the same for twice as long before it is chosen again. So an average of weights that is brought
 up to date every few steps is soon left among the moving pieces.
+
+A larger fixed part is written anew as a whole. So small pieces join a large part only once it would
+have spared as many bytes as that costs: what has rested for long will rest for long.
 """
 
 from __future__ import annotations
@@ -70,9 +73,17 @@ class FixedChoice(Generic[Piece]):
         ripe = kept | {piece for piece in sizes if self._is_ripe(piece, piece in frozen)}
         gained = sum(sizes[piece] for piece in ripe - kept)
         moving = sum(nbytes for piece, nbytes in sizes.items() if piece not in kept)
-        if gained >= max(self._least_bytes, moving // _WORTH):
+        written = sum(sizes[piece] for piece in ripe)
+        spared = sum(sizes[piece] * self._rest(piece, piece in frozen) for piece in ripe - kept)
+        if gained >= max(self._least_bytes, moving // _WORTH) and spared >= written:
             return ripe
         return kept if sum(sizes[piece] for piece in kept) >= self._least_bytes else frozenset()
+
+    def _rest(self, piece: Piece, frozen: bool) -> int:
+        """Return for how many snapshots a piece is expected to stay the same."""
+        seen = self._seen.get(piece)
+        known = 0 if seen is None else seen.same
+        return _MOST_PATIENCE if frozen and (seen is None or not seen.moved) else known
 
     def _is_ripe(self, piece: Piece, frozen: bool) -> bool:
         seen = self._seen.get(piece)
