@@ -21,10 +21,10 @@ from .inspect.view import Checkpoint as Checkpoint
 from .inspect.view import TensorView as TensorView
 from .parity.estimate import memory_need as memory_need
 from .state.hashing import state_hash as state_hash
+from .state.kinds.model_parts import ModelParts as ModelParts
+from .state.kinds.rebuilt import Rebuilt as Rebuilt
 from .state.local_boxes import FlatShard as FlatShard
 from .state.local_boxes import TensorShard as TensorShard
-from .state.model_parts import ModelParts as ModelParts
-from .state.rebuilt import Rebuilt as Rebuilt
 from .state.restore import RestoreReport as RestoreReport
 from .state.trees.per_rank import PerRank as PerRank
 from .state.trees.stateful import Stateful as Stateful

@@ -52,10 +52,11 @@ from holdfast.ckpt.errors import (
 )
 from holdfast.ckpt.geometry.shard_index import ChunkRef
 from holdfast.ckpt.inspect.view import Checkpoint
-from holdfast.ckpt.state import plain, rebuilt, torch_dtypes
+from holdfast.ckpt.state import plain, torch_dtypes
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.flatten import check_state
+from holdfast.ckpt.state.kinds import rebuilt
 from holdfast.ckpt.state.local_boxes import regions
 from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
 from holdfast.ckpt.state.strictness import Select, Strict, Strictness, check_patterns

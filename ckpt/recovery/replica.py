@@ -19,7 +19,7 @@ from holdfast.ckpt.geometry.reshard import plan, saved_aliases, saved_specs
 from holdfast.ckpt.geometry.scatter import Array, ByChunk, grouped
 from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.state import torch_dtypes
-from holdfast.ckpt.state.restore import ShardSource
+from holdfast.ckpt.state.saved import ShardSource
 
 
 @dataclass(slots=True)

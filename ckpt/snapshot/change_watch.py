@@ -28,6 +28,8 @@ from holdfast.ckpt.state.flatten import (
     TracedTree,
     flatten,
 )
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
 from holdfast.ckpt.state.local_boxes import (
     LEAVES,
     FlatShard,
@@ -36,9 +38,7 @@ from holdfast.ckpt.state.local_boxes import (
     check_tensor,
     local_of,
 )
-from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.optimizers import OptimizerParts, state_prefix
-from holdfast.ckpt.state.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
 from holdfast.ckpt.state.trees.stateful import stateful_of

@@ -35,7 +35,10 @@ from torch.optim import LBFGS, Optimizer
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import ArgumentError, MismatchError, StateError
 from holdfast.ckpt.state import plain, torch_dtypes
-from holdfast.ckpt.state.fsdp1 import flat_module, reshard
+from holdfast.ckpt.state.kinds.fsdp1 import flat_module, reshard
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
+from holdfast.ckpt.state.kinds.wrapped import WrappedTensor, wrapped_of
 from holdfast.ckpt.state.local_boxes import (
     LEAVES,
     FlatShard,
@@ -44,7 +47,6 @@ from holdfast.ckpt.state.local_boxes import (
     check_tensor,
     local_of,
 )
-from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.names import WRAPPER_ATTRIBUTES, join
 from holdfast.ckpt.state.optimizers import (
     OptimizedParameter,
@@ -52,7 +54,6 @@ from holdfast.ckpt.state.optimizers import (
     Setter,
     flatten_optimizer,
 )
-from holdfast.ckpt.state.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.arrays import tensor_of
 from holdfast.ckpt.state.trees.encoding import TreeEncoder
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, PerRank
@@ -65,7 +66,6 @@ from holdfast.ckpt.state.trees.state_dicts import (
     optimizer_has_own,
 )
 from holdfast.ckpt.state.trees.stateful import Stateful, stateful_of
-from holdfast.ckpt.state.wrapped import WrappedTensor, wrapped_of
 from holdfast.ckpt.types import Json
 
 _Replace: TypeAlias = Callable[[Any], object] | None

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError, StateError
-from holdfast.ckpt.geometry.layout import Box, TensorSpec
-from holdfast.ckpt.geometry.reshard import Wanted, saved_aliases, saved_specs
-from holdfast.ckpt.geometry.scatter import ByChunk
-from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+from holdfast.ckpt.errors import StateError
+from holdfast.ckpt.geometry.layout import TensorSpec
+from holdfast.ckpt.geometry.reshard import Wanted
 from holdfast.ckpt.state import landing, plain, torch_dtypes
 from holdfast.ckpt.state.flatten import FlatState, decode_small_tensor, flatten
+from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
 from holdfast.ckpt.state.local_boxes import (
     Leaf,
     LocalBox,
@@ -27,7 +26,7 @@ from holdfast.ckpt.state.local_boxes import (
     spec_of,
 )
 from holdfast.ckpt.state.optimizers import SavedOptimizer, attach, state_prefix
-from holdfast.ckpt.state.rebuilt import Rebuilt
+from holdfast.ckpt.state.saved import SavedState, ShardSource, are_equal
 from holdfast.ckpt.state.strictness import (
     Select,
     Strict,
@@ -40,30 +39,11 @@ from holdfast.ckpt.state.trees.encoding import stored_names
 from holdfast.ckpt.state.trees.per_rank import (
     CarriedRanks,
     Inheritance,
-    by_path,
     inherit,
     own_name,
     owner_of,
 )
 from holdfast.ckpt.types import Json
-
-
-class ShardSource(Protocol):
-    """A source of the shards of one step: the memory of sidecars, a checkpoint, or a test.
-
-    ``origin`` says in words where the bytes come from. ``read`` yields verified bytes only, in the
-    order of the request, and raises ``CorruptError`` for others; a view is valid until the next
-    one. ``scatter`` reads regions into their destinations, all verified once it returns.
-    """
-
-    @property
-    def origin(self) -> str: ...
-
-    def indexes(self) -> Sequence[ShardIndex]: ...
-
-    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]: ...
-
-    def scatter(self, deliveries: ByChunk) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,43 +67,6 @@ class RestoreReport:
     extra: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     ranks: Inheritance = field(default_factory=Inheritance)
-
-
-@dataclass(slots=True, kw_only=True)
-class _SavedState:
-    """All writers' indexes, merged."""
-
-    step: int
-    generation: int
-    indexes: Sequence[ShardIndex]
-    specs: dict[str, TensorSpec]
-    aliases: dict[str, str]
-    values: dict[str, Json] = field(default_factory=dict)
-    ranks: dict[str, dict[int, Json]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, source: ShardSource) -> _SavedState:
-        indexes = source.indexes()
-        if not indexes:
-            raise NotFoundError(f"{source.origin}: holds no shard; choose another restore point")
-        first = indexes[0]
-        saved = cls(
-            step=first.step,
-            generation=first.generation,
-            indexes=indexes,
-            specs=saved_specs(indexes),
-            aliases=saved_aliases(indexes),
-        )
-        for index in indexes:
-            if (index.step, index.generation) != (first.step, first.generation):
-                raise CorruptError(
-                    f"{source.origin}: writer {index.writer} holds step {index.step} of generation "
-                    f"{index.generation}, writer {first.writer} step {first.step} of "
-                    f"{first.generation}; use another restore point"
-                )
-            saved.values = index.values | saved.values
-        saved.ranks = by_path((index.writer, index.rank_values) for index in indexes)
-        return saved
 
 
 def restore(
@@ -155,7 +98,7 @@ def restore(
     """
     started = time.perf_counter()
     strictness, chosen = Strictness.of(strict), chooser(select)
-    saved, flat = _SavedState.of(source), flatten(state, rank=rank)
+    saved, flat = SavedState.of(source), flatten(state, rank=rank)
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
     if world_size is None:
@@ -185,7 +128,7 @@ def restore(
 
 def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int, world_size: int) -> Wanted:
     """Return the boxes of saved tensors that `restore` would read, without those not saved."""
-    saved, flat = _SavedState.of(source), flatten(state, rank=rank)
+    saved, flat = SavedState.of(source), flatten(state, rank=rank)
     job = _RestoreJob(flat, saved, rank=rank, world_size=world_size, chosen=chooser(None))
     job.missing()
     return {
@@ -219,7 +162,7 @@ class _RestoreJob:
     def __init__(
         self,
         flat: FlatState,
-        saved: _SavedState,
+        saved: SavedState,
         *,
         rank: int,
         world_size: int,
@@ -465,7 +408,7 @@ class _RestoreJob:
     def unlike(self, source: ShardSource) -> list[str]:
         """Say in words which live tensors were saved as several tensors that are not equal."""
         wanted = [names for names in self._alike if names[0] in self.boxes()]
-        found = [names for names in wanted if not _equal(source, self._saved, names)]
+        found = [names for names in wanted if not are_equal(source, self._saved, names)]
         targets = self._landing_targets()
         for names in landing.overlapping(targets):
             group = {name: targets[name] for name in names}
@@ -489,7 +432,7 @@ class _RestoreJob:
             for box, tensor in parts
         }
         whole = all(len(parts) == 1 for _, parts in group.values())
-        return len(places) == 1 and whole and _equal(source, self._saved, list(group))
+        return len(places) == 1 and whole and are_equal(source, self._saved, list(group))
 
     def fill(self, source: ShardSource) -> int:
         """Read every wanted byte into its destination; return the number of bytes read."""
@@ -567,54 +510,3 @@ class _RestoreJob:
             return decode_small_tensor(tag, payload)
         live = local_of(self._flat.tensors[payload])
         return live if tag == "$tensor" else live.numpy()
-
-
-def _equal(source: ShardSource, saved: _SavedState, names: Sequence[str]) -> bool:
-    """Say whether saved tensors are equal, by their chunks' checksums where they are cut alike."""
-    first = saved.specs[names[0]]
-    specs = [saved.specs[name] for name in names]
-    if any((spec.dtype, spec.shape) != (first.dtype, first.shape) for spec in specs):
-        return False
-    chunks = [
-        {
-            (chunk.box, chunk.crc32c)
-            for index in saved.indexes
-            if name in index.tensors
-            for chunk in index.tensors[name].chunks
-        }
-        for name in names
-    ]
-    if all({box for box, _ in found} == {box for box, _ in chunks[0]} for found in chunks):
-        return all(found == chunks[0] for found in chunks)
-    whole = read_tensors(source, names)
-    raw = [torch_dtypes.as_carrier(whole[name]).reshape(-1).view(torch.uint8) for name in names]
-    return all(torch.equal(other, raw[0]) for other in raw)
-
-
-def read_tensors(
-    source: ShardSource, fqns: Iterable[str], *, boxes: Mapping[str, Box] | None = None
-) -> dict[str, torch.Tensor]:
-    """Return saved tensors (whole, or their region in ``boxes``) as fresh CPU tensors.
-
-    Raises ``NotFoundError`` where no tensor of a name was saved.
-    """
-    indexes = source.indexes()
-    specs, aliases = saved_specs(indexes), saved_aliases(indexes)
-    targets: dict[str, tuple[TensorSpec, list[tuple[Box, torch.Tensor]]]] = {}
-    result: dict[str, torch.Tensor] = {}
-    for fqn in fqns:
-        spec = specs.get(aliases.get(fqn, fqn))
-        if spec is None:
-            raise NotFoundError(f"{source.origin}: no tensor {fqn} was saved; see its keys")
-        box = (boxes or {}).get(fqn) or Box(offset=(0,) * len(spec.shape), shape=spec.shape)
-        result[fqn] = torch.empty(box.shape, dtype=torch_dtypes.BY_NAME[spec.dtype])
-        targets[fqn] = (spec, [(_inside(fqn, box, spec), result[fqn])])
-    landing.fill(source, indexes, targets)
-    return result
-
-
-def _inside(fqn: str, box: Box, spec: TensorSpec) -> Box:
-    ends = [o + n for o, n in zip(box.offset, box.shape, strict=False)]
-    if len(ends) != len(spec.shape) or any(e > s for e, s in zip(ends, spec.shape, strict=True)):
-        raise MismatchError(f"{fqn}: {box} lies outside its shape {list(spec.shape)}")
-    return box

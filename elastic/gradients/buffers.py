@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.local_boxes import writes_of
-from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.torch_private import module_dicts, transient_buffers_of
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.ckpt import torch_private
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.buckets import Buckets

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.gradients.summing import Reducer, sum_whole

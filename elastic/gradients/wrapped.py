@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.names import clean, join
 from holdfast.ckpt.torch_private import module_dicts
 from holdfast.elastic.errors import ConfigError

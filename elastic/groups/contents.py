@@ -10,7 +10,7 @@ import torch
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.copying import resolved
-from holdfast.ckpt.state.wrapped import parts_of
+from holdfast.ckpt.state.kinds.wrapped import parts_of
 
 EVERY: Final = 16
 """Snapshots, or passes, from one comparison to the next; the first ones come sooner."""

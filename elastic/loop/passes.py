@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.elastic.data.foreign import Moment
 from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
 from holdfast.elastic.data.weights import Weigh, weighed

@@ -32,8 +32,8 @@ from holdfast.ckpt.errors import CkptError, InternalError
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.snapshot.store_gather import StoreGather
-from holdfast.ckpt.state import rebuilt
 from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.kinds import rebuilt
 from holdfast.ckpt.state.restore import restore, wanted
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks
 from holdfast.ckpt.types import Json

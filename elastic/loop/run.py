@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.ckpt.snapshot.touched import Rows
-from holdfast.ckpt.state.rebuilt import module_of
+from holdfast.ckpt.state.kinds.rebuilt import module_of
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 
 
 def leaves_of(state: Any, *, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,9 +20,9 @@ from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.snapshot.touched import Rows
-from holdfast.ckpt.state import rebuilt
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, flatten
-from holdfast.ckpt.state.rebuilt import Rebuilt
+from holdfast.ckpt.state.kinds import rebuilt
+from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase

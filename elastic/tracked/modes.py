@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 from torch import nn
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.wrapped import Parts

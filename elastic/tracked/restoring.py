@@ -36,7 +36,8 @@ from holdfast.ckpt.recovery.memory_source import TIERS, MemorySource
 from holdfast.ckpt.recovery.prefetched import Ahead
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.state.flatten import flatten
-from holdfast.ckpt.state.restore import RestoreReport, ShardSource, live_keys, restore
+from holdfast.ckpt.state.restore import RestoreReport, live_keys, restore
+from holdfast.ckpt.state.saved import ShardSource
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.errors import StateLostError
 from holdfast.elastic.events import RestoreFailed

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.trees.per_rank import PerRank
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.contents import BLOCK_BYTES, digest, is_due, samples_of

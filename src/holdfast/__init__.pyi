@@ -8,7 +8,7 @@ from .ckpt.api import save as save
 from .ckpt.errors import HoldfastError as HoldfastError
 from .ckpt.parity.estimate import memory_need as memory_need
 from .ckpt.state.hashing import state_hash as state_hash
-from .ckpt.state.rebuilt import Rebuilt as Rebuilt
+from .ckpt.state.kinds.rebuilt import Rebuilt as Rebuilt
 from .ckpt.state.trees.per_rank import PerRank as PerRank
 from .elastic.config import Batch as Batch
 from .elastic.config import Checkpoints as Checkpoints

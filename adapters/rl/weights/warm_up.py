@@ -17,7 +17,7 @@ from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.state.restore import read_tensors
+from holdfast.ckpt.state.saved import read_tensors
 from holdfast.elastic.errors import ConfigError
 
 _FIRST_ORDINAL = 1 << 23

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
-from holdfast.ckpt.state.model_parts import ModelParts
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.elastic.loop.trace import sources
 from holdfast.elastic.loop.trace.carried import carried
 from holdfast.elastic.loop.trace.digests import digest_of, draws, state_digests

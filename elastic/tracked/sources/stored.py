@@ -23,7 +23,8 @@ from holdfast.ckpt.errors import (
     NotFoundError,
     StoreError,
 )
-from holdfast.ckpt.state.restore import RestoreReport, ShardSource
+from holdfast.ckpt.state.restore import RestoreReport
+from holdfast.ckpt.state.saved import ShardSource
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.groups.reform import GenerationWorld

@@ -21,7 +21,8 @@ from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.ckpt.state.restore import read_tensors, restore
+from holdfast.ckpt.state.restore import restore
+from holdfast.ckpt.state.saved import read_tensors
 from holdfast.ckpt.transport import RunKey
 
 NODES = ("a", "b", "c")

@@ -20,7 +20,8 @@ from uneven_net import WORLD_SIZE, State, build, data_parallel, grid, train
 from holdfast.ckpt.geometry.shard_index import decode_index, encode_index
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.ckpt.state.restore import read_tensors, restore
+from holdfast.ckpt.state.restore import restore
+from holdfast.ckpt.state.saved import read_tensors
 from holdfast.ckpt.testing.shards import capture
 
 

@@ -27,7 +27,8 @@ from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.local_boxes import FlatShard, Leaf, TensorShard, local_of
-from holdfast.ckpt.state.restore import live_keys, read_tensors, restore
+from holdfast.ckpt.state.restore import live_keys, restore
+from holdfast.ckpt.state.saved import read_tensors
 
 KINDS = ("whole", "mesh", "strided", "fsdp over tp", "flat", "zero", "parts", "owned")
 EXTENTS = st.sampled_from([0, 1, 2, 3, 5, 7, 11, 13])

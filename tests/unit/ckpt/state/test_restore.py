@@ -16,7 +16,8 @@ from holdfast.ckpt.state.capture import CapturePlan, PerRank, flatten, gather_al
 from holdfast.ckpt.state.copying import copy_out
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.ckpt.state.local_boxes import FlatShard, TensorShard
-from holdfast.ckpt.state.restore import read_tensors, restore
+from holdfast.ckpt.state.restore import restore
+from holdfast.ckpt.state.saved import read_tensors
 from holdfast.ckpt.testing.shards import capture
 
 

@@ -20,8 +20,8 @@ from holdfast.ckpt.errors import ArgumentError, MismatchError, StateError
 from holdfast.ckpt.native import isal, runs_apart
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.copying import resolved
+from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.local_boxes import Leaf, LocalBox, local_boxes_of, local_of, mark_of
-from holdfast.ckpt.state.model_parts import ModelParts
 from holdfast.ckpt.state.plain import DIGEST
 from holdfast.ckpt.types import Json
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from holdfast import ckpt
 from holdfast.ckpt import ArgumentError, MismatchError, Rebuilt, StateError
-from holdfast.ckpt.state import rebuilt
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.flatten import flatten
+from holdfast.ckpt.state.kinds import rebuilt
 from holdfast.ckpt.state.restore import restore
 
 

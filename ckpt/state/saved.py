@@ -1,0 +1,124 @@
+"""The saved tensors and values of one step, from the indexes of all its writers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
+from holdfast.ckpt.geometry.reshard import saved_aliases, saved_specs
+from holdfast.ckpt.geometry.scatter import ByChunk
+from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+from holdfast.ckpt.state import landing, torch_dtypes
+from holdfast.ckpt.state.trees.per_rank import by_path
+from holdfast.ckpt.types import Json
+
+
+class ShardSource(Protocol):
+    """A source of the shards of one step: the memory of sidecars, a checkpoint, or a test.
+
+    ``origin`` says in words where the bytes come from. ``read`` yields verified bytes only, in the
+    order of the request, and raises ``CorruptError`` for others; a view is valid until the next
+    one. ``scatter`` reads regions into their destinations, all verified once it returns.
+    """
+
+    @property
+    def origin(self) -> str: ...
+
+    def indexes(self) -> Sequence[ShardIndex]: ...
+
+    def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]: ...
+
+    def scatter(self, deliveries: ByChunk) -> int: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedState:
+    """All writers' indexes, merged."""
+
+    step: int
+    generation: int
+    indexes: Sequence[ShardIndex]
+    specs: dict[str, TensorSpec]
+    aliases: dict[str, str]
+    values: dict[str, Json] = field(default_factory=dict)
+    ranks: dict[str, dict[int, Json]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: ShardSource) -> SavedState:
+        indexes = source.indexes()
+        if not indexes:
+            raise NotFoundError(f"{source.origin}: holds no shard; choose another restore point")
+        first = indexes[0]
+        saved = cls(
+            step=first.step,
+            generation=first.generation,
+            indexes=indexes,
+            specs=saved_specs(indexes),
+            aliases=saved_aliases(indexes),
+        )
+        for index in indexes:
+            if (index.step, index.generation) != (first.step, first.generation):
+                raise CorruptError(
+                    f"{source.origin}: writer {index.writer} holds step {index.step} of generation "
+                    f"{index.generation}, writer {first.writer} step {first.step} of "
+                    f"{first.generation}; use another restore point"
+                )
+            saved.values = index.values | saved.values
+        saved.ranks = by_path((index.writer, index.rank_values) for index in indexes)
+        return saved
+
+
+def are_equal(source: ShardSource, saved: SavedState, names: Sequence[str]) -> bool:
+    """Say whether saved tensors are equal, by their chunks' checksums where they are cut alike."""
+    first = saved.specs[names[0]]
+    specs = [saved.specs[name] for name in names]
+    if any((spec.dtype, spec.shape) != (first.dtype, first.shape) for spec in specs):
+        return False
+    chunks = [
+        {
+            (chunk.box, chunk.crc32c)
+            for index in saved.indexes
+            if name in index.tensors
+            for chunk in index.tensors[name].chunks
+        }
+        for name in names
+    ]
+    if all({box for box, _ in found} == {box for box, _ in chunks[0]} for found in chunks):
+        return all(found == chunks[0] for found in chunks)
+    whole = read_tensors(source, names)
+    raw = [torch_dtypes.as_carrier(whole[name]).reshape(-1).view(torch.uint8) for name in names]
+    return all(torch.equal(other, raw[0]) for other in raw)
+
+
+def read_tensors(
+    source: ShardSource, fqns: Iterable[str], *, boxes: Mapping[str, Box] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return saved tensors (whole, or their region in ``boxes``) as fresh CPU tensors.
+
+    Raises ``NotFoundError`` where no tensor of a name was saved.
+    """
+    indexes = source.indexes()
+    specs, aliases = saved_specs(indexes), saved_aliases(indexes)
+    targets: dict[str, tuple[TensorSpec, list[tuple[Box, torch.Tensor]]]] = {}
+    result: dict[str, torch.Tensor] = {}
+    for fqn in fqns:
+        spec = specs.get(aliases.get(fqn, fqn))
+        if spec is None:
+            raise NotFoundError(f"{source.origin}: no tensor {fqn} was saved; see its keys")
+        box = (boxes or {}).get(fqn) or Box(offset=(0,) * len(spec.shape), shape=spec.shape)
+        result[fqn] = torch.empty(box.shape, dtype=torch_dtypes.BY_NAME[spec.dtype])
+        targets[fqn] = (spec, [(_inside(fqn, box, spec), result[fqn])])
+    landing.fill(source, indexes, targets)
+    return result
+
+
+def _inside(fqn: str, box: Box, spec: TensorSpec) -> Box:
+    ends = [o + n for o, n in zip(box.offset, box.shape, strict=False)]
+    if len(ends) != len(spec.shape) or any(e > s for e, s in zip(ends, spec.shape, strict=True)):
+        raise MismatchError(f"{fqn}: {box} lies outside its shape {list(spec.shape)}")
+    return box
