@@ -11,13 +11,9 @@ from torch import nn
 
 from holdfast import ckpt
 from holdfast.adapters.shared.buffers import settle_buffers
+from holdfast.adapters.shared.retention import keep_newest
 from holdfast.ckpt import ArgumentError, NotFoundError, PerRank, StateError
-from holdfast.ckpt.checkpoints import pins
-from holdfast.ckpt.checkpoints.catalog import committed
-from holdfast.ckpt.checkpoints.retention import remove_steps
-from holdfast.ckpt.checkpoints.retention_rules import PruneCandidate, Rules, judge
 from holdfast.ckpt.collective import RankWorld
-from holdfast.ckpt.store.places import open_store
 
 if TYPE_CHECKING:
     from holdfast.adapters.accelerate.rank_states import RankStates
@@ -33,7 +29,7 @@ class AcceleratorCheckpoints:
     ``<project_dir>/checkpoints`` of an Accelerator with ``automatic_checkpoint_naming``. The newest
     ``keep`` steps stay, beside pinned ones; None takes ``total_limit`` of the project's
     configuration, and without that all stay. ``compression`` and ``base`` are those of
-    `holdfast.save`.
+    `holdfast.save`. Steps after the one that is saved, of a run that went back, do not count.
 
     Raises ``ArgumentError`` for wrong arguments, and ``StateError`` for an Accelerator, or a
     prepared data loader, of which not all state can be kept.
@@ -98,7 +94,7 @@ class AcceleratorCheckpoints:
         accelerator.project_configuration.iteration += 1
         with world.agreed():
             if self._keep is not None and world.rank == 0:
-                _remove_old(self._root, keep=self._keep, saved=number)
+                keep_newest(self._root, self._keep, saved=number)
         return where
 
     def load(self, step: int | None = None, *, data: bool = True) -> int:
@@ -160,12 +156,3 @@ def _keep(keep: int | None) -> int | None:
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise ArgumentError(f"AcceleratorCheckpoints(keep={keep!r}): give a number from 1 on")
     return keep
-
-
-def _remove_old(root: str, *, keep: int, saved: int) -> None:
-    """Remove all but the newest ``keep`` steps, pinned ones and the one that was just saved."""
-    store = open_store(root)
-    pinned = pins.load(store).pins
-    candidates = [PruneCandidate(step=step, pinned=step in pinned) for step in committed(store)]
-    verdicts = judge(candidates, Rules(keep_last=keep), newest_verified=saved)
-    remove_steps(store, [each.step for each in verdicts if not each.keep])

@@ -1,1 +1,1 @@
-"""Parts of several adapters: buffers that ranks agree on, and the global random generators."""
+"""Parts of several adapters: agreed buffers, random generators, removal of old steps."""

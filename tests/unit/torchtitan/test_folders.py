@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from holdfast import ckpt
+from holdfast.adapters.shared.retention import keep_newest
 from holdfast.adapters.torchtitan.finding import named_by, steps_there, stored_state
 from holdfast.adapters.torchtitan.origin import LoadOrigin
-from holdfast.adapters.torchtitan.retention import Pruner, keep_newest
+from holdfast.adapters.torchtitan.retention import Pruner
 from holdfast.ckpt.checkpoints import pins
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.store.local import LocalStore
