@@ -15,12 +15,16 @@ JOB = Path(__file__).with_name("lightning_job.py")
 TRAINER_JOB = Path(__file__).with_name("lightning_trainer_job.py")
 
 
+def told(run: Run, job: Path, folder: Path) -> dict[str, Any]:
+    """Run a job in a folder; return its last line."""
+    found: dict[str, Any] = json.loads(run("python", str(job), str(folder)).splitlines()[-1])
+    return found
+
+
 @pytest.fixture(scope="module")
 def report(lightning: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what all runs of the job said."""
-    said = lightning("python", str(JOB), str(tmp_path_factory.mktemp("fabric")))
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    return told(lightning, JOB, tmp_path_factory.mktemp("fabric"))
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
@@ -59,9 +63,7 @@ def test_calls_without_a_meaning_are_refused_through_fabric_too(report: dict[str
 @pytest.fixture(scope="module")
 def trainers(lightning: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what all runs of the Trainer's job said."""
-    said = lightning("python", str(TRAINER_JOB), str(tmp_path_factory.mktemp("trainer")))
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    return told(lightning, TRAINER_JOB, tmp_path_factory.mktemp("trainer"))
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])

@@ -50,6 +50,15 @@ def run_as(monkeypatch: pytest.MonkeyPatch, body: Callable[[object], int]) -> in
     return cli.main(["inspect", "some/path"])
 
 
+def printed(program: str) -> str:
+    """Run a program in an interpreter of its own; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
@@ -59,12 +68,9 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'zmq', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    said = printed(program)
     for name in cli.COMMANDS:
-        assert f"    {name} " in done.stdout
+        assert f"    {name} " in said
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -199,10 +205,7 @@ def test_no_command_needs_an_extra_before_it_is_asked_for_what_the_extra_does() 
         "import holdfast.tools.chaos.fixtures.cluster\n"
         "import holdfast.tools.chaos.real.launching.__main__\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    printed(program)
 
 
 def test_every_extra_for_users_is_named_for_each_of_its_packages() -> None:
