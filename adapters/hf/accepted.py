@@ -164,6 +164,18 @@ def check_arguments(args: Any, kind: type) -> None:
             )
 
 
+def own_classes(kind: type) -> list[type]:
+    """Return the classes above a library's Trainer that are the script's own."""
+    found: list[type] = []
+    for each in kind.__mro__:
+        name = _full(each)
+        if name in TRAINERS:
+            break
+        if not name.startswith(("holdfast.", *_LIBRARIES)):
+            found.append(each)
+    return found
+
+
 def supported_of(kind: type) -> frozenset[str]:
     """Return the fields that the arguments of this Trainer have beside the common ones."""
     return next(TRAINERS[_full(each)] for each in kind.__mro__ if _full(each) in TRAINERS)

@@ -19,6 +19,9 @@ _COUNTERS: Final = (
 )
 """Numbers of a Trainer that steps move on; TRL's trainers have the third."""
 
+TOTAL: Final = "num_tokens"
+"""The metric of TRL's trainers that is a running sum."""
+
 _NOT_KEPT: Final = (
     "is_local_process_zero",
     "is_world_process_zero",
@@ -133,8 +136,11 @@ def exportable(trainer: Any) -> list[Any]:
     return [each for each in found if isinstance(each, ExportableState)]
 
 
-def metrics_of(trainer: Any) -> dict[str, list[Any]]:
-    """Return the lists of numbers that TRL's trainers collect until the next log."""
+def metrics_of(trainer: Any, mode: str = "train") -> dict[str, list[Any]]:
+    """Return the lists of numbers that TRL's trainers collect until the next log.
+
+    ``mode`` is ``train`` or ``eval``.
+    """
     found: dict[str, dict[str, list[Any]]] = getattr(trainer, "_metrics", {})
     empty: Callable[[], dict[str, list[Any]]] = lambda: defaultdict(list)  # noqa: E731
-    return found.get("train", empty())
+    return found.get(mode, empty())

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import functools
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from holdfast.adapters.hf.accepted import check_arguments
 from holdfast.adapters.hf.arguments import HoldfastArguments
+from holdfast.adapters.hf.evaluation import (
+    DividedEvaluation,
+    Place,
+    divides,
+    seed_of,
+    seeded,
+)
 from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
 from holdfast.adapters.hf.grpo import is_grpo, sample_by_microbatch
 from holdfast.adapters.hf.kept import FirstState
@@ -42,6 +49,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         self._hands_on_logs = self.callback_handler.on_log
         self.callback_handler.on_log = self._on_log
         self._generation: GenerationOfTrainer | None = None
+        self._evaluation: DividedEvaluation | None = None
 
     def _inner_training_loop(
         self,
@@ -92,19 +100,48 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         return control
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate on every rank alike; long work is no hang."""
-        if self._generation is None:
-            return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
-        with self._generation.run.pause(), torch.random.fork_rng([]):
-            torch.manual_seed(self.args.seed + self.state.global_step)  # alike on every rank
+        """Evaluate on all ranks together; long work is no hang."""
+        with self._evaluating():
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave an evaluation as soon as the ranks change."""
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict on all ranks together, like `evaluate`."""
+        with self._evaluating():
+            return super().predict(*args, **kwargs)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        if self._generation is None:
+            yield
+            return
+        vars(self).pop("_eval_dataloaders", None)  # their samplers may go on where they were
+        with self._generation.run.pause(), seeded(seed_of(self)):
+            yield
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Divide the batches among the ranks, if they can be divided."""
+        if self._generation is None or not divides(self, dataloader):
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        run = self._generation.run
+        self._evaluation = DividedEvaluation(self, run, dataloader, seed=seed_of(self))
+        try:
+            with self._evaluation.in_loop():
+                return super().evaluation_loop(self._evaluation, *args, **kwargs)
+        finally:
+            self._evaluation = None
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a batch's results from the rank that has computed it, or compute it here."""
+
+        def compute(batch: Any) -> Any:
+            with as_only_process(self) if is_grpo(self) else nullcontext():
+                return super(ResilientTrainer, self).prediction_step(model, batch, *args, **kwargs)
+
         if self._generation is not None:
-            self._generation.run.check()
-        with as_only_process(self) if is_grpo(self) else nullcontext():
-            return super().prediction_step(*args, **kwargs)
+            self._generation.run.check()  # leave as soon as the ranks change
+        if self._evaluation is not None and isinstance(inputs, Place):
+            return self._evaluation.step(inputs, compute)
+        return compute(inputs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let rank 0 write the directory ``checkpoint-N``."""
