@@ -91,12 +91,13 @@ class FirstState:
     """The state with which training begins, for a generation that has nothing to restore.
 
     The script's model is trained in place, so its weights that train and its buffers are copied.
+    Of a model that will be cut the weights stay as they are, and are not copied.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, is_cut: bool = False) -> None:
         self._trainer = trainer
         model = trainer.model
-        moving = [p for p in model.parameters() if p.requires_grad]
+        moving = [p for p in model.parameters() if p.requires_grad and not is_cut]
         self._tensors = [(t, t.detach().clone()) for t in [*moving, *model.buffers()]]
         self._callbacks = [copy.deepcopy(each.state()) for each in exportable(trainer)]
         self._given = (trainer.optimizer, trainer.lr_scheduler)

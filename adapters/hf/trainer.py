@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from holdfast.adapters.hf.accepted import check_arguments
@@ -25,6 +25,7 @@ from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
 from holdfast.adapters.hf.grpo import is_grpo, sample_by_microbatch
 from holdfast.adapters.hf.kept import FirstState
 from holdfast.adapters.hf.ranks import NOT_THE_LEADER, as_only_process, check_alone, stand_at
+from holdfast.adapters.hf.sharded import unannounced
 from holdfast.elastic import ConfigError, Run, resilient
 
 
@@ -40,7 +41,11 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         given = HoldfastArguments() if holdfast is None else holdfast
         if not isinstance(given, HoldfastArguments):
             raise ConfigError(f"holdfast={given!r}: give holdfast=HoldfastArguments(...)")
-        super().__init__(*args, **kwargs)
+        found = [each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)]
+        for each in found:
+            check_arguments(each, type(self))
+        with unannounced(found):
+            super().__init__(*args, **kwargs)
         self.holdfast = given
         check_arguments(self.args, type(self))
         check_alone(self)
@@ -63,7 +68,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         if trial is not None:
             raise ConfigError("resilient_trainer: hyperparameter_search is not supported yet")
         start, journey = time.time(), Journey(resume_from=resume_from_checkpoint)
-        journey.first = FirstState(self)
+        journey.first = FirstState(self, is_cut=bool(self.args.fsdp))
         settings = self.holdfast.settings(
             accumulation=self.args.gradient_accumulation_steps,
             size=self.args.per_device_train_batch_size,
@@ -79,7 +84,11 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
                 self._generation.leave()
                 self._generation = None
 
-        return self._finish(train(), journey, start)
+        try:
+            outcome = train()
+        finally:
+            journey.release()
+        return self._finish(outcome, journey, start)
 
     def _finish(self, outcome: dict[str, Any], journey: Journey, start: float) -> TrainOutput:
         """Do the end of the Trainer's own loop: the summary, the best model, the last callbacks."""
@@ -114,8 +123,9 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         if self._generation is None:
             yield
             return
-        vars(self).pop("_eval_dataloaders", None)  # their samplers may go on where they were
-        with self._generation.run.pause(), seeded(seed_of(self)):
+        self.__dict__.pop("_eval_dataloaders", None)  # their samplers may go on where they were
+        run, gathered = self._generation.run, self._generation.gathered
+        with run.pause(), seeded(seed_of(self)), gathered():
             yield
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,12 +153,17 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
             return self._evaluation.step(inputs, compute)
         return compute(inputs)
 
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Let rank 0 write the model, whole."""
+        with nullcontext() if self._generation is None else self._generation.lifted():
+            super().save_model(*args, **kwargs)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let rank 0 write the directory ``checkpoint-N``."""
         if self._generation is None:
             super()._save_checkpoint(model, trial)
             return
-        with self._generation.run.pause():
+        with self._generation.run.pause(), self._generation.lifted():
             if self.is_world_process_zero():
                 super()._save_checkpoint(model, trial)
             elif self.state.best_global_step:

@@ -12,10 +12,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from run_loop import die_at
 from transformers import (
     EarlyStoppingCallback,
+    EvalPrediction,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
@@ -61,12 +63,30 @@ def timeless(logs: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in logs.items() if not any(each in k for each in times)}
 
 
-def arguments(steps: int, *, own: bool) -> TrainingArguments:
+def measured(found: EvalPrediction) -> dict[str, float]:
+    """Return metrics in which every prediction, label, loss and input has its place."""
+    guessed = found.predictions[:, :-1] == found.label_ids[:, 1:]
+    order = np.arange(1, 1 + found.inputs.size)
+    return {
+        "accuracy": guessed.mean().item(),
+        "inputs": float((found.inputs.reshape(-1) * order).sum()),
+        "losses": float(found.losses @ order[: found.losses.size]),
+    }
+
+
+def best_words(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the word with the highest logit at each position."""
+    return logits.argmax(-1)
+
+
+def arguments(steps: int, *, own: bool, fsdp: bool = False) -> TrainingArguments:
     """Return arguments with accumulation, clipping, warm-up, evaluation and the best model."""
     more: dict[str, Any] = {
         "eval_strategy": "steps",
         "save_strategy": "steps",
         "eval_steps": 3,
+        "per_device_eval_batch_size": 2,
+        "include_for_metrics": ["inputs", "loss"],
         "save_steps": 3,
         "save_total_limit": 2,
         "load_best_model_at_end": True,
@@ -86,6 +106,7 @@ def arguments(steps: int, *, own: bool) -> TrainingArguments:
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
+        fsdp=fsdp,
         **({"save_strategy": "no"} if own else more),
     )
 
@@ -99,6 +120,7 @@ def main() -> None:
     parser.add_argument("--exact")
     parser.add_argument("--patience", type=int, default=2)
     parser.add_argument("--resume")
+    parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--kill", type=int, nargs=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -110,9 +132,11 @@ def main() -> None:
         return
     trainer = resilient_trainer(Trainer)(
         model=model(dropout=0.1),
-        args=arguments(given.steps, own=False),
+        args=arguments(given.steps, own=False, fsdp=given.fsdp),
         train_dataset=Rows(38),
-        eval_dataset=Rows(6),
+        eval_dataset=Rows(7),
+        compute_metrics=measured,
+        preprocess_logits_for_metrics=best_words,
         callbacks=[Lines(), EarlyStoppingCallback(given.patience, early_stopping_threshold=10.0)],
         holdfast=HoldfastArguments(exact=given.exact),
     )
