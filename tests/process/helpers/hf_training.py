@@ -1,5 +1,6 @@
 """Train a tiny model of transformers: ``hf_training.py FOLDER [--kill STEP BEAT] …``.
 
+With ``--fatal-batch N`` the worker ``trainer/1`` ends itself, once, when it evaluates its batch N.
 ``--compare`` takes transformers' own loop as well. The logs go to ``log.jsonl``, the end to
 ``end.json``.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from transformers import (
 
 import holdfast
 from holdfast.adapters.hf import HoldfastArguments, resilient_trainer
+from holdfast.elastic.channel.connecting import connect
 
 WORDS = 64
 
@@ -74,9 +77,20 @@ def measured(found: EvalPrediction) -> dict[str, float]:
     }
 
 
-def best_words(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the word with the highest logit at each position."""
-    return logits.argmax(-1)
+class BestWords:
+    """Return the word with the highest logit at each position; a batch may be the last."""
+
+    def __init__(self, fatal: int | None, marker: Path) -> None:
+        self._fatal, self._marker, self._seen = fatal, marker, 0
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return them."""
+        self._seen += 1
+        is_last = self._seen == self._fatal and not self._marker.exists()
+        if is_last and connect().seat == "trainer/1":
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return logits.argmax(-1)
 
 
 def arguments(steps: int, *, own: bool, fsdp: bool = False) -> TrainingArguments:
@@ -121,6 +135,7 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=2)
     parser.add_argument("--resume")
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--fatal-batch", type=int)
     parser.add_argument("--kill", type=int, nargs=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -136,7 +151,7 @@ def main() -> None:
         train_dataset=Rows(38),
         eval_dataset=Rows(7),
         compute_metrics=measured,
-        preprocess_logits_for_metrics=best_words,
+        preprocess_logits_for_metrics=BestWords(given.fatal_batch, given.folder / "died"),
         callbacks=[Lines(), EarlyStoppingCallback(given.patience, early_stopping_threshold=10.0)],
         holdfast=HoldfastArguments(exact=given.exact),
     )
@@ -147,6 +162,7 @@ def main() -> None:
             "hash": holdfast.state_hash(trainer.model.state_dict()),
             "step": found.global_step,
             "loss": found.training_loss,
+            "flos": trainer.state.total_flos,
             "best": trainer.state.best_model_checkpoint,
             "history": [timeless(each) for each in trainer.state.log_history],
         }
