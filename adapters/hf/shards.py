@@ -155,7 +155,11 @@ class _Place:
     def lift(self) -> None:
         """Give the module its first class and parameters, and take FSDP2's hooks off."""
         self._put(self._kind, self._parameters)
-        self._hooks = {n: dict(each) for n, each in vars(self.module).items() if "hooks" in n}
+        self._hooks = {
+            name: dict(each)
+            for name, each in vars(self.module).items()
+            if "hooks" in name and isinstance(each, dict)
+        }
         made = {k for each in self._hooks.values() for k, hook in each.items() if _is_fsdp(hook)}
         for name in self._hooks:
             for key in made & vars(self.module)[name].keys():
