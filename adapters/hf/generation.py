@@ -41,10 +41,10 @@ class Journey:
     samples: float = 0.0
     shards: Shards | None = None
 
-    def release(self) -> None:
-        """Make a model that was cut the one from before."""
+    def release(self, *, trained: bool = False) -> None:
+        """Make a model that was cut whole again, with the ``trained`` weights or the first ones."""
         if self.shards is not None:
-            self.shards.release()
+            self.shards.release(trained=trained)
             self.shards = None
 
 
@@ -94,7 +94,7 @@ class GenerationOfTrainer:
         made = max(run.completed - trainer._initial_global_step, 1)
         loss = (trainer._total_loss_scalar + float(trainer._tr_loss)) / made
         if journey.shards is not None:
-            journey.shards.fill(trainer.optimizer)
+            journey.shards.collect()
         return {"global_step": run.completed, "train_loss": loss}
 
     def leave(self) -> None:
@@ -112,7 +112,7 @@ class GenerationOfTrainer:
         shards = self._journey.shards
         if shards is None or shards.is_lifted:
             return nullcontext()
-        return shards.lifted(self._trainer.optimizer, here=self.run.is_leader)
+        return shards.lifted(here=self.run.is_leader)
 
     def keeps(self, logs: dict[str, Any]) -> bool:
         """Keep the logs of the present step for later; return whether there is one."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import TrainingArguments
 
-from holdfast.adapters.hf.shards import Shards, cut_state, exchange
+from holdfast.adapters.hf.shards import Shards
 from holdfast.elastic import ConfigError, Run
 
 
@@ -28,7 +28,7 @@ def cut(trainer: Any, run: Run) -> Shards:
 
     Raises ``ConfigError`` if the model has trained weights of several dtypes.
     """
-    model, optimizer = trainer.model, trainer.optimizer
+    model = trainer.model
     kinds = {p.dtype for p in model.parameters() if p.requires_grad}
     if len(kinds) > 1:
         raise ConfigError(
@@ -43,9 +43,7 @@ def cut(trainer: Any, run: Run) -> Shards:
         if hasattr(module, "generate"):
             register_fsdp_forward_method(module, "generate")
 
-    shards = Shards(model, apply)
-    exchange(optimizer, shards.pairs, cut_state(optimizer, shards.pairs))
-    return shards
+    return Shards(model, trainer.optimizer, apply)
 
 
 def share_first(shards: Shards, run: Run) -> None:

@@ -28,10 +28,14 @@ Pairs = list[tuple[Any, Any]]
 class Shards:
     """The shards of ``model``; ``cut(model)`` applies ``fully_shard`` to it and parts of it.
 
-    The bytes of whole parameters are those from before the cut, until `drop`.
+    The optimizer of its parameters gets the shards, with its state cut alike. The bytes of whole
+    parameters are those from before the cut, until `drop`.
     """
 
-    def __init__(self, model: nn.Module, cut: Callable[[nn.Module], Any]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, cut: Callable[[nn.Module], Any]
+    ) -> None:
+        self._optimizer = optimizer
         self._places = [_Place(module) for module in model.modules()]
         cut(model)
         for place in self._places:
@@ -45,6 +49,8 @@ class Shards:
             place.module for place in self._places if isinstance(place.module, FSDPModule)
         ]
         self.is_lifted = False
+        self._trained: tuple[list[torch.Tensor], dict[Any, Any]] | None = None
+        _exchange(optimizer, self.pairs, _cut_state(optimizer, self.pairs))
 
     def drop(self, *, keep_frozen: bool = False) -> None:
         """Free the bytes of the whole parameters, of those that are not trained only if asked."""
@@ -62,13 +68,14 @@ class Shards:
             module.reshard()
 
     @contextmanager
-    def lifted(self, optimizer: Optimizer, *, here: bool) -> Iterator[None]:
+    def lifted(self, *, here: bool) -> Iterator[None]:
         """Have the model and the optimizer whole in the body, on the ranks with ``here``.
 
         Collective. The other ranks only give their parts.
         """
+        optimizer = self._optimizer
         values = self._gather(keep=here)
-        state = whole_state(optimizer, self.pairs, keep=here)
+        state = _whole_state(optimizer, self.pairs, keep=here)
         if not here:
             yield
             return
@@ -77,30 +84,31 @@ class Shards:
             whole.data = value
         for place in self._places:
             place.lift()
-        exchange(optimizer, [(cut, whole) for whole, cut in self.pairs], state)
+        _exchange(optimizer, [(cut, whole) for whole, cut in self.pairs], state)
         self.is_lifted = True
         try:
             yield
         finally:
             self.is_lifted = False
-            exchange(optimizer, self.pairs, own)
+            _exchange(optimizer, self.pairs, own)
             for place in self._places:
                 place.lower()
             for (whole, _), data in zip(self.pairs, before, strict=True):
                 whole.data = data
 
-    def fill(self, optimizer: Optimizer) -> None:
-        """Give the whole parameters and the optimizer what was trained, for `release`.
+    def collect(self) -> None:
+        """Keep what was trained, whole, for `release`; collective, after the last step."""
+        state = _whole_state(self._optimizer, self.pairs, keep=True)
+        self._trained = (self._gather(keep=True), state)
 
-        Collective, after the last step.
+    def release(self, *, trained: bool) -> None:
+        """Make the module the one from before the cut.
+
+        Its weights and the optimizer's state are those of `collect` if they are ``trained``.
+        Otherwise the weights are the first ones, or zeros where their bytes were dropped, and there
+        is no state.
         """
-        values, state = self._gather(keep=True), whole_state(optimizer, self.pairs, keep=True)
-        for (whole, _), value in zip(self.pairs, values, strict=True):
-            whole.data = value
-        exchange(optimizer, [(cut, whole) for whole, cut in self.pairs], state)
-
-    def release(self) -> None:
-        """Make the module the one from before the cut; parameters without bytes get zeros."""
+        values, state = self._trained if trained and self._trained is not None else ([], {})
         for place in self._places:
             place.lift()
             place.forget()
@@ -108,13 +116,16 @@ class Shards:
             if whole.shape != cut.shape:
                 whole.data = whole.data.new_zeros(cut.shape)
             whole.grad = None
+        for (whole, _), value in zip(self.pairs, values, strict=False):
+            whole.data = value
+        _exchange(self._optimizer, [(cut, whole) for whole, cut in self.pairs], state)
 
     def share_first(self, broadcast: Callable[[torch.Tensor], None]) -> None:
         """Take the first values of one rank on all: ``broadcast`` fills a tensor from it."""
         with torch.no_grad():
             for whole, cut in self.pairs:
                 broadcast(whole.detach())
-                cut.to_local().copy_(cut_like(whole.detach(), cut).to_local())
+                cut.to_local().copy_(_cut_like(whole.detach(), cut).to_local())
 
     def _gather(self, *, keep: bool) -> list[torch.Tensor]:
         """Return the whole values; collective. Without ``keep`` one of them is there at a time."""
@@ -186,7 +197,7 @@ class _Place:
         found.update(parameters)
 
 
-def exchange(optimizer: Optimizer, pairs: Pairs, state: dict[Any, Any]) -> None:
+def _exchange(optimizer: Optimizer, pairs: Pairs, state: dict[Any, Any]) -> None:
     """Let an optimizer have the second parameter of each pair for the first, and this state."""
     other = {id(one): two for one, two in pairs}
     for group in optimizer.param_groups:
@@ -195,7 +206,7 @@ def exchange(optimizer: Optimizer, pairs: Pairs, state: dict[Any, Any]) -> None:
     optimizer.state.update(state)
 
 
-def whole_state(optimizer: Optimizer, pairs: Pairs, *, keep: bool) -> dict[Any, Any]:
+def _whole_state(optimizer: Optimizer, pairs: Pairs, *, keep: bool) -> dict[Any, Any]:
     """Return an optimizer's state by whole parameters; collective. Without ``keep`` drop it."""
     wholes = {id(cut): whole for whole, cut in pairs}
     found: dict[Any, Any] = {}
@@ -206,7 +217,7 @@ def whole_state(optimizer: Optimizer, pairs: Pairs, *, keep: bool) -> dict[Any, 
     return found
 
 
-def cut_state(optimizer: Optimizer, pairs: Pairs) -> dict[Any, Any]:
+def _cut_state(optimizer: Optimizer, pairs: Pairs) -> dict[Any, Any]:
     """Return the state of an optimizer of whole parameters by those that were cut from them."""
     cuts = {id(whole): cut for whole, cut in pairs}
     found: dict[Any, Any] = {}
@@ -216,7 +227,7 @@ def cut_state(optimizer: Optimizer, pairs: Pairs) -> dict[Any, Any]:
             found[parameter] = values
             continue
         found[cut] = {
-            name: cut_like(value, cut)
+            name: _cut_like(value, cut)
             if isinstance(value, torch.Tensor) and value.shape == cut.shape and value.dim()
             else value
             for name, value in values.items()
@@ -224,7 +235,7 @@ def cut_state(optimizer: Optimizer, pairs: Pairs) -> dict[Any, Any]:
     return found
 
 
-def cut_like(value: torch.Tensor, cut: DTensor) -> DTensor:
+def _cut_like(value: torch.Tensor, cut: DTensor) -> DTensor:
     """Return this rank's part of a whole tensor, cut like another one; no rank is asked."""
     return distribute_tensor(value, cut.device_mesh, cut.placements, src_data_rank=None)
 

@@ -84,10 +84,11 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
                 self._generation.leave()
                 self._generation = None
 
+        trained = False
         try:
-            outcome = train()
+            outcome, trained = train(), True
         finally:
-            journey.release()
+            journey.release(trained=trained)
         return self._finish(outcome, journey, start)
 
     def _finish(self, outcome: dict[str, Any], journey: Journey, start: float) -> TrainOutput:

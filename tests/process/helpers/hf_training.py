@@ -158,7 +158,9 @@ def main() -> None:
     found = trainer.train(resume_from_checkpoint=given.resume)
     trainer.save_model("final")
     if trainer.is_world_process_zero():
+        loader = trainer.get_eval_dataloader()
         told = {
+            "evaluated": trainer.evaluation_loop(loader, "by the Trainer itself").metrics,
             "hash": holdfast.state_hash(trainer.model.state_dict()),
             "step": found.global_step,
             "loss": found.training_loss,

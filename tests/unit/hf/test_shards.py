@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.hf.shards import Shards, cut_state, exchange
+from holdfast.adapters.hf.shards import Shards
 
 pytestmark = needs("transformers", "accelerate")
 
@@ -57,9 +57,7 @@ def made() -> tuple[Net, torch.optim.AdamW]:
 
 
 def cut(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> Shards:
-    shards = Shards(model, lambda module: fully_shard(module, mesh=mesh))
-    exchange(optimizer, shards.pairs, cut_state(optimizer, shards.pairs))
-    return shards
+    return Shards(model, optimizer, lambda module: fully_shard(module, mesh=mesh))
 
 
 def test_training_goes_on_over_cuts_as_if_there_were_none(mesh: DeviceMesh) -> None:
@@ -73,8 +71,8 @@ def test_training_goes_on_over_cuts_as_if_there_were_none(mesh: DeviceMesh) -> N
         assert isinstance(model.base.weight, DTensor)
         shards.drop()
         trained(model, optimizer, 2)
-        shards.fill(optimizer)
-        shards.release()
+        shards.collect()
+        shards.release(trained=True)
         assert type(model) is Net, generation
     assert model.last.weight is model.first.weight is first
     torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
@@ -89,7 +87,7 @@ def test_model_and_optimizer_are_whole_while_they_are_lifted(mesh: DeviceMesh) -
     plain, of_plain = made()
     trained(plain, of_plain, 2)
     first = shards.pairs[0][0].detach().clone()
-    with shards.lifted(optimizer, here=True):
+    with shards.lifted(here=True):
         assert type(model) is Net
         assert shards.is_lifted
         torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
@@ -111,11 +109,12 @@ def test_nothing_of_a_cut_is_left_on_the_modules(mesh: DeviceMesh) -> None:
     shards = cut(model, optimizer, mesh)
     trained(model, optimizer, 1)
     model.first.register_forward_hook(lambda *_: calls.append(2))
-    shards.release()
+    shards.release(trained=False)
     assert [sorted(vars(module)) for module in model.modules()] == before
     calls.clear()
     model(torch.ones(1, 4))
     assert calls == [2, 1], "hooks of the script stay"
+    assert optimizer.param_groups[0]["params"] == [model.first.weight]
 
 
 def test_frozen_weights_stay_whole_if_asked(mesh: DeviceMesh) -> None:
@@ -123,6 +122,6 @@ def test_frozen_weights_stay_whole_if_asked(mesh: DeviceMesh) -> None:
     base = model.base.weight.detach().clone()
     shards = cut(model, optimizer, mesh)
     shards.drop(keep_frozen=True)
-    shards.release()
+    shards.release(trained=False)
     assert torch.equal(model.base.weight, base)
     assert torch.equal(model.first.weight, torch.zeros(4, 4)), "to be restored"
