@@ -18,7 +18,7 @@ from holdfast.adapters.hf.kept import FirstState, KeptTrainer
 from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import stand_at
 from holdfast.adapters.hf.sharded import cut, share_first
-from holdfast.adapters.hf.shards import Shards
+from holdfast.adapters.hf.shards import ShardedModel
 from holdfast.ckpt import Rebuilt
 from holdfast.elastic import ConfigError, Loader, Run, session_of
 
@@ -39,7 +39,7 @@ class Journey:
     first: FirstState | None = None
     took_part: bool = False
     samples: float = 0.0
-    shards: Shards | None = None
+    shards: ShardedModel | None = None
 
     def release(self, *, trained: bool = False) -> None:
         """Make a model that was cut whole again, with the ``trained`` weights or the first ones."""

@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import TrainingArguments
 
-from holdfast.adapters.hf.shards import Shards
+from holdfast.adapters.hf.shards import ShardedModel
 from holdfast.elastic import ConfigError, Run
 
 
-def cut(trainer: Any, run: Run) -> Shards:
+def cut(trainer: Any, run: Run) -> ShardedModel:
     """Cut the model and the optimizer of a Trainer over the mesh of ``run``.
 
     Raises ``ConfigError`` if the model has trained weights of several dtypes.
@@ -43,10 +43,10 @@ def cut(trainer: Any, run: Run) -> Shards:
         if hasattr(module, "generate"):
             register_fsdp_forward_method(module, "generate")
 
-    return Shards(model, trainer.optimizer, apply)
+    return ShardedModel(model, trainer.optimizer, apply)
 
 
-def share_first(shards: Shards, run: Run) -> None:
+def share_first(shards: ShardedModel, run: Run) -> None:
     """Take rank 0's first weights on all ranks; collective."""
 
     def broadcast(tensor: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ Pairs = list[tuple[Any, Any]]
 """Parameters that are whole, each with the one, a DTensor, that was cut from it."""
 
 
-class Shards:
+class ShardedModel:
     """The shards of ``model``; ``cut(model)`` applies ``fully_shard`` to it and parts of it.
 
     The optimizer of its parameters gets the shards, with its state cut alike. The bytes of whole
@@ -36,7 +36,7 @@ class Shards:
         self, model: nn.Module, optimizer: Optimizer, cut: Callable[[nn.Module], Any]
     ) -> None:
         self._optimizer = optimizer
-        self._places = [_Place(module) for module in model.modules()]
+        self._places = [_CutModule(module) for module in model.modules()]
         cut(model)
         for place in self._places:
             place.note_cut()
@@ -140,7 +140,7 @@ class Shards:
         return found
 
 
-class _Place:
+class _CutModule:
     """A module as it was before the cut, and as the cut left it."""
 
     def __init__(self, module: nn.Module) -> None:

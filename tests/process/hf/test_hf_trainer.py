@@ -54,7 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert end["step"] == 9, "early stopping ends it after three evaluations"
     assert end["best"] == "out/checkpoint-9"
     last = next(each for each in reversed(end["history"]) if "eval_loss" in each)
-    assert end["evaluated"].items() <= last.items(), "an evaluation of the Trainer's own is the same"
+    assert end["evaluated"].items() <= last.items(), "the Trainer's own evaluation is the same"
     return folder
 
 

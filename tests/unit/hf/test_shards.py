@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.hf.shards import Shards
+from holdfast.adapters.hf.shards import ShardedModel
 
 pytestmark = needs("transformers", "accelerate")
 
@@ -56,8 +56,8 @@ def made() -> tuple[Net, torch.optim.AdamW]:
     return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
-def cut(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> Shards:
-    return Shards(model, optimizer, lambda module: fully_shard(module, mesh=mesh))
+def cut(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> ShardedModel:
+    return ShardedModel(model, optimizer, lambda module: fully_shard(module, mesh=mesh))
 
 
 def test_training_goes_on_over_cuts_as_if_there_were_none(mesh: DeviceMesh) -> None:
