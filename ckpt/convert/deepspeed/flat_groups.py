@@ -10,6 +10,7 @@ import torch
 
 from holdfast.ckpt.convert.deepspeed.engine_state import (
     ENGINE,
+    LOSS_SCALER,
     MODEL,
     OPTIMIZER,
     Shapes,
@@ -174,13 +175,7 @@ class FlatGroups:
                     for name in shapes:
                         found[_state_name(name, key)] = self._encoded(key, items[0])
         found |= group_values(self.base[0], self.shapes)
-        if self.first.content.get("clip_grad") is not None:
-            found[f"{ENGINE}.clip_grad"] = self._encoded(
-                "clip_grad", self.first.content["clip_grad"]
-            )
-        scaler = self.first.content.get("loss_scaler")
-        if self.first.content.get("dynamic_loss_scale") and isinstance(scaler, LossScale):
-            found[f"{ENGINE}.loss_scaler"] = self._encoded("loss_scaler", dict(vars(scaler)))
+        found |= scaling_values(self.first)
         found[f"{ENGINE}.zero_stage"] = self.stage
         return found
 
@@ -221,6 +216,21 @@ def group_values(base: PickledState, shapes: Sequence[Shapes]) -> dict[str, Json
                 item, f"{base.path}: param_groups.{number}.{key}"
             )
     return found
+
+
+def scaling_values(state: PickledState) -> dict[str, Json]:
+    """Return the clipping of gradients and the dynamic loss scale (fp16), encoded.
+
+    A static loss scale is a setting of the configuration and no state.
+    """
+    found: dict[str, object] = {}
+    if state.content.get("clip_grad") is not None:
+        found["clip_grad"] = state.content["clip_grad"]
+    if state.content.get("dynamic_loss_scale"):
+        found[LOSS_SCALER] = dict(vars(state.need(LOSS_SCALER, LossScale)))
+    return {
+        f"{ENGINE}.{key}": plain.encode(item, f"{state.path}: {key}") for key, item in found.items()
+    }
 
 
 def refuse_settings(file: PickledState) -> None:
