@@ -120,6 +120,7 @@ def main() -> None:
     """Load, train, save and report, as the settings say."""
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled, for minutes
     deepspeed.init_distributed(dist_backend="gloo")
     engine, report = engine_of(settings), {}
     if settings.get("load"):

@@ -10,10 +10,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from doubles.interchange import read_all
 
+from holdfast.ckpt.convert.deepspeed.universal_sink import UniversalSink
 from holdfast.ckpt.convert.deepspeed.universal_source import UniversalSource
 from holdfast.ckpt.convert.deepspeed.zero_source import NamedTensors, ZeroSource
+from holdfast.ckpt.convert.interchange import transfer
+from holdfast.ckpt.state import plain
 
 ROOT = Path(__file__).parent / "deepspeed"
 DIGESTS: dict[str, dict[str, dict[str, str]]] = json.loads((ROOT / "digests.json").read_text())
@@ -26,7 +30,7 @@ def opened(name: str) -> NamedTensors:
 
 @pytest.mark.parametrize("name", [*DIGESTS, "universal"])
 def test_every_bit_is_that_of_deepspeed_s_tool(name: str) -> None:
-    wanted = DIGESTS["zero3" if name == "universal" else name]
+    wanted = DIGESTS["fp16" if name == "universal" else name]
     assert set(TRAINED) <= set(wanted)
     with opened(name) as source:
         found = read_all(source)
@@ -60,5 +64,29 @@ def test_a_frozen_parameter_has_no_padding_of_its_partitions() -> None:
         assert read_all(three)["model.scale"] == read_all(two)["model.scale"]
 
 
+@pytest.mark.parametrize("name", ["fp16", "universal"])
+def test_the_loss_scale_of_fp16_is_kept_also_in_a_universal_directory(
+    name: str, tmp_path: Path
+) -> None:
+    """DeepSpeed's own universal directory has its scaler as an object, ours the fields."""
+    with opened(name) as source, UniversalSink(tmp_path / "u") as sink:
+        kept = source.values["deepspeed.loss_scaler"]
+        transfer(source, sink, step=source.step)
+        assert any("loss_scaler" in note for note in sink.notes)
+    scale = plain.decode(kept)
+    assert (scale["cur_scale"], scale["cur_iter"], scale["last_overflow_iter"]) == (2**16, 2, 0)
+    with UniversalSource(tmp_path / "u") as back:
+        assert back.values["deepspeed.loss_scaler"] == kept
+        assert back.values["deepspeed.skipped_steps"] == 1
+    model = tmp_path / "u" / "global_step2" / "mp_rank_00_model_states.pt"
+    assert torch.load(model, weights_only=True)["deepspeed_loss_scaler"] == scale
+
+
+def test_frozen_parameters_of_fp16_keep_their_type() -> None:
+    with ZeroSource(ROOT / "fp16") as source:
+        assert source.specs["model.scale"].dtype == "float16"
+        assert source.specs["model.up.weight"].dtype == "float32"
+
+
 def test_the_samples_are_small() -> None:
-    assert sum(path.stat().st_size for path in ROOT.rglob("*") if path.is_file()) < 150_000
+    assert sum(path.stat().st_size for path in ROOT.rglob("*") if path.is_file()) < 200_000

@@ -247,7 +247,7 @@ def refuse_settings(file: PickledState) -> None:
     if zero.get("zero_quantized_nontrainable_weights"):
         raise file.refused(
             "zero_quantized_nontrainable_weights: frozen weights are stored quantized",
-            "save it with this setting left out",
+            "export its weights with engine.save_16bit_model, or train with this setting left out",
         )
     for key in ("offload_optimizer", "offload_param"):
         offload = zero.get(key) or {}

@@ -215,6 +215,25 @@ def test_steps_that_differ_between_ranks_are_noticed(tmp_path: Path) -> None:
     assert "the files are of different steps" in damaged(tmp_path, optim=change)
 
 
+def test_a_dynamic_loss_scale_without_its_scaler_is_damage(tmp_path: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["optimizer_state_dict"]["dynamic_loss_scale"] = True
+
+    assert "'loss_scaler' is a NoneType" in damaged(tmp_path, optim=change)
+
+
+def test_a_loss_scale_that_a_script_passed_on_is_not_that_of_its_engine(tmp_path: Path) -> None:
+    """A script may save the client state that it loaded from a universal directory."""
+
+    def change(found: dict[str, Any]) -> None:
+        found |= {"deepspeed_loss_scaler": {"cur_scale": 8.0}, "tokens": 3}
+
+    write_zero(tmp_path, stage=1, model=change)
+    with ZeroSource(tmp_path) as source:
+        assert source.values["tokens"] == 3
+        assert not [name for name in source.values if "loss_scaler" in name]
+
+
 @pytest.mark.parametrize("key", ["global_steps", "dp_world_size"])
 def test_a_missing_field_is_named_with_its_file(tmp_path: Path, key: str) -> None:
     said = damaged(tmp_path, model=lambda found: found.pop(key))
