@@ -1,12 +1,15 @@
 """Stored directories of DeepSpeed are read; DeepSpeed's own tool says what they hold.
 
-``tests/adapters/make_deepspeed_samples.py`` made them.
+``tests/adapters/make_deepspeed_samples.py`` made them, except ``mics``. That is of DeepSpeed 0.18.9,
+as 0.19.8 has no MiCS any more: two groups of two ranks on gloo, which has no coalesced collectives,
+so all-gathers were made one by one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from holdfast.ckpt.convert.deepspeed.universal_sink import UniversalSink
 from holdfast.ckpt.convert.deepspeed.universal_source import UniversalSource
 from holdfast.ckpt.convert.deepspeed.zero_source import NamedTensors, ZeroSource
 from holdfast.ckpt.convert.interchange import transfer
+from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.state import plain
 
 ROOT = Path(__file__).parent / "deepspeed"
@@ -86,6 +90,19 @@ def test_frozen_parameters_of_fp16_keep_their_type() -> None:
     with ZeroSource(ROOT / "fp16") as source:
         assert source.specs["model.scale"].dtype == "float16"
         assert source.specs["model.up.weight"].dtype == "float32"
+
+
+def test_files_of_mics_are_those_of_its_first_group(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "mics", tmp_path, dirs_exist_ok=True)
+    with ZeroSource(tmp_path) as source, ZeroSource(ROOT / "fp16") as other:
+        assert source.values["deepspeed.dp_world_size"] == 4
+        assert source.specs.keys() == other.specs.keys()
+    for kind in ("optim", "model"):
+        (lost,) = tmp_path.glob(f"*/*zero_pp_rank_1_mp_rank_00_{kind}_states.pt")
+        lost.rename(tmp_path / "lost")
+        with pytest.raises(NotFoundError, match=f"2 ranks saved it, 1 have a file .*{kind}"):
+            ZeroSource(tmp_path)
+        (tmp_path / "lost").rename(lost)
 
 
 def test_the_samples_are_small() -> None:

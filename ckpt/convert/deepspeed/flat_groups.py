@@ -58,10 +58,9 @@ class FlatGroups:
         for count in counts if isinstance(counts, list) else [counts]:
             if count != self.ranks:
                 raise state.refused(
-                    f"each part lies in {count} partitions, and {self.ranks} ranks saved (as MiCS "
-                    "and experts do), which is not read",
-                    "save it with mics_shard_size and experts left out, or export its weights "
-                    "with engine.save_16bit_model",
+                    f"'partition_count' is {count}, and {self.ranks} ranks saved (as with "
+                    "experts), which is not read",
+                    "export its weights with engine.save_16bit_model",
                 )
 
     def _vectors(self, state: PickledState, key: str) -> list[torch.Tensor]:
@@ -188,6 +187,17 @@ def _stage(state: PickledState) -> int:
     return int(state.get("zero_stage", int) or 1)
 
 
+def ranks_that_saved(files: Sequence[PickledState], ranks: int) -> int:
+    """Return the number of ranks that saved: all ``ranks``, or with MiCS those of the first group.
+
+    MiCS cuts the state over the ranks of a group, and the other groups have copies of it.
+    """
+    count = files[0].within("optimizer_state_dict").get("partition_count", (int, list))
+    if not isinstance(count, int) or not len(files) <= count < ranks or ranks % count:
+        return ranks
+    return count
+
+
 def check_groups(base: PickledState, flats: int) -> None:
     """Raise ``CorruptError`` unless the groups have the flat parameters once, in their order."""
     numbers: list[object] = []
@@ -239,11 +249,6 @@ def refuse_settings(file: PickledState) -> None:
     zero = settings.get("zero_optimization") if isinstance(settings, Mapping) else None
     if not isinstance(zero, Mapping):  # a path to a file, maybe: the layout is checked in any case
         return
-    if isinstance(size := zero.get("mics_shard_size", -1), int) and size > 0:
-        raise file.refused(
-            f"mics_shard_size is {size}: parts of MiCS are not read",
-            "export its weights with engine.save_16bit_model, and convert that file",
-        )
     if zero.get("zero_quantized_nontrainable_weights"):
         raise file.refused(
             "zero_quantized_nontrainable_weights: frozen weights are stored quantized",

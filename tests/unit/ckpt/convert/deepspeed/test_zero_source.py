@@ -116,7 +116,6 @@ def refused(tmp_path: Path, *, stage: int = 1, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mics_shard_size": 2}, "parts of MiCS are not read"),
         ({"offload_optimizer": {"device": "nvme"}}, "on the cpu"),
         ({"offload_param": {"device": "nvme"}}, "on the cpu"),
         ({"zero_quantized_nontrainable_weights": True}, "stored quantized"),
@@ -140,11 +139,13 @@ def test_offload_to_the_cpu_is_read(tmp_path: Path) -> None:
         assert torch.equal(tensor_of(source, "model.w"), parameters()["w"])
 
 
-def test_other_partition_counts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_partition_counts_are_refused(tmp_path: Path, count: int) -> None:
     def change(found: dict[str, Any]) -> None:
-        found["optimizer_state_dict"]["partition_count"] = 1
+        found["optimizer_state_dict"]["partition_count"] = count
 
-    assert "each part lies in 1 partitions" in refused(tmp_path, stage=3, optim=change)
+    said = refused(tmp_path, stage=3, optim=change)
+    assert f"'partition_count' is {count}, and 2 ranks saved" in said
 
 
 def test_elastic_checkpoints_are_refused(tmp_path: Path) -> None:
