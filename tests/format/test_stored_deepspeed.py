@@ -1,8 +1,8 @@
 """Stored directories of DeepSpeed are read; DeepSpeed's own tool says what they hold.
 
-``tests/adapters/make_deepspeed_samples.py`` made them, except ``mics``. That is of DeepSpeed 0.18.9,
-as 0.19.8 has no MiCS any more: two groups of two ranks on gloo, which has no coalesced collectives,
-so all-gathers were made one by one.
+``tests/adapters/make_deepspeed_samples.py`` made them, except ``mics``. That is of DeepSpeed
+0.18.9, as 0.19.8 has no MiCS any more: two groups of two ranks on gloo, which has no coalesced
+collectives, so all-gathers were made one by one.
 """
 
 from __future__ import annotations
