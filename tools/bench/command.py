@@ -126,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
                 results.add(name, found, seconds=seconds)
                 if args.json != STDOUT:
                     _show(name, found, console=console)
+                    sys.stdout.flush()
     finally:
         results.finish()
     if args.json == STDOUT:

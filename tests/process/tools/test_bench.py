@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from rich.console import Console
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.ckpt.store.places import open_store
 from holdfast.tools.bench import command, start, tables
-from holdfast.tools.bench.data_path import lost_time
+from holdfast.tools.bench.data_path import lost_time, storage
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, Yardstick, in_turn
 from holdfast.tools.bench.sections import SECTIONS
 from holdfast.tools.cli import EXIT_FAILED, EXIT_USAGE, main
@@ -91,8 +92,49 @@ def test_every_section_is_measured(found: dict[str, Any]) -> None:
     sections = dict.fromkeys(figure["section"] for figure in found["figures"])
     assert {*sections, *APART} == {*SECTIONS}
     assert (found["megabytes"], found["repeat"]) == (1, 2)
+    assert found["left"] == []
+    assert found["sections"].keys() == sections.keys()
     assert found["machine"]["cores"] >= 1
     assert {"holdfast", "torch", "python"} <= found["versions"].keys()
+
+
+def test_a_run_that_is_stopped_keeps_the_sections_that_ended(tmp_path: Path) -> None:
+    place, target = tmp_path / "place", tmp_path / "figures.json"
+    place.mkdir()
+    words = ("verify", "plan", "--megabytes", "1", "--repeat", "1", "--json", target)
+    run = subprocess.Popen(
+        [*COMMAND, *words, "--dir", place],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert any("verify --deep" in line for line in run.stdout)  # the file was first
+    run.send_signal(signal.SIGINT)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    found = json.loads(target.read_text())
+    assert {figure["section"] for figure in found["figures"]} == {"verify"}
+    assert found["left"] == ["plan"]
+    assert list(place.iterdir()) == []
+
+
+def test_a_large_state_has_the_fixed_costs_of_a_small_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "FIXED_BYTES", 1 << 20)
+    laps: list[None] = []
+    setup = BenchSetup(
+        size_bytes=2 << 20, repeat=1, directory=tmp_path, lap=lambda: laps.append(None)
+    )
+    rows = {row.name: row.size_bytes for row in storage.reshard(setup)}
+    assert len(laps) == 2
+    assert rows.keys() == {
+        f"{small}4 → {writers} writers" for small in ("", "1 MiB: ") for writers in (2, 3)
+    }
+    assert rows["1 MiB: 4 → 2 writers"] < rows["4 → 2 writers"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def figures_of(
