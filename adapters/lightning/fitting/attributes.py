@@ -8,6 +8,7 @@ differences are enough. No part of Lightning is imported here.
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,14 +121,16 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())
+        return bool(((one == other) | (one.isnan() & other.isnan())).all())
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other or (one != one and other != other))
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    return bool(one == other)
 
 
 def _is_state(value: object) -> bool:
@@ -162,7 +165,7 @@ def _fits(values: Any) -> bool:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    now = getattr(owner, name, None)
+    now: Any = getattr(owner, name, None)
     tag = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else ""
     if tag == _GONE:
         delattr(owner, name)

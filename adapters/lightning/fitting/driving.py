@@ -212,7 +212,9 @@ class FitOfGeneration:
 
     def _write(self, step: int, points: list[Any]) -> None:
         for number, log in enumerate(self._logs):
-            mine: list[Point] = [(values, shown) for index, values, shown in points if index == number]
+            mine: list[Point] = [
+                (values, shown) for index, values, shown in points if index == number
+            ]
             if mine:
                 log.write(step, mine)
 

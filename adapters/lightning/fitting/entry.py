@@ -36,7 +36,5 @@ def fit(
             f"fit needs Lightning ({error}): pip install 'holdfast[lightning]'"
         ) from error
     check_options(options)
-    made = FitOfGeneration(
-        run, module, callbacks=callbacks, loggers=loggers, options=options
-    )
+    made = FitOfGeneration(run, module, callbacks=callbacks, loggers=loggers, options=options)
     return made.fit(data, val_data)

@@ -53,7 +53,9 @@ class KeptFit:
         self._changed = self._attributes.collect()
         self._values = {
             "attributes": self._changed,
-            "states": {key: detached(dict(each.state_dict())) for key, each in self._owners.items()},
+            "states": {
+                key: detached(dict(each.state_dict())) for key, each in self._owners.items()
+            },
             "loops": detached(trainer.fit_loop.state_dict()),
             "results": saved_results(trainer),
             "versions": [each.version for each in self._loggers],
@@ -109,7 +111,9 @@ def _attributes_of(trainer: Any) -> KeptAttributes:
         f"{_MODULE}.{name}" if name else _MODULE: each for name, each in module.named_modules()
     }
     owners = [
-        Owner(name, each, ignored) for name, each in parts.items() if isinstance(each, LightningModule)
+        Owner(name, each, ignored)
+        for name, each in parts.items()
+        if isinstance(each, LightningModule)
     ]
     for name, each in parts.items():
         if isinstance(each, Metric):

@@ -96,7 +96,9 @@ class TensorBoardFiles(LogFiles):
     _PATTERN: Final = "events.out.tfevents.*"
 
     def _cut(self, mark: LogMark | None) -> None:
-        for place in self._folder.glob(self._PATTERN) if mark is not None else ():
+        if mark is None:
+            return  # the files of another run stay, as with Lightning
+        for place in self._folder.glob(self._PATTERN):
             if place.name not in mark.files:
                 place.unlink()
             elif place.stat().st_size > mark.files[place.name]:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.adapters.shared.random_states import GlobalRandomness, seed_all
-from holdfast.elastic import ConfigError, Loader, Run, session_of
+from holdfast.elastic import ConfigError, Run, session_of
 from holdfast.elastic.randomness import stream_seed
 
 
@@ -53,7 +53,7 @@ class FitLoopOfRank(_FitLoop):  # type: ignore[misc]
         self._run = run
         self.epoch_loop = theirs.epoch_loop
         self.epoch_loop.val_loop = ValidationOfRank(trainer, run)
-        self.loader: Loader | None = None
+        self.loader: Any = None
 
     def setup_data(self) -> None:
         """Give the training data to the run, once."""

@@ -44,9 +44,7 @@ def restore_results(trainer: Any, saved: dict[str, Any]) -> None:
     results.clear()
     for fx, name, meta, state in saved["entries"]:
         value = detached(state["value"])
-        results.log(
-            fx, name, value, **meta, sync_dist_fn=trainer.strategy.reduce, batch_size=1
-        )
+        results.log(fx, name, value, **meta, sync_dist_fn=trainer.strategy.reduce, batch_size=1)
         item = results[f"{fx}.{name}"]
         for each, its in state.items():
             setattr(item, each, detached(its))

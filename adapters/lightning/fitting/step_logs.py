@@ -139,7 +139,5 @@ def _reduced(
             value = max(values)
         case _:
             value = min(values)
-    how: dict[str, Any] = {
-        each: bool(flags >> place & 1) for place, each in enumerate(_FLAGS)
-    }
+    how: dict[str, Any] = {each: bool(flags >> place & 1) for place, each in enumerate(_FLAGS)}
     return value, weight, {**how, "reduce_fx": word}

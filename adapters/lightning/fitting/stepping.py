@@ -31,7 +31,7 @@ class BatchElsewhere:
     def __iter__(self) -> NoReturn:
         _refuse("batch")
 
-    def __len__(self) -> NoReturn:
+    def __len__(self) -> NoReturn:  # noqa: PLE0303 - it raises
         _refuse("batch")
 
 
