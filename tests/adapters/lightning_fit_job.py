@@ -1,13 +1,15 @@
 """Training by `fit` on ranks that kill themselves, and by Lightning's own Trainer beside it.
 
-    python lightning_fit_job.py FOLDER --die PLACE:STEP:RANK ...   leaves end.json in the folder
+    python lightning_fit_job.py FOLDER --die PLACE:STEP ...   leaves end.json in the folder
 
-The places are in Lightning's hooks, in a save and in a logger. A rank dies once at each.
+The places are in hooks, in a save and in a logger. The first rank that comes there dies,
+once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -37,18 +39,17 @@ SIZE, MICROBATCHES = 3, 4
 
 
 class Deaths:
-    """The places where a rank kills itself, once each: pairs of a step and a rank by place."""
+    """The places where a rank kills itself, once each, as words ``PLACE:STEP``."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
-        self._folder = folder
-        self._at = [(p, int(step), int(rank)) for p, step, rank in (w.split(":") for w in words)]
+        self._folder, self._words = folder, words
 
-    def at(self, place: str, step: int, rank: int) -> None:
+    def at(self, place: str, step: int) -> None:
         """Die here if it is said so."""
-        marker = self._folder / f"died-{place}"
-        if (place, step, rank) in self._at and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if f"{place}:{step}" in self._words:
+            with contextlib.suppress(FileExistsError):
+                (self._folder / f"died-{place}-{step}").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Net(LightningModule):
@@ -74,7 +75,7 @@ class Net(LightningModule):
         return (self.layers(x) - x.sum(1, keepdim=True)).square().mean()
 
     def _dies(self, place: str) -> None:
-        self.deaths.at(place, self.global_step, self.global_rank)
+        self.deaths.at(place, self.global_step)
 
     def training_step(self, batch: Any, _: int) -> dict[str, Any]:
         """Return the loss, and log it in several ways."""
@@ -176,13 +177,13 @@ class DyingTable(CSVLogger):
     """A table after whose writes a rank may die, before anyone knows that they are there."""
 
     deaths: Deaths
-    writes = 0
 
     def save(self) -> None:
         """Write."""
+        shown = [each["step"] for each in self.experiment.metrics]
         super().save()
-        self.writes += 1
-        self.deaths.at("log", self.writes, 0)
+        for step in shown:
+            self.deaths.at("log", step)
 
 
 def callbacks(sharded: bool) -> list[Any]:
@@ -218,10 +219,10 @@ def digest(value: Any) -> str:
         whole: Any = value.full_tensor() if hasattr(value, "full_tensor") else value
         return sha256(whole.detach().contiguous().numpy().tobytes()).hexdigest()
     if isinstance(value, Mapping):
-        return repr({key: digest(each) for key, each in value.items()})
+        return repr(sorted([digest(key), digest(each)] for key, each in value.items()))
     if isinstance(value, list | tuple):
         return repr([digest(each) for each in value])
-    return repr(value)
+    return repr(value).replace(str(Path.cwd()), "")
 
 
 def saves() -> dict[str, str]:
@@ -304,7 +305,8 @@ def own(epochs: int) -> None:
     """Train by Lightning's own Trainer, from the same weights."""
     net = Net(Deaths(Path(), []), noisy=False, sharded=False)
     net.load_state_dict(torch.load("first.pt"))
-    os.chdir("own") if Path("own").exists() else (Path("own").mkdir(), os.chdir("own"))
+    Path("own").mkdir()
+    os.chdir("own")
     trainer = Trainer(
         accelerator="cpu",
         devices=1,

@@ -27,7 +27,6 @@ OPTIONS: Final = (
     "gradient_clip_algorithm",
     "precision",
     "default_root_dir",
-    "detect_anomaly",
     "enable_autolog_hparams",
 )
 """Arguments of Lightning's Trainer that have their meaning in `fit`."""
@@ -54,6 +53,7 @@ _OPTION_REMEDIES: Final[Mapping[str, str]] = {
     "enable_model_summary": "leave it out, or give ModelSummary() in callbacks",
     "ckpt_path": "set checkpoint=Checkpoints(...) in holdfast.resilient, from which a later start "
     "goes on by itself",
+    "detect_anomaly": "call torch.autograd.set_detect_anomaly before `fit`",
     "deterministic": "call torch.use_deterministic_algorithms before `fit`",
     "sync_batchnorm": "leave it out: BatchNorm's statistics are those of all microbatches",
     "plugins": "leave it out; precision='bf16-mixed' is supported",

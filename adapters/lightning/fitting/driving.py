@@ -113,6 +113,10 @@ class FitOfGeneration:
         """Do what the Trainer does before its loop."""
         trainer, module = self.trainer, self._module
         as_module = isinstance(data, LightningDataModule)
+        if as_module and val_data is not None:
+            raise ConfigError(
+                "fit: a LightningDataModule has its own validation: leave val_data out"
+            )
         trainer._data_connector.attach_data(
             module,
             train_dataloaders=None if as_module else data,

@@ -21,6 +21,11 @@ from holdfast.elastic.randomness import stream_seed
 class RankTrainer(Trainer):  # type: ignore[misc]
     """The Trainer that hooks and callbacks see; `fit` drives it."""
 
+    @property
+    def log_dir(self) -> str:
+        """The folder of the first logger."""
+        return str(self.loggers[0].log_dir if self.loggers else self.default_root_dir)
+
     def fit(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse a run in the run."""
         self._refuse("fit")

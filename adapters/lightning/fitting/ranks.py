@@ -25,8 +25,16 @@ class RankStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def __init__(self, run: Run, files: SavedFiles) -> None:
         super().__init__(device=run.device)
         self._run, self._files = run, files
+        self._is_sharded = False
         self.global_rank = self.local_rank = run.rank
         rank_zero_only.rank = run.rank
+
+    def setup(self, trainer: Any) -> None:
+        """Set up module and optimizer."""
+        super().setup(trainer)
+        # Later the parameters may be whole for a while, as after a forward pass of FSDP2.
+        parameters = self.lightning_module.parameters()
+        self._is_sharded = any(isinstance(each, DTensor) for each in parameters)
 
     @property
     def is_global_zero(self) -> bool:
@@ -57,10 +65,6 @@ class RankStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             )
         found: dict[str, Any] = super().optimizer_state(optimizer)
         return found
-
-    @property
-    def _is_sharded(self) -> bool:
-        return any(isinstance(each, DTensor) for each in self.lightning_module.parameters())
 
     def save_checkpoint(
         self,
