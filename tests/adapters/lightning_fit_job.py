@@ -129,12 +129,30 @@ class Net(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val"}}
 
 
+class OtherNet(Net):
+    """The same with a schedule by steps, and two sets to validate on."""
+
+    def validation_step(self, batch: Any, _: int, dataloader_idx: int = 0) -> None:
+        """Log the loss of each set, on steps too."""
+        self.log("val", self._loss(batch), on_step=True, on_epoch=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log nothing more."""
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer and a schedule over the whole training."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        total = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=total)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Data(LightningDataModule):
     """Rows for training and validation."""
 
-    def __init__(self, size: int, *, shuffle: bool) -> None:
+    def __init__(self, size: int, *, shuffle: bool, sets: int = 1) -> None:
         super().__init__()
-        self._size, self._shuffle = size, shuffle
+        self._size, self._shuffle, self._sets = size, shuffle, sets
 
     def prepare_data(self) -> None:
         """Note that it is called."""
@@ -151,7 +169,8 @@ class Data(LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """Return batches, in another order each time."""
-        return DataLoader(self._rows[1], batch_size=4, shuffle=self._shuffle)
+        made = [DataLoader(self._rows[1], batch_size=4, shuffle=self._shuffle)] * self._sets
+        return made[0] if self._sets == 1 else made
 
 
 class Counts(Callback):
@@ -186,12 +205,12 @@ class DyingTable(CSVLogger):
             self.deaths.at("log", step)
 
 
-def callbacks(sharded: bool) -> list[Any]:
+def callbacks(sharded: bool = False) -> list[Any]:
     """Return all that are supported and take part in decisions."""
     return [
         Counts(),
         LearningRateMonitor(),
-        EarlyStopping("val", patience=2, min_delta=0.5),
+        EarlyStopping("val", patience=1, min_delta=0.3),
         ModelCheckpoint(
             "saves",
             filename="{epoch}-{step}",
@@ -203,6 +222,11 @@ def callbacks(sharded: bool) -> list[Any]:
     ]
 
 
+def other_callbacks() -> list[Any]:
+    """Return others, which save by steps."""
+    return [LearningRateMonitor("step"), ModelCheckpoint("saves", every_n_train_steps=5)]
+
+
 def options(epochs: int) -> dict[str, Any]:
     """Return the same arguments for `fit` and for Lightning's Trainer."""
     return {
@@ -210,6 +234,21 @@ def options(epochs: int) -> dict[str, Any]:
         "val_check_interval": 0.5,
         "log_every_n_steps": 2,
         "gradient_clip_val": 0.5,
+    }
+
+
+def other_options(epochs: int) -> dict[str, Any]:
+    """Return others: bfloat16, clipping by value, validation of a part every two epochs."""
+    return {
+        "max_epochs": epochs,
+        "max_steps": 4 * epochs - 1,
+        "check_val_every_n_epoch": 2,
+        "limit_val_batches": 2,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 3,
+        "gradient_clip_val": 0.1,
+        "gradient_clip_algorithm": "value",
+        "precision": "bf16-mixed",
     }
 
 
@@ -244,8 +283,8 @@ def points() -> list[Any]:
     return sorted(found)
 
 
-def main() -> None:
-    """Train in the folder."""
+def arguments() -> argparse.Namespace:
+    """Return the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die", nargs="*", default=[])
@@ -253,12 +292,20 @@ def main() -> None:
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--checkpoint")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train in the folder."""
+    given = arguments()
     torch.set_num_threads(1)
     given.folder.mkdir(exist_ok=True)
     os.chdir(given.folder)
-    deaths = Deaths(given.folder, given.die)
-    DyingTable.deaths = deaths
+    if given.compare:
+        for other in (False, True):
+            compare(given.epochs, other=other)
+        return
+    deaths = DyingTable.deaths = Deaths(given.folder, given.die)
     checkpoint = holdfast.Checkpoints(given.checkpoint, every=3) if given.checkpoint else None
 
     @holdfast.resilient(
@@ -268,55 +315,76 @@ def main() -> None:
         checkpoint=checkpoint,
     )
     def train(run: holdfast.Run) -> None:
-        net = Net(deaths, noisy=not given.sharded and not given.compare, sharded=given.sharded)
-        if given.compare:
-            torch.save(net.state_dict(), "first.pt")
+        net = Net(deaths, noisy=not given.sharded, sharded=given.sharded)
         counts, *others = callbacks(given.sharded)
         trainer = fit(
             run,
             net,
-            Data(SIZE, shuffle=not given.compare),
+            Data(SIZE, shuffle=True),
             callbacks=[counts, *others],
             loggers=[DyingTable(".", name="table"), TensorBoardLogger(".", name="board")],
             **options(given.epochs),
         )
         weights = digest(net.state_dict())
         if run.is_leader:
-            told = {
-                "weights": sha256(weights.encode()).hexdigest(),
-                "step": trainer.global_step,
-                "epoch": trainer.current_epoch,
-                "counts": [net.steps, net.least, counts.validations],
-                "best": trainer.checkpoint_callback.best_model_path.rpartition("/")[2],
-                "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
-                "saves": saves(),
-                "points": points(),
-                "table": [each.read_text() for each in Path("table").rglob("metrics.csv")],
-                "left": sorted(each.name for each in Path("saves").iterdir()),
-            }
-            Path("end.json").write_text(json.dumps(told))
+            tell(trainer, sha256(weights.encode()).hexdigest(), counts.validations)
 
     train()
-    if given.compare:
-        own(given.epochs)
 
 
-def own(epochs: int) -> None:
-    """Train by Lightning's own Trainer, from the same weights."""
-    net = Net(Deaths(Path(), []), noisy=False, sharded=False)
-    net.load_state_dict(torch.load("first.pt"))
-    Path("own").mkdir()
-    os.chdir("own")
+def tell(trainer: Any, weights: str, validations: int) -> None:
+    """Write all that must not depend on ranks and deaths."""
+    net = trainer.lightning_module
+    told = {
+        "weights": weights,
+        "step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "counts": [net.steps, net.least, validations],
+        "best": trainer.checkpoint_callback.best_model_path.rpartition("/")[2],
+        "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
+        "saves": saves(),
+        "points": points(),
+        "table": [each.read_text() for each in Path("table").rglob("metrics.csv")],
+    }
+    if not net.sharded:
+        again = Net.load_from_checkpoint("saves/last.ckpt", deaths=net.deaths)
+        told["loaded"] = [again.global_step, digest(again.state_dict())]
+    Path("end.json").write_text(json.dumps(told))
+
+
+def compare(epochs: int, *, other: bool) -> None:
+    """Train by `fit` and by Lightning's own Trainer, without dropout, on the same batches."""
+    folder = Path("other" if other else "one")
+    folder.mkdir()
+    kind, sets = (OtherNet, 2) if other else (Net, 1)
+    made = other_callbacks if other else callbacks
+    how = (other_options if other else options)(epochs)
+
+    @holdfast.resilient(
+        batch=holdfast.Batch(microbatches=MICROBATCHES), snapshots=holdfast.Snapshots(parity=0)
+    )
+    def train(run: holdfast.Run) -> None:
+        net = kind(Deaths(Path(), []), noisy=False, sharded=False)
+        torch.save(net.state_dict(), folder / "first.pt")
+        data = Data(SIZE, shuffle=False, sets=sets)
+        logger = CSVLogger(folder, name="ours", version="run")
+        fit(run, net, data, callbacks=made(), loggers=[logger], **how)
+
+    train()
+    Path("saves").rename(folder / "our-saves")
+    net = kind(Deaths(Path(), []), noisy=False, sharded=False)
+    net.load_state_dict(torch.load(folder / "first.pt"))
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
-        callbacks=callbacks(sharded=False),
-        logger=CSVLogger(".", name="table"),
+        callbacks=made(),
+        logger=CSVLogger(folder, name="theirs", version="run"),
         enable_progress_bar=False,
         enable_model_summary=False,
-        **options(epochs),
+        **how,
     )
-    trainer.fit(net, datamodule=Data(SIZE * MICROBATCHES, shuffle=False))
+    trainer.fit(net, datamodule=Data(SIZE * MICROBATCHES, shuffle=False, sets=sets))
+    Path("saves").rename(folder / "their-saves")
 
 
 if __name__ == "__main__":

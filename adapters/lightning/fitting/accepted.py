@@ -147,7 +147,8 @@ def check_callback(callback: Any) -> None:
             (_CALLBACK_REMEDIES[each] for each in kinds if each in _CALLBACK_REMEDIES),
             f"give your own Callback, or one of {', '.join(_CALLBACKS[1:])}",
         )
-        raise ConfigError(f"fit: the callback {first or callback!r} is not supported: {remedy}")
+        name = first or type(callback).__name__
+        raise ConfigError(f"fit: the callback {name} is not supported: {remedy}")
     check_hooks(callback)
     if "ModelCheckpoint" in kinds:
         _check_checkpoint(callback)

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint
@@ -144,7 +143,6 @@ class FitOfGeneration:
         trainer._logger_connector.reset_results()
         trainer._logger_connector.reset_metrics()
         trainer.strategy.setup(trainer)
-        _check_optimizers(trainer)
         call._call_callback_hooks(trainer, "on_fit_start")
         call._call_lightning_module_hook(trainer, "on_fit_start")
         if trainer.enable_autolog_hparams:
@@ -271,12 +269,3 @@ def _check_as_new(module: Any, callbacks: Sequence[Any]) -> None:
                 "new: build it in the decorated function, next to the call"
             )
         _used.add(each)
-
-
-def _check_optimizers(trainer: Any) -> None:
-    found = trainer.optimizers
-    if len(found) != 1 or not isinstance(found[0], torch.optim.Optimizer):
-        raise ConfigError(
-            f"fit: configure_optimizers returned {len(found)} optimizers of torch's, or none that "
-            "steps: return one, with parameter groups, or write the loop with run.step"
-        )

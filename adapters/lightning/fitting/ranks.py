@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -17,6 +17,11 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.lightning.fitting.later import SavedFiles
 from holdfast.elastic import ConfigError, Run
+
+ONE_OPTIMIZER: Final = (
+    "fit: configure_optimizers must return one optimizer of torch's, with parameter groups if need "
+    "be; for several, as of a GAN, write the loop with run.step (docs/how-to/port-your-loop.md)"
+)
 
 
 class RankStrategy(SingleDeviceStrategy):  # type: ignore[misc]
@@ -28,6 +33,18 @@ class RankStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._is_sharded = False
         self.global_rank = self.local_rank = run.rank
         rank_zero_only.rank = run.rank
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Let the module configure its optimizer. Raises ``ConfigError`` unless it is one."""
+        try:
+            super().setup_optimizers(trainer)
+        except RuntimeError as error:
+            if "multiple optimizers" not in str(error):
+                raise
+            raise ConfigError(ONE_OPTIMIZER) from error
+        found = self.optimizers
+        if len(found) != 1 or not isinstance(found[0], torch.optim.Optimizer):
+            raise ConfigError(ONE_OPTIMIZER)
 
     def setup(self, trainer: Any) -> None:
         """Set up module and optimizer."""
