@@ -92,6 +92,11 @@ def check_loader(given: Any) -> None:
             f"fit: the training data are a {type(given).__name__}: give one DataLoader (several "
             "data sets at once are a torch.utils.data.StackDataset)"
         )
+    if given.drop_last:
+        raise ConfigError(
+            "fit: DataLoader(drop_last=True) is not supported: leave it out: the last step of an "
+            "epoch has the rest of the samples"
+        )
     if isinstance(given.dataset, IterableDataset):
         raise ConfigError(
             "fit: an IterableDataset is not supported: give a data set that can be indexed, or "

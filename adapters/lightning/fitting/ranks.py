@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -43,7 +44,7 @@ class RankStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 raise
             raise ConfigError(ONE_OPTIMIZER) from error
         found = self.optimizers
-        if len(found) != 1 or not isinstance(found[0], torch.optim.Optimizer):
+        if len(found) != 1 or isinstance(found[0], _MockOptimizer):
             raise ConfigError(ONE_OPTIMIZER)
 
     def setup(self, trainer: Any) -> None:

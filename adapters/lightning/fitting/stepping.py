@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 
 from holdfast.adapters.lightning.fitting.accepted import is_own
 from holdfast.adapters.lightning.fitting.kept import KeptFit
@@ -139,7 +140,7 @@ class StepOfFit:
         optimizer = trainer.optimizers[0]
         self._call("on_before_optimizer_step", optimizer)
         if limit := trainer.gradient_clip_val:
-            if str(trainer.gradient_clip_algorithm or "norm").endswith("value"):
+            if trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
                 torch.nn.utils.clip_grad_value_(self._module.parameters(), limit)
             else:
                 run.clip_grad_norm_(self._module.parameters(), limit)
