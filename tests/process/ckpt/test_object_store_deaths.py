@@ -55,13 +55,13 @@ def test_a_write_outlives_a_server_that_is_restarted(own_server: OwnServer) -> N
 
 
 def test_a_write_outlives_a_server_that_stops_for_a_while(own_server: OwnServer) -> None:
-    waking = threading.Timer(1.5, own_server.wake)
+    waking = threading.Timer(3.0, own_server.wake)
 
     def stop() -> None:
         own_server.stop()
         waking.start()
 
-    store = own_server.place.store(stall_s=0.5, deadline_s=30.0)
+    store = own_server.place.store(stall_s=2.0, deadline_s=60.0)
     assert store.write("f", half_then(stop)) == len(LARGE)
     waking.join()
     assert own_server.witness.store().read("f") == LARGE
