@@ -7,6 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -24,7 +25,6 @@ from holdfast.adapters.lightning.fitting.accepted import (
     check_hooks,
     check_logger,
     is_own,
-    local_folder,
 )
 from holdfast.adapters.lightning.fitting.held_logger import HeldLogger
 from holdfast.adapters.lightning.fitting.kept import KeptFit
@@ -192,9 +192,9 @@ class FitOfGeneration:
         name = "" if self._is_trial else secrets.token_hex(8)
         kept = KeptFit(trainer, self._given, later=self._later, files=self._files, name=name)
         for each in trainer.checkpoint_callbacks:
-            each.file_exists = lambda path, _: self._files.exists(str(local_folder(path)))
+            each.file_exists = lambda path, _: self._files.exists(str(_absolute(path)))
             if not self._is_trial:
-                self._files.begin(local_folder(each.dirpath), each.FILE_EXTENSION)
+                self._files.begin(_absolute(each.dirpath), each.FILE_EXTENSION)
         session_of(run).count_on_leader(_ENTRY)
         run.track(
             model=self._module,
@@ -278,3 +278,7 @@ def _check_as_new(module: Any, callbacks: Sequence[Any]) -> None:
                 "new: build it in the decorated function, next to the call"
             )
         _used.add(each)
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()
