@@ -1,12 +1,11 @@
 """The options, hooks, callbacks and loggers that `fit` supports; the rest is refused by name.
 
-No part of Lightning is imported here: its classes are known by their names.
+No part of Lightning is imported here: its classes are known by their names. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from holdfast.elastic import ConfigError
@@ -207,11 +206,6 @@ def check_built_inside(name: str, value: object, namespaces: Iterable[Mapping[st
                 f"fit: the {name} {type(value).__name__} is a global variable, so after a change "
                 "of the ranks it would not be as new: build it in the decorated function"
             )
-
-
-def local_folder(path: str | Path) -> Path:
-    """Return an absolute path."""
-    return Path(path).expanduser().absolute()
 
 
 def _is_theirs(kind: type) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -23,7 +25,6 @@ from holdfast.adapters.lightning.fitting.accepted import (
     check_hooks,
     check_logger,
     is_own,
-    local_folder,
 )
 from holdfast.adapters.lightning.fitting.held_logger import HeldLogger
 from holdfast.adapters.lightning.fitting.kept import KeptFit
@@ -38,6 +39,7 @@ from holdfast.adapters.lightning.fitting.ranks import RankStrategy
 from holdfast.adapters.lightning.fitting.stepping import StepOfFit
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic import ConfigError, Run, session_of
+from holdfast.elastic.loop.trace.traced_run import TracedRun
 
 _ENTRY: Final = "fit"
 _used: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -62,8 +64,11 @@ class FitOfGeneration:
             check_callback(each)
         kinds = [check_logger(each) for each in loggers]
         _check_as_new(module, callbacks)
-        self._later = Later(lambda: run.completed, leads=run.is_leader)
-        self._files = SavedFiles(self._later, leads=run.is_leader)
+        # `holdfast check` compares runs, which must not see or replace each other's files.
+        self._is_trial = isinstance(run, TracedRun)
+        leads = run.is_leader and not self._is_trial
+        self._later = Later(lambda: run.completed, leads=leads)
+        self._files = SavedFiles(self._later, leads=leads)
         self._kinds = kinds
         self._logs: list[LogFiles] = []
         self.trainer = self._made(callbacks, dict(options))
@@ -81,6 +86,8 @@ class FitOfGeneration:
             use_distributed_sampler=False,
             **options,
         )
+        for each in self._given if self._is_trial else ():
+            each._version = 0
         trainer.fit_loop = FitLoopOfRank(trainer, self._run)
         trainer.loggers = [
             HeldLogger(each, self._later, index=number, shown=lambda: self._shown)
@@ -182,10 +189,12 @@ class FitOfGeneration:
 
     def _track(self) -> KeptFit:
         trainer, run = self.trainer, self._run
-        kept = KeptFit(trainer, self._given, later=self._later, files=self._files)
+        name = "" if self._is_trial else secrets.token_hex(8)
+        kept = KeptFit(trainer, self._given, later=self._later, files=self._files, name=name)
         for each in trainer.checkpoint_callbacks:
-            each.file_exists = lambda path, _: self._files.exists(str(local_folder(path)))
-            self._files.begin(local_folder(each.dirpath), each.FILE_EXTENSION)
+            each.file_exists = lambda path, _: self._files.exists(str(_absolute(path)))
+            if not self._is_trial:
+                self._files.begin(_absolute(each.dirpath), each.FILE_EXTENSION)
         session_of(run).count_on_leader(_ENTRY)
         run.track(
             model=self._module,
@@ -269,3 +278,7 @@ def _check_as_new(module: Any, callbacks: Sequence[Any]) -> None:
                 "new: build it in the decorated function, next to the call"
             )
         _used.add(each)
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()

@@ -29,12 +29,15 @@ def fit(
 
     Raises ``ConfigError`` for all that is not supported, with a remedy.
     """
+    check_options(options)
+    for name, value in (("callbacks", callbacks), ("loggers", loggers)):
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"fit({name}={type(value).__name__}): give a list, {name}=[...]")
     try:
         from holdfast.adapters.lightning.fitting.driving import FitOfGeneration
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"fit needs Lightning ({error}): pip install 'holdfast[lightning]'"
         ) from error
-    check_options(options)
     made = FitOfGeneration(run, module, callbacks=callbacks, loggers=loggers, options=options)
     return made.fit(data, val_data)

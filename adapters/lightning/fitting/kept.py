@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -32,11 +31,17 @@ class KeptFit:
     """
 
     def __init__(
-        self, trainer: Any, loggers: Sequence[Any], *, later: Later, files: SavedFiles
+        self,
+        trainer: Any,
+        loggers: Sequence[Any],
+        *,
+        later: Later,
+        files: SavedFiles,
+        name: str,
     ) -> None:
         self._trainer, self._loggers = trainer, loggers
         self._later, self._files = later, files
-        self.name = secrets.token_hex(8)
+        self.name = name
         self._attributes = _attributes_of(trainer)
         self._owners = {
             key: each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,7 +111,10 @@ class TensorBoardFiles(LogFiles):
         return {each.name: each.stat().st_size for each in self._folder.glob(self._PATTERN)}
 
 
-KINDS: Final = {"CSVLogger": CsvFiles, "TensorBoardLogger": TensorBoardFiles}
+KINDS: Final[Mapping[str, Callable[..., LogFiles]]] = {
+    "CSVLogger": CsvFiles,
+    "TensorBoardLogger": TensorBoardFiles,
+}
 """The files of each kind of logger."""
 
 

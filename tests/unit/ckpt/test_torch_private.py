@@ -19,8 +19,8 @@ OF_OTHERS = (
     PACKAGE / "adapters" / "torchtitan",
     PACKAGE / "adapters" / "lightning" / "fitting",
 )
-"""Subclasses of transformers' Trainer, of torchtitan's manager and of Lightning's loops, with methods
-private to them."""
+"""Subclasses of transformers' Trainer, torchtitan's manager and Lightning's loops; methods private
+to these."""
 
 
 OTHERS = {

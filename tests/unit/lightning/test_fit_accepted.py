@@ -117,6 +117,12 @@ def test_a_global_variable_is_no_new_module() -> None:
         check_built_inside("module", module, [{"net": module}])
 
 
+def test_callbacks_and_loggers_come_in_lists() -> None:
+    run: Any = SimpleNamespace()
+    with pytest.raises(ConfigError, match=r"fit\(callbacks=Callback\): give a list"):
+        fit(run, object(), callbacks=CALLBACK())
+
+
 def test_without_lightning_the_call_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning", None)
     monkeypatch.delitem(sys.modules, "holdfast.adapters.lightning.fitting.driving", raising=False)
