@@ -156,6 +156,17 @@ NormBase: Final = nn.modules.batchnorm._NormBase
 # The parametrization that `torch.nn.utils.parametrizations.spectral_norm` registers.
 SpectralNorm: Final = nn.utils.parametrizations._SpectralNorm
 
+# FSDP2
+
+
+def forget_shards(module: nn.Module) -> None:
+    """Drop FSDP2's state of a module, so that ``fully_shard`` can be applied to it again."""
+    from torch.distributed._composable_state import _module_state_mapping
+
+    # Its state by module; torch refuses a module that is in it.
+    _module_state_mapping.pop(module, None)
+
+
 # FSDP1
 
 # The name under which a module that does not keep the original parameters has the flat one.

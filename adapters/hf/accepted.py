@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
+from holdfast.adapters.hf.sharding import check_sharding
 from holdfast.elastic import ConfigError
 
 
@@ -30,7 +31,7 @@ _COMMON: Final = _names(
     save_only_model save_strategy save_steps save_total_limit load_best_model_at_end
     metric_for_best_model greater_is_better seed use_cpu dataloader_num_workers
     dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
-    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names
+    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names fsdp
     train_sampling_strategy length_column_name skip_memory_metrics do_train do_eval do_predict
     resume_from_checkpoint local_rank ddp_find_unused_parameters ddp_bucket_cap_mb
     ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
@@ -107,7 +108,6 @@ _VALUES: Final[Mapping[str, frozenset[str]]] = {
 """Fields of which only these values are supported."""
 
 _REMEDIES: Final[Mapping[str, str]] = {
-    "fsdp": "leave it out; a loop of your own shards by fully_shard(model, mesh=run.data_mesh)",
     "deepspeed": "leave it out: Holdfast sums gradients itself",
     "parallelism_config": "leave it out: the ranks are data-parallel",
     "fp16": "set bf16=True, which needs no GradScaler",
@@ -156,6 +156,8 @@ def check_arguments(args: Any, kind: type) -> None:
         value = getattr(args, field.name, None)
         if field.name in _VALUES:
             _check_value(field.name, value)
+        elif field.name == "fsdp_config" and args.fsdp:
+            check_sharding(value or {}, _short(_library(kind)))
         elif field.name not in supported and not _is_default(field, value):
             remedy = _REMEDIES.get(field.name, "leave it out")
             raise ConfigError(
@@ -164,9 +166,25 @@ def check_arguments(args: Any, kind: type) -> None:
             )
 
 
+def own_classes(kind: type) -> list[type]:
+    """Return the classes above a library's Trainer that are the script's own."""
+    found: list[type] = []
+    for each in kind.__mro__:
+        name = _full(each)
+        if name in TRAINERS:
+            break
+        if not name.startswith(("holdfast.", *_LIBRARIES)):
+            found.append(each)
+    return found
+
+
 def supported_of(kind: type) -> frozenset[str]:
     """Return the fields that the arguments of this Trainer have beside the common ones."""
-    return next(TRAINERS[_full(each)] for each in kind.__mro__ if _full(each) in TRAINERS)
+    return TRAINERS[_library(kind)]
+
+
+def _library(kind: type) -> str:
+    return next(_full(each) for each in kind.__mro__ if _full(each) in TRAINERS)
 
 
 def _check_value(name: str, value: Any) -> None:

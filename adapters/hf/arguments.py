@@ -29,6 +29,10 @@ class HoldfastArguments:
         default=False,
         metadata={"help": "Keep digests of frozen weights; every start builds them again"},
     )
+    divide_evaluation: bool = field(
+        default=True,
+        metadata={"help": "Ranks divide the batches of an evaluation; otherwise each takes all"},
+    )
     parity: int = field(default=1, metadata={"help": "Nodes that may be lost at the same time"})
     snapshot_every: int = field(default=1, metadata={"help": "Steps between snapshots"})
     checkpoint: Optional[str] = field(  # noqa: UP045

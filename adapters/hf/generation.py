@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from holdfast.adapters.hf.grpo import MicrobatchesOfGrpo, is_grpo
 from holdfast.adapters.hf.kept import FirstState, KeptTrainer
 from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import stand_at
+from holdfast.adapters.hf.sharded import cut, share_first
+from holdfast.adapters.hf.shards import ShardedModel
 from holdfast.ckpt import Rebuilt
 from holdfast.elastic import ConfigError, Loader, Run, session_of
 
@@ -28,13 +31,21 @@ _ENTRY: Final = "trainer"
 class Journey:
     """The facts that a call of `train` carries from one generation to the next.
 
-    ``samples`` is the number of samples of the whole training, for the summary.
+    ``samples`` is the number of samples of the whole training, for the summary. ``shards`` are
+    those of the model, if it is cut.
     """
 
     resume_from: str | None = None
     first: FirstState | None = None
     took_part: bool = False
     samples: float = 0.0
+    shards: ShardedModel | None = None
+
+    def release(self, *, trained: bool = False) -> None:
+        """Make a model that was cut whole again, with the ``trained`` weights or the first ones."""
+        if self.shards is not None:
+            self.shards.release(trained=trained)
+            self.shards = None
 
 
 class GenerationOfTrainer:
@@ -53,6 +64,7 @@ class GenerationOfTrainer:
         """Train until the end; return plain values that are equal on all ranks."""
         trainer, run, journey = self._trainer, self.run, self._journey
         stand_at(trainer, run.rank)
+        journey.release()
         again, journey.took_part = journey.took_part, True
         if again and journey.first is not None:
             journey.first.put_back()
@@ -60,6 +72,10 @@ class GenerationOfTrainer:
         loader = self._loader()
         steps, total = len(loader), self._planned(len(loader))
         self._begin_state(steps, total)
+        if trainer.args.fsdp:
+            journey.shards = cut(trainer, run)
+            if journey.first is not None and journey.first.is_dropped:
+                self._drop_whole()
         self._track(loader, again=again)
         trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         work = (MicrobatchesOfGrpo if is_grpo(trainer) else MicrobatchesOfTrainer)(
@@ -77,12 +93,26 @@ class GenerationOfTrainer:
         self._in_loop = False
         made = max(run.completed - trainer._initial_global_step, 1)
         loss = (trainer._total_loss_scalar + float(trainer._tr_loss)) / made
+        if journey.shards is not None:
+            journey.shards.collect()
         return {"global_step": run.completed, "train_loss": loss}
 
     def leave(self) -> None:
         """Give the Trainer its own backward again."""
         self._in_loop = False
         self._trainer.accelerator.backward = self._backward
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context in which no forward communicates, on all ranks; collective."""
+        shards = self._journey.shards
+        return nullcontext() if shards is None else shards.gathered()
+
+    def lifted(self) -> AbstractContextManager[None]:
+        """Return a context in which rank 0 has model and optimizer whole; collective."""
+        shards = self._journey.shards
+        if shards is None or shards.is_lifted:
+            return nullcontext()
+        return shards.lifted(here=self.run.is_leader)
 
     def keeps(self, logs: dict[str, Any]) -> bool:
         """Keep the logs of the present step for later; return whether there is one."""
@@ -182,6 +212,9 @@ class GenerationOfTrainer:
 
     def _share_first(self) -> None:
         """Give all ranks the first weights of rank 0, which each rank made by itself."""
+        if self._journey.shards is not None:
+            share_first(self._journey.shards, self.run)
+            return
         with torch.no_grad():
             for parameter in self._trainer.model.parameters():
                 if parameter.requires_grad and self.run.world_size > 1:
@@ -191,6 +224,12 @@ class GenerationOfTrainer:
         first = self._journey.first
         if first is not None and not first.is_dropped and self.run.protection.step > self._began:
             first.drop_tensors()
+            self._drop_whole()
+
+    def _drop_whole(self) -> None:
+        """Free the whole weights of a model that is cut, but for those that are built once."""
+        if self._journey.shards is not None:
+            self._journey.shards.drop(keep_frozen=self._trainer.holdfast.rebuild_frozen)
 
     def _call(self, event: str) -> None:
         trainer = self._trainer

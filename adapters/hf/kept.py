@@ -19,6 +19,9 @@ _COUNTERS: Final = (
 )
 """Numbers of a Trainer that steps move on; TRL's trainers have the third."""
 
+TOTAL: Final = "num_tokens"
+"""The metric of TRL's trainers that is a running sum."""
+
 _NOT_KEPT: Final = (
     "is_local_process_zero",
     "is_world_process_zero",
@@ -88,12 +91,13 @@ class FirstState:
     """The state with which training begins, for a generation that has nothing to restore.
 
     The script's model is trained in place, so its weights that train and its buffers are copied.
+    Of a model that will be cut the weights stay as they are, and are not copied.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, is_cut: bool = False) -> None:
         self._trainer = trainer
         model = trainer.model
-        moving = [p for p in model.parameters() if p.requires_grad]
+        moving = [p for p in model.parameters() if p.requires_grad and not is_cut]
         self._tensors = [(t, t.detach().clone()) for t in [*moving, *model.buffers()]]
         self._callbacks = [copy.deepcopy(each.state()) for each in exportable(trainer)]
         self._given = (trainer.optimizer, trainer.lr_scheduler)
@@ -133,8 +137,11 @@ def exportable(trainer: Any) -> list[Any]:
     return [each for each in found if isinstance(each, ExportableState)]
 
 
-def metrics_of(trainer: Any) -> dict[str, list[Any]]:
-    """Return the lists of numbers that TRL's trainers collect until the next log."""
+def metrics_of(trainer: Any, mode: str = "train") -> dict[str, list[Any]]:
+    """Return the lists of numbers that TRL's trainers collect until the next log.
+
+    ``mode`` is ``train`` or ``eval``.
+    """
     found: dict[str, dict[str, list[Any]]] = getattr(trainer, "_metrics", {})
     empty: Callable[[], dict[str, list[Any]]] = lambda: defaultdict(list)  # noqa: E731
-    return found.get("train", empty())
+    return found.get(mode, empty())

@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers.trainer_pt_utils import find_batch_size
 
-from holdfast.adapters.hf.kept import metrics_of
+from holdfast.adapters.hf.kept import TOTAL, metrics_of
 from holdfast.elastic import ConfigError, Loader, Run
-
-_TOTAL: Final = "num_tokens"
-"""The metric of TRL's trainers that is a running sum."""
 
 
 class MicrobatchesOfTrainer:
@@ -43,14 +40,14 @@ class MicrobatchesOfTrainer:
             names |= dict.fromkeys(means)
             counts.append(self._counts() - base)
             self._set_counts(base)
-        has_total = _TOTAL in metrics
+        has_total = TOTAL in metrics
         self._set_counts(base + run.reduce(counts, "sum"))
         metrics.clear()
         metrics.update(before)
         for name in names:
             metrics[name] = [*before.get(name, []), run.metrics[name]]
         if has_total:
-            metrics[_TOTAL] = [self._seen_tokens()]
+            metrics[TOTAL] = [self._seen_tokens()]
         return run.metrics["loss"]
 
     def _train(self, inputs: Any) -> torch.Tensor:
@@ -106,4 +103,4 @@ def _means(metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:
     found = {
         key: [each for each in values if not math.isnan(each)] for key, values in metrics.items()
     }
-    return {key: fmean(values) for key, values in found.items() if key != _TOTAL and values}
+    return {key: fmean(values) for key, values in found.items() if key != TOTAL and values}

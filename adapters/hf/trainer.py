@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import functools
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from holdfast.adapters.hf.accepted import check_arguments
 from holdfast.adapters.hf.arguments import HoldfastArguments
+from holdfast.adapters.hf.evaluation import (
+    DividedEvaluation,
+    Place,
+    divides,
+    seed_of,
+    seeded,
+)
 from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
 from holdfast.adapters.hf.grpo import is_grpo, sample_by_microbatch
 from holdfast.adapters.hf.kept import FirstState
 from holdfast.adapters.hf.ranks import NOT_THE_LEADER, as_only_process, check_alone, stand_at
+from holdfast.adapters.hf.sharded import unannounced
 from holdfast.elastic import ConfigError, Run, resilient
 
 
@@ -33,7 +41,11 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         given = HoldfastArguments() if holdfast is None else holdfast
         if not isinstance(given, HoldfastArguments):
             raise ConfigError(f"holdfast={given!r}: give holdfast=HoldfastArguments(...)")
-        super().__init__(*args, **kwargs)
+        found = [each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)]
+        for each in found:
+            check_arguments(each, type(self))
+        with unannounced(found):
+            super().__init__(*args, **kwargs)
         self.holdfast = given
         check_arguments(self.args, type(self))
         check_alone(self)
@@ -42,6 +54,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         self._hands_on_logs = self.callback_handler.on_log
         self.callback_handler.on_log = self._on_log
         self._generation: GenerationOfTrainer | None = None
+        self._evaluation: DividedEvaluation | None = None
 
     def _inner_training_loop(
         self,
@@ -55,7 +68,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         if trial is not None:
             raise ConfigError("resilient_trainer: hyperparameter_search is not supported yet")
         start, journey = time.time(), Journey(resume_from=resume_from_checkpoint)
-        journey.first = FirstState(self)
+        journey.first = FirstState(self, is_cut=bool(self.args.fsdp))
         settings = self.holdfast.settings(
             accumulation=self.args.gradient_accumulation_steps,
             size=self.args.per_device_train_batch_size,
@@ -71,7 +84,12 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
                 self._generation.leave()
                 self._generation = None
 
-        return self._finish(train(), journey, start)
+        trained = False
+        try:
+            outcome, trained = train(), True
+        finally:
+            journey.release(trained=trained)
+        return self._finish(outcome, journey, start)
 
     def _finish(self, outcome: dict[str, Any], journey: Journey, start: float) -> TrainOutput:
         """Do the end of the Trainer's own loop: the summary, the best model, the last callbacks."""
@@ -92,26 +110,61 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         return control
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate on every rank alike; long work is no hang."""
-        if self._generation is None:
-            return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
-        with self._generation.run.pause(), torch.random.fork_rng([]):
-            torch.manual_seed(self.args.seed + self.state.global_step)  # alike on every rank
+        """Evaluate on all ranks together; long work is no hang."""
+        with self._evaluating():
             return super().evaluate(*args, **kwargs)  # type: ignore[no-any-return]
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave an evaluation as soon as the ranks change."""
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict on all ranks together, like `evaluate`."""
+        with self._evaluating():
+            return super().predict(*args, **kwargs)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        if self._generation is None:
+            yield
+            return
+        self.__dict__.pop("_eval_dataloaders", None)  # their samplers may go on where they were
+        run, gathered = self._generation.run, self._generation.gathered
+        with run.pause(), seeded(seed_of(self)), gathered():
+            yield
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Divide the batches among the ranks, if they can be divided."""
+        if self._generation is None or not divides(self, dataloader):
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        run = self._generation.run
+        self._evaluation = DividedEvaluation(self, run, dataloader, seed=seed_of(self))
+        try:
+            with self._evaluation.in_loop():
+                return super().evaluation_loop(self._evaluation, *args, **kwargs)
+        finally:
+            self._evaluation = None
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a batch's results from the rank that has computed it, or compute it here."""
+
+        def compute(batch: Any) -> Any:
+            with as_only_process(self) if is_grpo(self) else nullcontext():
+                return super(ResilientTrainer, self).prediction_step(model, batch, *args, **kwargs)
+
         if self._generation is not None:
-            self._generation.run.check()
-        with as_only_process(self) if is_grpo(self) else nullcontext():
-            return super().prediction_step(*args, **kwargs)
+            self._generation.run.check()  # leave as soon as the ranks change
+        if self._evaluation is not None and isinstance(inputs, Place):
+            return self._evaluation.step(inputs, compute)
+        return compute(inputs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Let rank 0 write the model, whole."""
+        with nullcontext() if self._generation is None else self._generation.lifted():
+            super().save_model(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let rank 0 write the directory ``checkpoint-N``."""
         if self._generation is None:
             super()._save_checkpoint(model, trial)
             return
-        with self._generation.run.pause():
+        with self._generation.run.pause(), self._generation.lifted():
             if self.is_world_process_zero():
                 super()._save_checkpoint(model, trial)
             elif self.state.best_global_step:

@@ -187,18 +187,26 @@ class GenerationWorld(Peers):
         """Return every rank's value, in rank order; values are JSON, never code."""
         if self.size == 1:
             return [value]
-        data = msgspec.json.encode(value)
+        found = self.gather_bytes(bytearray(msgspec.json.encode(value)))
+        return [msgspec.json.decode(each) for each in found]
+
+    def gather_bytes(self, data: bytearray) -> list[bytearray]:
+        """Return every rank's bytes, in rank order; there may be none, and different numbers."""
+        if self.size == 1:
+            return [data]
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         dist.all_reduce(sizes)
         longest = int(sizes.max())
         mine = torch.zeros(longest, dtype=torch.uint8)
-        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data:
+            mine[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
         all_ = torch.zeros(self.size * longest, dtype=torch.uint8)
-        dist.all_gather_single(all_, mine)
+        if longest:
+            dist.all_gather_single(all_, mine)
         rows = all_.view(self.size, longest)
         return [
-            msgspec.json.decode(bytes(row[:size].numpy()))
+            bytearray(row[:size].numpy().data)
             for row, size in zip(rows, sizes.tolist(), strict=True)
         ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.state.trees.packing import pack, unpack
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.data.loaders import Loader
@@ -64,6 +67,18 @@ class Session:
         for loader in loaders:
             loader.begin_at(step)
         cursor.step = step
+
+    def exchange(self, value: Any, name: str) -> list[Any]:
+        """Return every rank's value, in rank order; collective, between passes and steps.
+
+        Values are plain ones, tensors, arrays, and tuples, lists and dicts of these; they come back
+        with the same types and bits, tensors on the CPU. Raises ``StateError`` for any other, with
+        its path, which begins with ``name``; the other ranks then wait until this one fails.
+        """
+        packed = self._world.gather_bytes(pack(value, name))
+        return [
+            value if rank == self._world.rank else unpack(data) for rank, data in enumerate(packed)
+        ]
 
     def roster(self) -> Roster:
         """Return the whole job as last received."""

@@ -1,5 +1,6 @@
 """Train a tiny model of transformers: ``hf_training.py FOLDER [--kill STEP BEAT] …``.
 
+With ``--fatal-batch N`` the worker ``trainer/1`` ends itself, once, when it evaluates its batch N.
 ``--compare`` takes transformers' own loop as well. The logs go to ``log.jsonl``, the end to
 ``end.json``.
 """
@@ -9,13 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from run_loop import die_at
 from transformers import (
     EarlyStoppingCallback,
+    EvalPrediction,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
@@ -26,6 +30,7 @@ from transformers import (
 
 import holdfast
 from holdfast.adapters.hf import HoldfastArguments, resilient_trainer
+from holdfast.elastic.channel.connecting import connect
 
 WORDS = 64
 
@@ -61,12 +66,41 @@ def timeless(logs: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in logs.items() if not any(each in k for each in times)}
 
 
-def arguments(steps: int, *, own: bool) -> TrainingArguments:
+def measured(found: EvalPrediction) -> dict[str, float]:
+    """Return metrics in which every prediction, label, loss and input has its place."""
+    guessed = found.predictions[:, :-1] == found.label_ids[:, 1:]
+    order = np.arange(1, 1 + found.inputs.size)
+    return {
+        "accuracy": guessed.mean().item(),
+        "inputs": float((found.inputs.reshape(-1) * order).sum()),
+        "losses": float(found.losses @ order[: found.losses.size]),
+    }
+
+
+class BestWords:
+    """Return the word with the highest logit at each position; a batch may be the last."""
+
+    def __init__(self, fatal: int | None, marker: Path) -> None:
+        self._fatal, self._marker, self._seen = fatal, marker, 0
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return them."""
+        self._seen += 1
+        is_last = self._seen == self._fatal and not self._marker.exists()
+        if is_last and connect().seat == "trainer/1":
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return logits.argmax(-1)
+
+
+def arguments(steps: int, *, own: bool, fsdp: bool = False) -> TrainingArguments:
     """Return arguments with accumulation, clipping, warm-up, evaluation and the best model."""
     more: dict[str, Any] = {
         "eval_strategy": "steps",
         "save_strategy": "steps",
         "eval_steps": 3,
+        "per_device_eval_batch_size": 2,
+        "include_for_metrics": ["inputs", "loss"],
         "save_steps": 3,
         "save_total_limit": 2,
         "load_best_model_at_end": True,
@@ -86,6 +120,7 @@ def arguments(steps: int, *, own: bool) -> TrainingArguments:
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
+        fsdp=fsdp,
         **({"save_strategy": "no"} if own else more),
     )
 
@@ -99,6 +134,8 @@ def main() -> None:
     parser.add_argument("--exact")
     parser.add_argument("--patience", type=int, default=2)
     parser.add_argument("--resume")
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--fatal-batch", type=int)
     parser.add_argument("--kill", type=int, nargs=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -110,19 +147,24 @@ def main() -> None:
         return
     trainer = resilient_trainer(Trainer)(
         model=model(dropout=0.1),
-        args=arguments(given.steps, own=False),
+        args=arguments(given.steps, own=False, fsdp=given.fsdp),
         train_dataset=Rows(38),
-        eval_dataset=Rows(6),
+        eval_dataset=Rows(7),
+        compute_metrics=measured,
+        preprocess_logits_for_metrics=BestWords(given.fatal_batch, given.folder / "died"),
         callbacks=[Lines(), EarlyStoppingCallback(given.patience, early_stopping_threshold=10.0)],
         holdfast=HoldfastArguments(exact=given.exact),
     )
     found = trainer.train(resume_from_checkpoint=given.resume)
     trainer.save_model("final")
     if trainer.is_world_process_zero():
+        loader = trainer.get_eval_dataloader()
         told = {
+            "evaluated": trainer.evaluation_loop(loader, "by the Trainer itself").metrics,
             "hash": holdfast.state_hash(trainer.model.state_dict()),
             "step": found.global_step,
             "loss": found.training_loss,
+            "flos": trainer.state.total_flos,
             "best": trainer.state.best_model_checkpoint,
             "history": [timeless(each) for each in trainer.state.log_history],
         }

@@ -1,4 +1,4 @@
-"""Train a tiny model with TRL: ``trl_training.py FOLDER sft|dpo|grpo [--lora] [--kill STEP BEAT]``.
+"""Train a tiny model with TRL: ``trl_training.py FOLDER sft|dpo|grpo [--lora] [--fsdp] …``.
 
 The logs go to ``log.jsonl`` and to TensorBoard, the model to ``final``.
 """
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--loss", default="dapo")
     parser.add_argument("--kill", type=int, nargs=2)
     given = parser.parse_args()
@@ -100,6 +101,8 @@ def main() -> None:
         "eval_steps": 5,
         "save_strategy": "no",
         "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 2,
+        "fsdp": given.fsdp,
         "gradient_accumulation_steps": 4,
         "learning_rate": 1e-2,
         "use_cpu": True,
@@ -109,14 +112,14 @@ def main() -> None:
     os.environ["TENSORBOARD_LOGGING_DIR"] = "board"
     others: dict[str, Any] = {}
     if given.kind == "grpo":
-        options |= {"num_generations": 2, "per_device_eval_batch_size": 2, "beta": 0.1}
+        options |= {"num_generations": 2, "beta": 0.1}
         options |= {"max_completion_length": 6, "loss_type": given.loss}
         others["reward_funcs"] = digits
     trainer = resilient_trainer(kind)(
         model=model(),
         args=config("out", **options),
         train_dataset=rows(given.kind),
-        eval_dataset=rows(given.kind).select(range(4)),
+        eval_dataset=rows(given.kind).select(range(6)),
         processing_class=tokenizer(),
         **others,
         callbacks=[Lines()],

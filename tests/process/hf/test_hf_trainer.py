@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapter_packages import needs
 from jobs import DEADLINE_S, launched, trainers
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "hf_training.py"
+
+WRITTEN = [
+    *("end.json", "log.jsonl", "final/model.safetensors"),
+    "out/checkpoint-9/model.safetensors",
+]
+"""Files whose bytes are those of a run on one rank without FSDP."""
 
 pytestmark = needs("transformers", "accelerate")
 
@@ -32,6 +39,11 @@ def trained(folder: Path, *options: str) -> Any:
     return json.loads((folder / "end.json").read_text())
 
 
+def moments_of(folder: Path) -> Any:
+    """Return the state of the optimizer in the last checkpoint of the Trainer."""
+    return torch.load(folder / "out" / "checkpoint-9" / "optimizer.pt")["state"]
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an undisturbed run on one rank."""
@@ -41,13 +53,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end = trained(folder, "--exact", "float32")
     assert end["step"] == 9, "early stopping ends it after three evaluations"
     assert end["best"] == "out/checkpoint-9"
+    last = next(each for each in reversed(end["history"]) if "eval_loss" in each)
+    assert end["evaluated"].items() <= last.items(), "the Trainer's own evaluation is the same"
     return folder
 
 
-def test_a_job_of_two_ranks_that_loses_one_ends_as_one_rank(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--kill", "7", "3"], id="in a step"),
+        pytest.param(["--fsdp", "--kill", "7", "3"], id="in a step, with FSDP2"),
+        pytest.param(["--fsdp", "--fatal-batch", "3"], id="in an evaluation, with FSDP2"),
+    ],
+)
+def test_a_job_of_two_ranks_that_loses_one_ends_as_one_rank(
+    options: list[str], alone: Path, tmp_path: Path
+) -> None:
     config = trainers(
         SCRIPT,
-        [str(tmp_path), "--exact", "float32", "--kill", "7", "3"],
+        [str(tmp_path), "--exact", "float32", *options],
         nodes=2,
         run_dir=tmp_path / "run",
     )
@@ -55,8 +79,10 @@ def test_a_job_of_two_ranks_that_loses_one_ends_as_one_rank(alone: Path, tmp_pat
         outcome = running.finish()
         assert outcome.ok, outcome.message
     assert (tmp_path / "died").exists()
-    for name in ("end.json", "log.jsonl", "final/model.safetensors"):
+    for name in WRITTEN:
         assert (tmp_path / name).read_bytes() == (alone / name).read_bytes(), name
+    found, wanted = map(moments_of, (tmp_path, alone))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     kept = sorted(each.name for each in (tmp_path / "out").iterdir())
     assert kept == ["checkpoint-6", "checkpoint-9"]
 
@@ -71,13 +97,14 @@ def test_each_step_is_logged_once_and_in_order(alone: Path) -> None:
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
-    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    whole = tmp_path / "whole"
     wanted = trained(whole, "--patience", "9")
-    rest.mkdir()
-    shutil.copytree(whole / "out" / "checkpoint-9", rest / "out" / "checkpoint-9")
-    found = trained(rest, "--patience", "9", "--resume", "out/checkpoint-9")
-    assert (found["hash"], found["step"]) == (wanted["hash"], wanted["step"])
-    assert found["step"] == 12
+    for options in ([], ["--fsdp"]):
+        rest = tmp_path / f"rest{len(options)}"
+        shutil.copytree(whole / "out" / "checkpoint-9", rest / "out" / "checkpoint-9")
+        found = trained(rest, "--patience", "9", "--resume", "out/checkpoint-9", *options)
+        assert (found["hash"], found["step"]) == (wanted["hash"], wanted["step"])
+        assert found["step"] == 12
 
 
 def test_the_losses_are_those_of_the_trainers_own_loop(tmp_path: Path) -> None:
