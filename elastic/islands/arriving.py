@@ -7,7 +7,14 @@ from typing import Final
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import SeaError
-from holdfast.elastic.islands.commands import Anew, Command, Give, Go, Wait, adoption
+from holdfast.elastic.islands.commands import (
+    AwaitNews,
+    Command,
+    EnterAnew,
+    GiveWeights,
+    GoOn,
+    adoption,
+)
 from holdfast.elastic.islands.courier import Courier
 from holdfast.elastic.sea.settings import Islands
 
@@ -45,7 +52,7 @@ class Arrival:
             courier.hurry()
 
     def next(self) -> tuple[Command, list[bytes]]:
-        """Return what all ranks do next, and the payloads of an `Adopt`.
+        """Return what all ranks do next, and the payloads of an `AdoptMerge`.
 
         Raises ``SeaError`` if the sea does not accept this island any more.
         """
@@ -58,14 +65,14 @@ class Arrival:
         if not self._courier.is_member and (logbook.left != "done" or not has_adopted):
             self._courier.rejoin(tide=tide, weight=self._weight)
         if has_adopted:
-            return Go(), []
+            return GoOn(), []
         if (request := self._courier.request()) is not None:
             root = self._courier.mailbox.given_root(request, by=self._islands.name)
-            return Give(request=request, root=root), []
+            return GiveWeights(request=request, root=root), []
         if self._clock() - self._began_s > _UNPROTECTED_S:
             self._courier.hurry()
         self._await_news(_ROUND_S)
-        return Wait(), []
+        return AwaitNews(), []
 
     @property
     def _takes_one(self) -> bool:
@@ -96,7 +103,7 @@ class Arrival:
         try:
             data = [courier.payload(part) for part in record.parts]
         except NotFoundError:
-            return Anew(), []
+            return EnterAnew(), []
         for part, one in zip(record.parts, data, strict=True):
             if len(one) != self._nbytes(record.portion):
                 raise SeaError(

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of an island to do next, together with it. Pure values."""
+"""The commands of rank 0, which all ranks of an island carry out together. Pure values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.elastic.islands.messages import Asked
 from holdfast.elastic.sea.records import Merged
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AwaitNews(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """There is nothing to do yet: ask again."""
 
 
-class Adopt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AdoptMerge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Adopt the merge of a tide; ``own`` is the place of the own work, -1 if it is not in it."""
 
     tide: int
@@ -25,14 +25,14 @@ class Adopt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     own: int
 
 
-class Give(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GiveWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Save the sea's weights below ``root`` for an island that asks."""
 
     request: Asked
     root: str
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LoadWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load the sea's weights after ``tide`` merges, ``bases`` of each portion, from ``root``."""
 
     root: str
@@ -40,32 +40,32 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     bases: tuple[int, ...]
 
 
-class Go(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GoOn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Go on with the training; ``lineage`` is that of an island that has just joined."""
 
     lineage: int = -1
 
 
-class Anew(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EnterAnew(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The island's state is too old to follow the sea: enter it anew."""
 
 
-class Keep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class KeepModules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Save the run's modules below ``root``: the sea is over."""
 
     root: str
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LeaderFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Rank 0 cannot go on."""
 
     message: str
 
 
-def adoption(record: Merged, *, own: str = "") -> Adopt:
+def adoption(record: Merged, *, own: str = "") -> AdoptMerge:
     """Return the adoption of a merge; ``own`` is the digest of the work that is the island's."""
     digests = [part.digest for part in record.parts]
-    return Adopt(
+    return AdoptMerge(
         tide=record.tide,
         portion=record.portion,
         weights=tuple(part.weight for part in record.parts),
@@ -74,6 +74,15 @@ def adoption(record: Merged, *, own: str = "") -> Adopt:
     )
 
 
-Command: TypeAlias = Wait | Adopt | Give | Load | Go | Anew | Keep | Failed
+Command: TypeAlias = (
+    AwaitNews
+    | AdoptMerge
+    | GiveWeights
+    | LoadWeights
+    | GoOn
+    | EnterAnew
+    | KeepModules
+    | LeaderFailed
+)
 
 learn(globals())

@@ -26,8 +26,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
-class Numbers(msgspec.Struct, kw_only=True):
-    """Numbers of an island.
+class IslandNumbers(msgspec.Struct, kw_only=True):
+    """IslandNumbers of an island.
 
     ``lineage`` is that of its `Entered`, -1 before it; ``entered`` counts the merges before that.
     ``adopted`` counts those that it has adopted, ``bases`` those of each portion, and ``states``
@@ -49,12 +49,12 @@ class Numbers(msgspec.Struct, kw_only=True):
     marks: list[tuple[int, int]] = []
 
 
-class Counters:
+class IslandCounters:
     """The numbers as an object that a run can track."""
 
     def __init__(self, island: str, *, portions: int) -> None:
         zeros = [0] * portions
-        self.now = Numbers(
+        self.now = IslandNumbers(
             island=island,
             bases=[*zeros],
             states=[""] * portions,
@@ -69,7 +69,7 @@ class Counters:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state. Raises ``ConfigError`` if it is another island's."""
-        saved = msgspec.convert(state, Numbers)
+        saved = msgspec.convert(state, IslandNumbers)
         if saved.island != self.now.island:
             raise ConfigError(
                 f"the saved state is that of the island {saved.island!r}, this one is "

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.elastic.islands.logbook import Logbook
+from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.sea.decide import Since, decide
@@ -53,7 +53,7 @@ class Courier:
 
     def __init__(  # noqa: PLR0913 - made in one place, all by keyword
         self,
-        logbook: Logbook,
+        logbook: SeaLogbook,
         mailbox: Mailbox,
         islands: Islands,
         *,

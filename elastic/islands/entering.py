@@ -12,9 +12,9 @@ from typing import Final
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import ConfigError, SeaError
-from holdfast.elastic.islands.commands import Command, Go, Load, Wait, adoption
+from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LoadWeights, adoption
 from holdfast.elastic.islands.courier import beat_s
-from holdfast.elastic.islands.logbook import Logbook
+from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.sea.records import Entered, Founded, Left, Parameter, agreed, difference
@@ -29,7 +29,7 @@ class Entrance:
 
     def __init__(
         self,
-        logbook: Logbook,
+        logbook: SeaLogbook,
         mailbox: Mailbox,
         islands: Islands,
         *,
@@ -50,7 +50,7 @@ class Entrance:
         self._signs: dict[str, Sign | None] = {}
 
     def next(self) -> tuple[Command, list[bytes]]:
-        """Return what all ranks do next, and the payloads of an `Adopt`.
+        """Return what all ranks do next, and the payloads of an `AdoptMerge`.
 
         Raises ``ConfigError`` for settings that are not the sea's, and for a name that another
         living island has; ``SeaError`` where nobody can give the sea's weights.
@@ -59,7 +59,7 @@ class Entrance:
         view, me = self._logbook.view, self._islands.name
         if view.founded is None:
             self._found()
-            return Wait(), []
+            return AwaitNews(), []
         if wrong := difference(view.founded, self._islands, self._parameters):
             raise ConfigError(
                 f"the sea at {self._islands.meet} has other settings: {wrong}; give all islands "
@@ -67,9 +67,9 @@ class Entrance:
             )
         if me in view.members:
             if self._is_alive():
-                return Wait(), []
+                return AwaitNews(), []
             self._logbook.append(Left(number=view.length, island=me, why="lost"))
-            return Wait(), []
+            return AwaitNews(), []
         if self._adopted is None:
             if view.tide or view.founded.digest != self._first:
                 return self._asked(), []
@@ -81,10 +81,10 @@ class Entrance:
             number=number, island=me, tide=view.tide, weight=self._weight, lineage=number
         )
         if not self._logbook.append(joined):
-            return Wait(), []
+            return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
-        return Go(lineage=number), []
+        return GoOn(lineage=number), []
 
     def _found(self) -> None:
         self._logbook.append(
@@ -128,9 +128,9 @@ class Entrance:
         if (given := self._mailbox.given(self._request)) is not None:
             root = self._mailbox.given_root(self._request, by=given.by)
             self._adopted = given.tide
-            return Load(root=root, tide=given.tide, bases=given.bases)
+            return LoadWeights(root=root, tide=given.tide, bases=given.bases)
         self._watch()
-        return Wait()
+        return AwaitNews()
 
     def _watch(self) -> None:
         """Raise ``SeaError`` if no member has shown any life for as long as one is waited for."""
@@ -154,6 +154,6 @@ class Entrance:
             if self._request is not None:
                 self._mailbox.close_request(self._request)
                 self._request = None
-            return Wait(), []
+            return AwaitNews(), []
         self._adopted = tide + 1
         return adoption(record), data

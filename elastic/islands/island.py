@@ -32,12 +32,21 @@ from holdfast.elastic.events import (
 )
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.arriving import Arrival
-from holdfast.elastic.islands.commands import Adopt, Anew, Command, Failed, Give, Go, Keep, Load
-from holdfast.elastic.islands.counters import NONE, Counters, Sent
+from holdfast.elastic.islands.commands import (
+    AdoptMerge,
+    Command,
+    EnterAnew,
+    GiveWeights,
+    GoOn,
+    KeepModules,
+    LeaderFailed,
+    LoadWeights,
+)
+from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
-from holdfast.elastic.islands.logbook import Logbook
+from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
@@ -78,11 +87,11 @@ class Island:
         assert settings.islands is not None
         self._channel, self._settings, self._islands = channel, settings, settings.islands
         self._world, self._pulse, self._keeper = world, pulse, keeper
-        self._counters = Counters(self._islands.name, portions=self._islands.portions)
+        self._counters = IslandCounters(self._islands.name, portions=self._islands.portions)
         self._tensors: SeaTensors | None = None
         self._store = open_store(self._islands.meet)
         self._mailbox = Mailbox(self._store)
-        self._logbook = Logbook(self._store, island=self._islands.name)
+        self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._errands: Errands | None = None
         self._fresh: Outgoing | None = None
         self._data: list[bytes] = []
@@ -138,7 +147,7 @@ class Island:
                 f"{self._islands.meet}: give the meeting place that it had, or begin with another "
                 "checkpoint directory"
             )
-        return Go(), []
+        return GoOn(), []
 
     def _enter(self, tensors: SeaTensors) -> None:
         """Get the sea's weights and join it."""
@@ -156,12 +165,12 @@ class Island:
         )
         now.states = tensors.digests(range(self._islands.portions))
         how = "built"
-        while not isinstance(said := self._told(entrance.next), Go):
+        while not isinstance(said := self._told(entrance.next), GoOn):
             match said:
-                case Load():
+                case LoadWeights():
                     how = "given"
                     self._load(tensors, said)
-                case Adopt():
+                case AdoptMerge():
                     self._adopt(tensors, said)
                 case _:
                     self._pause()
@@ -177,7 +186,7 @@ class Island:
             )
         )
 
-    def _load(self, tensors: SeaTensors, said: Load) -> None:
+    def _load(self, tensors: SeaTensors, said: LoadWeights) -> None:
         """Take the weights that another island gave."""
         now = self._counters.now
         api.load(said.root, {"weights": tensors.weights, "momentum": tensors.momentum})
@@ -311,14 +320,14 @@ class Island:
         began_s = time.perf_counter()
         arrival = self._arrival(hurries=hurries)
         with self._pulse.phase(WorkerPhase.WAIT):
-            while not isinstance(said := self._told(arrival), Go):
+            while not isinstance(said := self._told(arrival), GoOn):
                 match said:
-                    case Adopt():
+                    case AdoptMerge():
                         self._adopt(tensors, said, waited_s=time.perf_counter() - began_s)
                         began_s = time.perf_counter()
-                    case Give():
+                    case GiveWeights():
                         self._give(tensors, said)
-                    case Anew():
+                    case EnterAnew():
                         self._enter_anew(tensors)
                         break
         self._counters.now.sent = None
@@ -341,7 +350,7 @@ class Island:
             hurries=hurries,
         ).next
 
-    def _adopt(self, tensors: SeaTensors, said: Adopt, *, waited_s: float = 0.0) -> None:
+    def _adopt(self, tensors: SeaTensors, said: AdoptMerge, *, waited_s: float = 0.0) -> None:
         merge = Merge(portion=said.portion, weights=said.weights, whole=said.whole, own=said.own)
         tensors.adopt(merge, self._data)
         self._data = []
@@ -364,7 +373,7 @@ class Island:
             )
         )
 
-    def _give(self, tensors: SeaTensors, said: Give) -> None:
+    def _give(self, tensors: SeaTensors, said: GiveWeights) -> None:
         """Save the sea's weights for an island that asked for them."""
         began_s, now = time.perf_counter(), self._counters.now
         state = {"weights": tensors.weights, "momentum": tensors.momentum}
@@ -385,7 +394,7 @@ class Island:
         if not self._has_begun:
             return
         with self._pulse.phase(WorkerPhase.WAIT):
-            if isinstance(said := self._told(self._leave), Keep):
+            if isinstance(said := self._told(self._leave), KeepModules):
                 api.save(said.root, self._required().modules, step=self._keeper.cursor.step)
 
     def _leave(self) -> _Said:
@@ -395,8 +404,8 @@ class Island:
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
         if self._logbook.view.members or committed(open_store(root)):
-            return Go(), []
-        return Keep(root=root), []
+            return GoOn(), []
+        return KeepModules(root=root), []
 
     def close(self) -> None:
         """Stop the courier, and release the tensors."""
@@ -418,19 +427,19 @@ class Island:
         self._pulse.beat()
         self._world.guard.check()
         failed: HoldfastError | OSError | None = None
-        command: Command = Go()
+        command: Command = GoOn()
         if self._world.rank == 0:
             try:
                 command, self._data = decide()
             except GenerationOverError:
                 raise
             except (HoldfastError, OSError) as error:
-                command, failed = Failed(message=str(error)), error
+                command, failed = LeaderFailed(message=str(error)), error
         (said, *_) = self._world.gather(msgspec.to_builtins(command))
         if failed is not None:
             raise failed
         told = msgspec.convert(said, Command)
-        if isinstance(told, Failed):
+        if isinstance(told, LeaderFailed):
             raise SeaError(told.message)
         found: Command = told
         return found
@@ -452,4 +461,4 @@ class Island:
 
 def _unasked() -> _Said:
     """Stand for the decisions of rank 0 at other ranks, where nobody asks for them."""
-    return Go(), []
+    return GoOn(), []

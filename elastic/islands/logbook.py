@@ -13,7 +13,7 @@ from holdfast.elastic.sea.view import View
 _MOST_BYTES: Final = 16 << 20
 
 
-class Logbook:
+class SeaLogbook:
     """The records as far as they were read, for the island of this name.
 
     ``view`` is their fold. ``merged`` are the merges by tide; ``mine`` the works of this island
