@@ -14,11 +14,11 @@ from typing import Final
 from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.arriving import Arrival
-from holdfast.elastic.islands.commands import Adopt, Anew, Give, Go, Load
-from holdfast.elastic.islands.counters import NONE, Counters, Numbers, Sent
+from holdfast.elastic.islands.commands import AdoptMerge, EnterAnew, GiveWeights, GoOn, LoadWeights
+from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
-from holdfast.elastic.islands.logbook import Logbook
+from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given
 from holdfast.elastic.sea.records import Parameter, Work
@@ -41,7 +41,7 @@ class RunState:
     """The tracked state of a run after ``step`` steps."""
 
     step: int
-    numbers: Numbers
+    numbers: IslandNumbers
     sea: list[dict[str, int]]
     own: list[Units]
     payload: bytes = b""
@@ -98,7 +98,7 @@ class ModelIsland:
         newest = max(self.snapshots, default=None)
         if newest is None:
             portions = range(self.islands.portions)
-            counters = Counters(self.name, portions=len(portions))
+            counters = IslandCounters(self.name, portions=len(portions))
             state = RunState(
                 step=0, numbers=counters.now, sea=[{} for _ in portions], own=[{} for _ in portions]
             )
@@ -130,10 +130,10 @@ class _Run:
     def __init__(self, model: ModelIsland, state: RunState) -> None:
         self._m, self._s = model, state
         self._islands = model.islands
-        self._counters = Counters(model.name, portions=model.islands.portions)
+        self._counters = IslandCounters(model.name, portions=model.islands.portions)
         self._counters.now = state.numbers
         self._mailbox = Mailbox(model._store)  # type: ignore[arg-type]
-        self._logbook = Logbook(model._store, island=model.name)  # type: ignore[arg-type]
+        self._logbook = SeaLogbook(model._store, island=model.name)  # type: ignore[arg-type]
         self._attempt = 0 if model._exact else model.attempts
         self._courier: Courier | None = None
         self._task: Task | None = None
@@ -197,11 +197,11 @@ class _Run:
         while True:
             said, data = entrance.next()
             match said:
-                case Go():
+                case GoOn():
                     break
-                case Load():
+                case LoadWeights():
                     self._load(said)
-                case Adopt():
+                case AdoptMerge():
                     self._adopt(said, data)
                 case _:
                     m._tasks.sleep(0.2)
@@ -209,7 +209,7 @@ class _Run:
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
 
-    def _load(self, said: Load) -> None:
+    def _load(self, said: LoadWeights) -> None:
         s = self._s
         name = said.root.removeprefix("sea/") + "/weights"
         s.sea = json.loads(self._m._store.read(name))
@@ -327,13 +327,13 @@ class _Run:
         while True:
             said, data = arrival.next()
             match said:
-                case Go():
+                case GoOn():
                     break
-                case Adopt():
+                case AdoptMerge():
                     self._adopt(said, data)
-                case Give():
+                case GiveWeights():
                     self._give(said)
-                case Anew():
+                case EnterAnew():
                     self._closed()
                     self._courier = None
                     self._counters.begin_anew()
@@ -353,7 +353,7 @@ class _Run:
         if self._error is not None:
             raise self._error
 
-    def _adopt(self, said: Adopt, data: list[bytes]) -> None:
+    def _adopt(self, said: AdoptMerge, data: list[bytes]) -> None:
         s, portion = self._s, said.portion
         sums = dict(s.sea[portion])
         for one in data:
@@ -376,10 +376,9 @@ class _Run:
                     f"{said.tide}, did {s.expected[portion]}"
                 )
 
-    def _give(self, said: Give) -> None:
+    def _give(self, said: GiveWeights) -> None:
         m, s = self._m, self._s
         root = said.root.removeprefix("sea/")
         m._store.write(f"{root}/weights", [json.dumps(s.sea).encode()])
         given = Given(by=m.name, tide=s.numbers.adopted, bases=tuple(s.numbers.bases))
         self._mailbox.give(said.request, given)
-

@@ -12,7 +12,7 @@ from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.store import Files
 
 
-class SeaFault(AssertionError):  # noqa: N818 -- a fault of the code under test, not of the simulator
+class SeaFault(AssertionError):
     """The sea broke a promise."""
 
 
