@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 _LONGEST_BEAT_S: Final = 2.0
 _BEATS_OF_PATIENCE: Final = 8
 _TURN_BEATS: Final = 2
+
+
+_Key: TypeAlias = tuple[str, int, int, int]
+"""Island, lineage, tide and portion of a work."""
 
 
 def beat_s(islands: Islands) -> float:
@@ -47,33 +51,32 @@ class Outgoing:
 class Courier:
     """One island's part in the sea, without its tensors.
 
-    ``protected(step)`` says whether a step is protected; ``needs()`` returns the oldest tide that
-    the island may still adopt. ``run`` names the run. ``told`` gets each work that was published.
+    ``protected(step)`` says whether a step is protected; ``sign(number)`` returns the sign of life
+    of that number. ``told`` gets each work that was published.
     """
 
-    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
+    def __init__(
         self,
         logbook: SeaLogbook,
         mailbox: Mailbox,
         islands: Islands,
         *,
         lineage: int,
-        run: str,
         clock: Callable[[], float],
         protected: Callable[[int], bool],
-        needs: Callable[[], int],
+        sign: Callable[[int], Sign],
         told: Callable[[Work], None] = lambda _: None,
     ) -> None:
         self.logbook, self.mailbox, self._islands = logbook, mailbox, islands
-        self._me, self.lineage, self._run = islands.name, lineage, run
-        self._clock, self._protected, self._needs, self._told = clock, protected, needs, told
+        self._me, self.lineage, self._needs = islands.name, lineage, 0
+        self._clock, self._protected, self._sign, self._told = clock, protected, sign, told
         self._lock = threading.Lock()
         self._outgoing: deque[Outgoing] = deque()
         self._is_overdue = False
         self._wish: Entered | None = None
-        self._works: dict[tuple[str, int, int], Work] = {}
+        self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
-        self._arrived: dict[tuple[str, int, int], float] = {}
+        self._arrived: dict[_Key, float] = {}
         self._signs: dict[str, Sign] = {}
         self._payloads: dict[str, bytes] = {}
         self._asked: dict[str, tuple[Asked, float]] = {}
@@ -82,11 +85,11 @@ class Courier:
 
     # -- called by the training ------------------------------------------------------------------
 
-    def send(self, outgoing: Outgoing) -> None:
-        """Publish a work as soon as its step is protected."""
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Publish works as soon as their step is protected."""
         with self._lock:
             self._is_overdue = False
-            self._outgoing.append(outgoing)
+            self._outgoing.extend(outgoing)
 
     def hurry(self) -> None:
         """Publish what is under way even if its step is not protected yet: training waits for it.
@@ -206,7 +209,9 @@ class Courier:
     def _look(self, now: float) -> None:
         """Give a sign of life, and read those of the others and their requests."""
         self._beat += 1
-        self.mailbox.show(self._me, Sign(run=self._run, beat=self._beat, needs=self._needs()))
+        own = self._sign(self._beat)
+        self._needs = own.needs
+        self.mailbox.show(self._me, own)
         for island in self.logbook.view.members:
             if island == self._me or (sign := self.mailbox.sign(island)) is None:
                 continue
@@ -223,8 +228,8 @@ class Courier:
         view, found = self.logbook.view, False
         oldest = view.tide - self._kept_tides
         for island, member in view.members.items():
-            for lineage, tide in self.mailbox.works_of(island):
-                key = island, lineage, tide
+            for lineage, tide, portion in self.mailbox.works_of(island):
+                key = island, lineage, tide, portion
                 if key in self._works or lineage != member.lineage or tide < oldest:
                     continue
                 work = self.mailbox.work(*key)
@@ -237,7 +242,7 @@ class Courier:
         return found
 
     def _note(self, work: Work) -> None:
-        key = work.island, work.lineage, work.tide
+        key = work.island, work.lineage, work.tide, work.portion
         self._works[key] = work
         self._arrived.setdefault(key, self._clock())
 
@@ -273,5 +278,5 @@ class Courier:
         signs = [self._signs.get(island) for island in view.members if island != self._me]
         if any(sign is None for sign in signs):
             return  # one that gave no sign yet may need any of them
-        needs = min([self._needs(), *(sign.needs for sign in signs if sign is not None)])
+        needs = min([self._needs, *(sign.needs for sign in signs if sign is not None)])
         self.mailbox.forget_before(self._me, min(needs, view.tide) - self._kept_tides)

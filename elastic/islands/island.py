@@ -48,7 +48,7 @@ from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Given
+from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -93,7 +93,8 @@ class Island:
         self._mailbox = Mailbox(self._store)
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._errands: Errands | None = None
-        self._fresh: Outgoing | None = None
+        self._fresh: list[Outgoing] = []
+        self._waits_since_s: float | None = None
         self._data: list[bytes] = []
         self._has_begun = False
         self._durable_step = -1
@@ -131,10 +132,11 @@ class Island:
             else:
                 self._told(self._look)
         self._open()
-        if (sent := now.sent) is not None:
-            nbytes = tensors.nbytes(sent.tide % self._islands.portions)
-            self._fresh = self._outgoing(sent, tensors.payload[:nbytes].numpy().tobytes())
-            self.kept()
+        self._fresh = [
+            self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
+            for sent in now.sents
+        ]
+        self.kept()
 
     def _look(self) -> _Said:
         """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
@@ -212,10 +214,9 @@ class Island:
             self._mailbox,
             self._islands,
             lineage=self._counters.now.lineage,
-            run=self._channel.run,
             clock=time.monotonic,
             protected=self._is_protected,
-            needs=self._needs,
+            sign=self._sign,
             told=self._tell_published,
         )
 
@@ -227,6 +228,21 @@ class Island:
         except CkptError:
             return False  # the generation ends, or the sidecar is busy
         return reached >= step
+
+    def _sign(self, number: int) -> Sign:
+        """Return a sign of life; called on the courier's thread."""
+        since_s = self._waits_since_s
+        return Sign(
+            island=self._islands.name,
+            run=self._channel.run,
+            number=number,
+            needs=self._needs(),
+            step=self._keeper.cursor.step,
+            tide=self._counters.now.adopted,
+            waiting_s=0.0 if since_s is None else time.monotonic() - since_s,
+            sent_bytes=self._mailbox.sent,
+            fetched_bytes=self._mailbox.fetched,
+        )
 
     def _needs(self) -> int:
         """Return the oldest tide that a state to which this island may go back has not adopted."""
@@ -257,8 +273,7 @@ class Island:
         """Do what is due after a step that the cursor counts; return whether to take a snapshot."""
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
         now.samples += self._samples
-        sent = now.sent
-        if sent is not None and (last or step >= sent.step + self._islands.overlap):
+        if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
             self._arrive(tensors)
         if last:
             self._merge_all(tensors)
@@ -268,9 +283,9 @@ class Island:
         return False
 
     def kept(self) -> None:
-        """Publish the work of this step as soon as its snapshot is protected."""
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None and self._errands is not None:
+        """Publish the works of this step as soon as its snapshot is protected."""
+        fresh, self._fresh = self._fresh, []
+        if fresh and self._errands is not None:
             self._errands.courier.send(fresh)
             self._errands.call()
 
@@ -283,29 +298,31 @@ class Island:
         tensors.take_weights()
 
     def _depart(self, tensors: SeaTensors) -> None:
-        """Take a portion's progress as the work of the next tide."""
+        """Take the progress of the portions that are due as works of the next tides."""
         self._keeper.fence()
         now = self._counters.now
-        portion = now.adopted % self._islands.portions
-        payload = tensors.encode(portion)
-        now.sent = sent = Sent(
-            tide=now.adopted,
-            step=self._keeper.cursor.step,
-            digest=digest_of(payload),
-            nbytes=len(payload),
-            weight=self._counters.weight(portion),
-            samples=now.samples,
-            base=now.bases[portion],
-            state=now.states[portion],
-        )
-        self._fresh = self._outgoing(sent, payload)
+        for portion in self._counters.due():
+            payload = tensors.encode(portion)
+            sent = Sent(
+                tide=now.adopted,
+                portion=portion,
+                step=self._keeper.cursor.step,
+                digest=digest_of(payload),
+                nbytes=len(payload),
+                weight=self._counters.weight(portion),
+                samples=now.samples,
+                base=now.bases[portion],
+                state=now.states[portion],
+            )
+            now.sents.append(sent)
+            self._fresh.append(self._outgoing(sent, payload))
 
     def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
         work = Work(
             island=self._islands.name,
             lineage=self._counters.now.lineage,
             tide=sent.tide,
-            portion=sent.tide % self._islands.portions,
+            portion=sent.portion,
             weight=sent.weight,
             digest=sent.digest,
             nbytes=sent.nbytes,
@@ -317,7 +334,8 @@ class Island:
     def _arrive(self, tensors: SeaTensors, *, hurries: bool = False) -> None:
         """Adopt the merge of the work under way, with a quorum every later one too."""
         self._keeper.fence()
-        began_s = time.perf_counter()
+        began_s, first = time.perf_counter(), self._counters.now.adopted
+        self._waits_since_s = time.monotonic()
         arrival = self._arrival(hurries=hurries)
         with self._pulse.phase(WorkerPhase.WAIT):
             while not isinstance(said := self._told(arrival), GoOn):
@@ -329,8 +347,11 @@ class Island:
                         self._give(tensors, said)
                     case EnterAnew():
                         self._enter_anew(tensors)
+                        first = self._counters.now.adopted
                         break
-        self._counters.now.sent = None
+        self._waits_since_s = None
+        several = self._islands.wait != "all"
+        self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
         self._counters.forget_marks(self._durable_step)
 
     def _arrival(self, *, hurries: bool) -> _Next:
