@@ -80,7 +80,8 @@ class Courier:
         self._signs: dict[str, Sign] = {}
         self._payloads: dict[str, bytes] = {}
         self._asked: dict[str, tuple[Asked, float]] = {}
-        self._look_s = -float("inf")
+        self._look_s = self._looked_s = -float("inf")
+        self._is_awaited = False
         self._beat = self._next = 0
 
     # -- called by the training ------------------------------------------------------------------
@@ -90,6 +91,10 @@ class Courier:
         with self._lock:
             self._is_overdue = False
             self._outgoing.extend(outgoing)
+
+    def awaited(self) -> None:
+        """Look for the works of others at every turn: training waits for them."""
+        self._is_awaited = True
 
     def hurry(self) -> None:
         """Publish what is under way even if its step is not protected yet: training waits for it.
@@ -116,7 +121,7 @@ class Courier:
 
     def adopted(self, tide: int) -> None:
         """Release the payloads of a merge that is adopted, or skipped."""
-        self._next = max(self._next, tide + 1)
+        self._next, self._is_awaited = max(self._next, tide + 1), False
         if (record := self.logbook.merged.get(tide)) is not None:
             for part in record.parts:
                 self._payloads.pop(part.digest, None)
@@ -158,11 +163,13 @@ class Courier:
         view = self.logbook.view
         for island in view.members:
             self._heard.setdefault(island, now)
-        if now >= self._look_s:
+        looks = now >= self._look_s
+        if looks:
             self._look(now)
         if not self.is_member:
             return self._enter_again() or changed
-        changed |= self._read_works()
+        if looks or self._is_awaited:
+            changed |= self._read_works()
         since = Since(heard=self._heard, arrived=self._arrivals())
         works = self._works.values()
         record = decide(view, works, now=now, since=since, islands=self._islands, me=self._me)
@@ -207,7 +214,10 @@ class Courier:
         return True
 
     def _look(self, now: float) -> None:
-        """Give a sign of life, and read those of the others and their requests."""
+        """Give a sign of life, and read those of the others and their requests.
+
+        Time in which this island could not look is nobody's silence.
+        """
         self._beat += 1
         own = self._sign(self._beat)
         self._needs = own.needs
@@ -222,12 +232,18 @@ class Courier:
             each: (request, self._asked.get(each, (request, now))[1])
             for each, request in open_.items()
         }
-        self._look_s = now + beat_s(self._islands)
+        missed_s = now - self._looked_s - 2 * beat_s(self._islands)
+        if 0 < missed_s < float("inf"):
+            self._heard = {each: min(at + missed_s, now) for each, at in self._heard.items()}
+        self._looked_s, self._look_s = now, now + beat_s(self._islands)
 
     def _read_works(self) -> bool:
         view, found = self.logbook.view, False
         oldest = view.tide - self._kept_tides
+        here = {work.island for work in self._works.values() if view.fits(work)}
         for island, member in view.members.items():
+            if island in here:
+                continue
             for lineage, tide, portion in self.mailbox.works_of(island):
                 key = island, lineage, tide, portion
                 if key in self._works or lineage != member.lineage or tide < oldest:

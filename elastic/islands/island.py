@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.ckpt import api
 from holdfast.ckpt.checkpoints.catalog import committed
-from holdfast.ckpt.errors import CkptError, HoldfastError
+from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError, StoreError
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
@@ -34,6 +34,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
+    AwaitNews,
     Command,
     EnterAnew,
     GiveWeights,
@@ -92,7 +93,9 @@ class Island:
         self._store = open_store(self._islands.meet)
         self._mailbox = Mailbox(self._store)
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
+        self._courier: Courier | None = None
         self._errands: Errands | None = None
+        self._failing_s: float | None = None
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
         self._data: list[bytes] = []
@@ -130,7 +133,7 @@ class Island:
             if now.lineage == NONE:
                 self._enter(tensors)
             else:
-                self._told(self._look)
+                self._settled(self._look)
         self._open()
         self._fresh = [
             self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
@@ -205,11 +208,9 @@ class Island:
 
     def _open(self) -> None:
         """Start the courier at rank 0."""
-        if self._world.rank == 0:
-            self._errands = Errands(self._courier(), patience_s=self._islands.patience_s)
-
-    def _courier(self) -> Courier:
-        return Courier(
+        if self._world.rank:
+            return
+        self._courier = Courier(
             self._logbook,
             self._mailbox,
             self._islands,
@@ -219,6 +220,7 @@ class Island:
             sign=self._sign,
             told=self._tell_published,
         )
+        self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
     def _is_protected(self, step: int) -> bool:
         try:
@@ -398,10 +400,15 @@ class Island:
         """Save the sea's weights for an island that asked for them."""
         began_s, now = time.perf_counter(), self._counters.now
         state = {"weights": tensors.weights, "momentum": tensors.momentum}
-        api.save(said.root, state, step=now.adopted)
-        if self._world.rank == 0:
-            given = Given(by=self._islands.name, tide=now.adopted, bases=tuple(now.bases))
-            self._mailbox.give(said.request, given)
+        given = Given(by=self._islands.name, tide=now.adopted, bases=tuple(now.bases))
+        try:
+            api.save(said.root, state, step=now.adopted)
+            if self._world.rank == 0:
+                self._mailbox.give(said.request, given)
+        except (StoreError, OSError) as error:
+            _log.warning("the weights cannot be given now; trying again: %s", error)
+            self._pause()
+            return
         seconds = time.perf_counter() - began_s
         self._emit(WeightsGiven(island=said.request.island, tide=now.adopted, seconds=seconds))
 
@@ -415,13 +422,12 @@ class Island:
         if not self._has_begun:
             return
         with self._pulse.phase(WorkerPhase.WAIT):
-            if isinstance(said := self._told(self._leave), KeepModules):
+            if isinstance(said := self._settled(self._leave), KeepModules):
                 api.save(said.root, self._required().modules, step=self._keeper.cursor.step)
 
     def _leave(self) -> _Said:
-        errands = self._errands
         self._close_errands()
-        if errands is not None and errands.courier.leave():
+        if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
         if self._logbook.view.members or committed(open_store(root)):
@@ -443,7 +449,8 @@ class Island:
     def _told(self, decide: _Next) -> Command:
         """Return the command that rank 0 decides on; collective.
 
-        Raises the error of rank 0 there, and a ``SeaError`` with its message at the others.
+        Raises the error of rank 0 there, and a ``SeaError`` with its message at the others. While
+        the store fails, the command is to ask again.
         """
         self._pulse.beat()
         self._world.guard.check()
@@ -452,9 +459,12 @@ class Island:
         if self._world.rank == 0:
             try:
                 command, self._data = decide()
+                self._failing_s = None
             except GenerationOverError:
                 raise
-            except (HoldfastError, OSError) as error:
+            except (StoreError, PeerError, OSError) as error:
+                command, failed = self._again_or_failed(error)
+            except HoldfastError as error:
                 command, failed = LeaderFailed(message=str(error)), error
         (said, *_) = self._world.gather(msgspec.to_builtins(command))
         if failed is not None:
@@ -464,6 +474,24 @@ class Island:
             raise SeaError(told.message)
         found: Command = told
         return found
+
+    def _again_or_failed(
+        self, error: HoldfastError | OSError
+    ) -> tuple[Command, HoldfastError | OSError | None]:
+        """Return the answer to a failure of the store, which may pass."""
+        now_s = time.monotonic()
+        self._failing_s = self._failing_s or now_s
+        if now_s - self._failing_s > self._islands.patience_s:
+            return LeaderFailed(message=str(error)), error
+        _log.warning("the sea cannot be reached; trying again: %s", error)
+        self._pause()
+        return AwaitNews(), None
+
+    def _settled(self, decide: _Next) -> Command:
+        """Return the first command that is not to ask again; collective."""
+        while isinstance(said := self._told(decide), AwaitNews):
+            self._pause()
+        return said
 
     def _pause(self) -> None:
         """Let some time pass at rank 0 before the store is asked again."""
