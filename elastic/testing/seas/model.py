@@ -20,7 +20,7 @@ from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Given
+from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.sea.records import Parameter, Work
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
@@ -44,7 +44,7 @@ class RunState:
     numbers: IslandNumbers
     sea: list[dict[str, int]]
     own: list[Units]
-    payload: bytes = b""
+    payloads: dict[int, bytes] = field(default_factory=dict)
     expected: list[int] = field(default_factory=list)
 
 
@@ -147,7 +147,7 @@ class _Run:
         else:
             self._logbook.poll()
         self._open()
-        if s.numbers.sent is not None:
+        if s.numbers.sents:
             self._send()
         while s.step < m.steps:
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
@@ -176,7 +176,7 @@ class _Run:
         state = copy.deepcopy(s)
         m.snapshots = {k: x for k, x in m.snapshots.items() if k < s.step and k >= s.step - 12}
         m.snapshots[s.step] = state, now_s + 0.05 + draw(), durable_s
-        if s.numbers.sent is not None and s.numbers.sent.step == s.step:
+        if s.numbers.sents and s.numbers.sents[0].step == s.step:
             self._send()
 
     # -- entering --------------------------------------------------------------------------------
@@ -225,13 +225,16 @@ class _Run:
             self._mailbox,
             self._islands,
             lineage=self._s.numbers.lineage,
-            run=f"{m.name}-{m.runs}",
             clock=m._tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
-            needs=self._needs,
+            sign=self._sign,
         )
         courier = self._courier
         self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+
+    def _sign(self, number: int) -> Sign:
+        m = self._m
+        return Sign(island=m.name, run=f"{m.name}-{m.runs}", number=number, needs=self._needs())
 
     def _needs(self) -> int:
         found = self._m.newest(durable=True)
@@ -266,7 +269,7 @@ class _Run:
     def _end_step(self, *, last: bool) -> None:
         now, s = self._s.numbers, self._s
         now.samples += SAMPLES
-        if now.sent is not None and (last or s.step >= now.sent.step + self._islands.overlap):
+        if now.sents and (last or s.step >= now.sents[0].step + self._islands.overlap):
             self._arrive()
         if last:
             for _ in range(self._islands.portions):
@@ -279,39 +282,45 @@ class _Run:
 
     def _depart(self) -> None:
         now, s = self._s.numbers, self._s
-        portion = now.adopted % self._islands.portions
-        units = ledger.sent(s.own[portion])
-        s.payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
-        now.sent = Sent(
-            tide=now.adopted,
-            step=s.step,
-            digest=digest_of(s.payload),
-            nbytes=len(s.payload),
-            weight=self._counters.weight(portion),
-            samples=now.samples,
-            base=now.bases[portion],
-            state=now.states[portion],
-        )
+        for portion in self._counters.due():
+            units = ledger.sent(s.own[portion])
+            payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
+            s.payloads[portion] = payload
+            now.sents.append(
+                Sent(
+                    tide=now.adopted,
+                    portion=portion,
+                    step=s.step,
+                    digest=digest_of(payload),
+                    nbytes=len(payload),
+                    weight=self._counters.weight(portion),
+                    samples=now.samples,
+                    base=now.bases[portion],
+                    state=now.states[portion],
+                )
+            )
 
     def _send(self) -> None:
-        now, sent = self._s.numbers, self._s.numbers.sent
-        assert sent is not None
         assert self._courier is not None
+        self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
+
+    def _outgoing(self, sent: Sent) -> Outgoing:
         work = Work(
             island=self._m.name,
-            lineage=now.lineage,
+            lineage=self._s.numbers.lineage,
             tide=sent.tide,
-            portion=sent.tide % self._islands.portions,
+            portion=sent.portion,
             weight=sent.weight,
             digest=sent.digest,
             nbytes=sent.nbytes,
             base=sent.base,
             state=sent.state,
         )
-        self._courier.send(Outgoing(work=work, payload=self._s.payload, step=sent.step))
+        payload = self._s.payloads[sent.portion]
+        return Outgoing(work=work, payload=payload, step=sent.step)
 
     def _arrive(self, *, hurries: bool = False) -> None:
-        courier = self._courier
+        courier, first = self._courier, self._s.numbers.adopted
         assert courier is not None
         arrival = Arrival(
             courier,
@@ -340,8 +349,10 @@ class _Run:
                     self._s.numbers = self._counters.now
                     self._enter()
                     self._open()
+                    first = self._s.numbers.adopted
                     break
-        self._s.numbers.sent = None
+        several = self._islands.wait != "all"
+        self._counters.note_arrived(self._s.numbers.adopted - first if several else 1)
         self._counters.forget_marks(self._durable)
 
     def _await_news(self, timeout_s: float) -> None:
