@@ -14,9 +14,10 @@ from holdfast.elastic.testing.seas.oracle import Oracle, SeaFault
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
-Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flaky"]
+Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flaky", "damage"]
 """Of an island: its workers die; all its memory is lost, and the newest steps; its checkpoints too;
-it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes."""
+it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes; a number
+of the sea's weights changes in its memory."""
 
 _LIMIT_S: Final = 4000.0
 
@@ -173,6 +174,8 @@ class _Sea:
                 way.slow = 30.0
                 tasks.sleep(seconds)
                 way.slow = 1.0
+            case "damage":
+                model.damage()
             case "flaky":
                 way.fails = way.loses = way.doubles = 0.1
                 tasks.sleep(seconds)
