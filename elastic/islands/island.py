@@ -100,7 +100,6 @@ class Island:
         self._waits_since_s: float | None = None
         self._data: list[bytes] = []
         self._has_begun = False
-        self._durable_step = -1
         batch = settings.batch
         self._samples = batch.microbatches * batch.size
 
@@ -255,7 +254,6 @@ class Island:
                 step = self._keeper.client.durable_step()
             except CkptError:
                 step = -1
-        self._durable_step = max(self._durable_step, step)
         return self._counters.adopted_at(step)
 
     def _tell_published(self, work: Work) -> None:
@@ -354,7 +352,6 @@ class Island:
         self._waits_since_s = None
         several = self._islands.wait != "all"
         self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
-        self._counters.forget_marks(self._durable_step)
 
     def _arrival(self, *, hurries: bool) -> _Next:
         """Return the decisions of an arrival, which rank 0 makes."""
