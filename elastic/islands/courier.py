@@ -76,6 +76,7 @@ class Courier:
         self._wish: Entered | None = None
         self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
+        self._joined: dict[str, int] = {}
         self._arrived: dict[_Key, float] = {}
         self._signs: dict[str, Sign] = {}
         self._payloads: dict[str, bytes] = {}
@@ -161,8 +162,7 @@ class Courier:
         changed = self._publish()
         changed |= self.logbook.poll()
         view = self.logbook.view
-        for island in view.members:
-            self._heard.setdefault(island, now)
+        self._greet(now)
         looks = now >= self._look_s
         if looks:
             self._look(now)
@@ -212,6 +212,14 @@ class Courier:
             return False
         self.logbook.append(msgspec.structs.replace(wish, number=view.length))
         return True
+
+    def _greet(self, now: float) -> None:
+        """Count the silence of islands from when their `Entered` was read, not from before."""
+        members = self.logbook.view.members
+        joined = {island: member.joined for island, member in members.items()}
+        old = {island for island in self._heard if self._joined.get(island) == joined.get(island)}
+        self._heard = {island: self._heard[island] if island in old else now for island in joined}
+        self._joined = joined
 
     def _look(self, now: float) -> None:
         """Give a sign of life, and read those of the others and their requests.

@@ -19,8 +19,9 @@ class SeaFault(AssertionError):
 class Oracle:
     """Reads every record when it is written, and judges what islands do.
 
-    ``exact``: a step that is executed again makes the same work. ``reachable(island)`` returns the
-    seconds since the island last could not act, 0 where it cannot now.
+    ``exact``: a step that is executed again makes the same work. ``unable_s(island)`` returns for
+    how many of the last seconds, twice ``patience_s``, the island could not act. ``astray`` are
+    islands whose weights were damaged.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class Oracle:
         settings: SeaSettings,
         *,
         exact: bool,
-        unreachable_s: Callable[[str], float],
+        unable_s: Callable[[str], float],
         patience_s: float,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self.files, self._settings, self._exact = files, settings, exact
-        self._unreachable_s, self._patience_s = unreachable_s, patience_s
+        self._unable_s, self._patience_s = unable_s, patience_s
         self.records: list[dict[str, Any]] = []
         self._raw: dict[str, bytes] = {}
         self.members: dict[str, int] = {}
@@ -44,6 +47,7 @@ class Oracle:
         self.weights: list[dict[str, int]] = [{} for _ in portions]
         self.digests = [[ledger.digest({})] for _ in portions]
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
+        self.astray: set[str] = set()
         files.watch = self._written
 
     @property
@@ -105,11 +109,16 @@ class Oracle:
         if self.members.pop(island, None) is None:
             raise SeaFault(f"{island} left, but took no part")
         self.left[why] += 1
-        silent_s = self._unreachable_s(island)
-        if why == "silent" and silent_s < 0.5 * self._patience_s:
-            raise SeaFault(f"{island} was put out, but could act {silent_s:.1f} s ago")
-        if why == "astray":
+        if why == "silent":
+            self._silent(island)
+        if why == "astray" and island not in self.astray:
             raise SeaFault(f"{island} was put out as astray; its weights were right")
+
+    def _silent(self, island: str) -> None:
+        """Judge that an island was put out. Who was stopped himself may have decided long ago."""
+        silent_s = self._clock() - self.files.wrote_s[island]
+        if self._unable_s(self.files.writer) == 0 and silent_s < 0.5 * self._patience_s:
+            raise SeaFault(f"{island} was put out, but wrote {silent_s:.1f} s ago")
 
     def _merged(self, record: dict[str, Any]) -> None:
         parts, portion = record["parts"], record["portion"]

@@ -97,8 +97,9 @@ class _Sea:
             files,
             agreed(crews[0].islands),
             exact=exact,
-            unreachable_s=lambda island: self._outages.within(island, 2 * patience_s),
+            unable_s=lambda island: self._outages.within(island, 2 * patience_s),
             patience_s=patience_s,
+            clock=tasks.clock,
         )
         self._ways = {crew.islands.name: Way() for crew in crews}
         self._models = {
@@ -111,6 +112,7 @@ class _Sea:
                     files,
                     tasks,
                     self._ways[crew.islands.name],
+                    island=crew.islands.name,
                     random=Random(f"store {seed} {crew.islands.name}"),
                 ),
                 oracle=self._oracle,
@@ -167,6 +169,7 @@ class _Sea:
                 self._outages.note(name, seconds)
                 way.cut_s = tasks.now_s + seconds
             case "slow":
+                self._outages.note(name, seconds)
                 way.slow = 30.0
                 tasks.sleep(seconds)
                 way.slow = 1.0
