@@ -10,7 +10,7 @@ from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
 
 NONE: Final = -1
-_MARKS: Final = 256
+_MARKS: Final = 128
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,11 +134,6 @@ class IslandCounters:
         """Return the merges that the state after ``step`` steps had adopted, or fewer."""
         found = [adopted for at, adopted in self.now.marks if at <= step]
         return found[-1] if found else self.now.entered
-
-    def forget_marks(self, step: int) -> None:
-        """Drop marks that `adopted_at` needs no more for ``step`` and later ones."""
-        old = [mark for mark in self.now.marks if mark[0] <= step]
-        self.now.marks = [*old[-1:], *(mark for mark in self.now.marks if mark[0] > step)]
 
 
 learn(globals())

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from holdfast.ckpt.errors import NotFoundError
+from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
@@ -83,6 +84,7 @@ class Courier:
         self._asked: dict[str, tuple[Asked, float]] = {}
         self._look_s = self._looked_s = -float("inf")
         self._is_awaited = False
+        self._foreign: Sign | None = None
         self._beat = self._next = 0
 
     # -- called by the training ------------------------------------------------------------------
@@ -229,6 +231,8 @@ class Courier:
         self._beat += 1
         own = self._sign(self._beat)
         self._needs = own.needs
+        if self._beat > 1:
+            self._refuse_double(own, self.mailbox.sign(self._me))
         self.mailbox.show(self._me, own)
         for island in self.logbook.view.members:
             if island == self._me or (sign := self.mailbox.sign(island)) is None:
@@ -244,6 +248,20 @@ class Courier:
         if 0 < missed_s < float("inf"):
             self._heard = {each: min(at + missed_s, now) for each, at in self._heard.items()}
         self._looked_s, self._look_s = now, now + beat_s(self._islands)
+
+    def _refuse_double(self, own: Sign, shown: Sign | None) -> None:
+        """Raise ``SeaError`` if an older run shows itself as this island, again and again.
+
+        A single sign may be a late one of a process that was killed.
+        """
+        if shown is None or shown.run == own.run or shown.number < own.number:
+            return
+        before, self._foreign = self._foreign, shown
+        if before is not None and before.run == shown.run and before.number < shown.number:
+            raise SeaError(
+                f"another run is the island {self._me} of {self._islands.meet} at the same time: "
+                "stop one of the two, or give each island a name and checkpoints of its own"
+            )
 
     def _read_works(self) -> bool:
         view, found = self.logbook.view, False

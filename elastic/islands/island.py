@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.ckpt import api
 from holdfast.ckpt.checkpoints.catalog import committed
+from holdfast.ckpt.checkpoints.retention import remove_steps
 from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError, StoreError
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
@@ -49,7 +50,7 @@ from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.islands.messages import Asked, Given, Sign
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -99,8 +100,8 @@ class Island:
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
         self._data: list[bytes] = []
+        self._given: list[tuple[Asked, str]] = []
         self._has_begun = False
-        self._durable_step = -1
         batch = settings.batch
         self._samples = batch.microbatches * batch.size
 
@@ -169,11 +170,11 @@ class Island:
             clock=time.monotonic,
         )
         now.states = tensors.digests(range(self._islands.portions))
-        how = "built"
+        how, roots = "built", list[str]()
         while not isinstance(said := self._told(entrance.next), GoOn):
             match said:
                 case LoadWeights():
-                    how = "given"
+                    how, roots = "given", [*roots, said.root]
                     self._load(tensors, said)
                 case AdoptMerge():
                     self._adopt(tensors, said)
@@ -181,6 +182,8 @@ class Island:
                     self._pause()
         now.lineage, now.entered = said.lineage, now.adopted
         tensors.take_weights()
+        for root in roots if self._world.rank == 0 else ():
+            _remove_steps(root)
         self._emit(
             IslandJoined(
                 island=self._islands.name,
@@ -255,7 +258,6 @@ class Island:
                 step = self._keeper.client.durable_step()
             except CkptError:
                 step = -1
-        self._durable_step = max(self._durable_step, step)
         return self._counters.adopted_at(step)
 
     def _tell_published(self, work: Work) -> None:
@@ -354,7 +356,6 @@ class Island:
         self._waits_since_s = None
         several = self._islands.wait != "all"
         self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
-        self._counters.forget_marks(self._durable_step)
 
     def _arrival(self, *, hurries: bool) -> _Next:
         """Return the decisions of an arrival, which rank 0 makes."""
@@ -405,12 +406,23 @@ class Island:
             api.save(said.root, state, step=now.adopted)
             if self._world.rank == 0:
                 self._mailbox.give(said.request, given)
+                self._given.append((said.request, said.root))
+                self._remove_given()
         except (StoreError, OSError) as error:
             _log.warning("the weights cannot be given now; trying again: %s", error)
             self._pause()
             return
         seconds = time.perf_counter() - began_s
         self._emit(WeightsGiven(island=said.request.island, tide=now.adopted, seconds=seconds))
+
+    def _remove_given(self) -> None:
+        """Remove weights that were given and that nobody waits for any more."""
+        for request, root in list(self._given):
+            answer = self._mailbox.given(request)
+            mine = answer is not None and answer.by == self._islands.name
+            if not (mine and self._mailbox.is_open(request)):
+                _remove_steps(root)
+                self._given.remove((request, root))
 
     # -- the end of the run ----------------------------------------------------------------------
 
@@ -427,6 +439,7 @@ class Island:
 
     def _leave(self) -> _Said:
         self._close_errands()
+        self._remove_given()
         if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
@@ -506,6 +519,15 @@ class Island:
         if self._tensors is None:
             raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
         return self._tensors
+
+
+def _remove_steps(root: str) -> None:
+    """Remove the checkpoints below a root that only one island has read."""
+    try:
+        store = open_store(root)
+        remove_steps(store, committed(store))
+    except CkptError as error:
+        _log.warning("weights that were given stay at %s: %s", root, error)
 
 
 def _unasked() -> _Said:

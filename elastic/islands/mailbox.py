@@ -124,20 +124,16 @@ class Mailbox:
         return self._message(_answer(request.id), Given)
 
     def close_request(self, request: Asked) -> None:
-        """Remove a request and all answers to it."""
+        """Remove a request and the answer to it; the weights stay."""
         current = self._message(_asked(request.island), Asked)
         if current is not None and current.id == request.id:
             self.store.delete([_asked(request.island)])
-        self._remove(f"given/{request.id}")
+        self.store.delete([_answer(request.id)])
+        self.store.remove(f"given/{request.id}")
 
-    def _remove(self, folder: str) -> None:
-        for name in self.store.names(folder):
-            below = f"{folder}/{name}"
-            if self.store.size(below) is None or self.store.names(below):
-                self._remove(below)
-            else:
-                self.store.delete([below])
-        self.store.remove(folder)
+    def is_open(self, request: Asked) -> bool:
+        """Return whether an island still waits for the answer to its request."""
+        return self._message(_asked(request.island), Asked) == request
 
     # -- files -----------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class _Run:
         self._courier: Courier | None = None
         self._task: Task | None = None
         self._error: Exception | None = None
-        self._turns, self._durable = 0, NONE
+        self._turns = 0
 
     def main(self) -> None:
         s, m = self._s, self._m
@@ -257,7 +257,6 @@ class _Run:
     def _needs(self) -> int:
         found = self._m.newest(durable=True)
         step = -1 if found is None else found
-        self._durable = max(self._durable, step)
         return self._counters.adopted_at(step)
 
     def _errands(self, courier: Courier) -> None:
@@ -371,7 +370,6 @@ class _Run:
                     break
         several = self._islands.wait != "all"
         self._counters.note_arrived(self._s.numbers.adopted - first if several else 1)
-        self._counters.forget_marks(self._durable)
 
     def _await_news(self, timeout_s: float) -> None:
         seen, until_s = self._turns, self._m._tasks.now_s + timeout_s
