@@ -74,6 +74,7 @@ class ModelIsland:
         self.runs = self.attempts = self.crashes = 0
         self.final: str | None = None
         self.snapshots: dict[int, tuple[RunState, float, float]] = {}
+        self._life: _Run | None = None
 
     # -- the process -----------------------------------------------------------------------------
 
@@ -94,9 +95,16 @@ class ModelIsland:
         kept = {s: x for s, x in self.snapshots.items() if from_step is not None and s <= from_step}
         self.snapshots = kept
 
+    def damage(self) -> None:
+        """Change a number of the sea's weights in the memory of the process."""
+        if self._life is not None:
+            self._life.damage(self._random)
+            self._oracle.astray.add(self.name)
+
     def _main(self) -> None:
         newest = max(self.snapshots, default=None)
         if newest is None:
+            self._oracle.stateless.add(self.name)
             portions = range(self.islands.portions)
             counters = IslandCounters(self.name, portions=len(portions))
             state = RunState(
@@ -105,14 +113,18 @@ class ModelIsland:
         else:
             state = copy.deepcopy(self.snapshots[newest][0])
         try:
-            _Run(self, state).main()
+            self._life = _Run(self, state)
+            self._life.main()
         except StoreError:
             self.crashes += 1
             self._tasks.start(self._restart, group="nature")
         except SeaError:
-            if state.numbers.lineage != NONE:
+            if self.name in self._oracle.astray:
+                self.lose(from_step=None)
+                self._tasks.start(self._restart, group="nature")
+            elif state.numbers.lineage != NONE:
                 raise
-            if self._oracle.is_over:
+            elif self._oracle.is_lost():
                 self.final = TURNED_AWAY
             else:  # nobody answered it for long
                 self._tasks.start(self._restart, group="nature")
@@ -161,6 +173,11 @@ class _Run:
         self._courier.leave()
         m.final = ledger.digest(s.sea)
 
+    def damage(self, random: Random) -> None:
+        """Change a number of the sea's weights."""
+        sums = random.choice(self._s.sea)
+        sums[self._m.name] = sums.get(self._m.name, 0) + 1
+
     def _train(self) -> None:
         s = self._s
         s.step += 1
@@ -208,6 +225,7 @@ class _Run:
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
+        m._oracle.astray.discard(m.name)
 
     def _load(self, said: LoadWeights) -> None:
         s = self._s
@@ -375,6 +393,8 @@ class _Run:
         self._counters.note_adopted(portion, state=state, step=s.step, named=said.own >= 0)
         if self._courier is not None:
             self._courier.adopted(said.tide)
+        if self._m.name in self._m._oracle.astray:
+            return
         if state != self._m._oracle.state(portion, s.numbers.bases[portion]):
             raise SeaFault(f"{self._m.name} has other weights after tide {said.tide}")
         if s.expected and s.numbers.lineage != NONE:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from holdfast.elastic.sea.records import SeaSettings
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.store import Files
+
+LATELY_S: Final = 6.0
+"""An island may not know yet what others did within the last seconds."""
 
 
 class SeaFault(AssertionError):
@@ -21,7 +24,8 @@ class Oracle:
 
     ``exact``: a step that is executed again makes the same work. ``unable_s(island)`` returns for
     how many of the last seconds, twice ``patience_s``, the island could not act. ``astray`` are
-    islands whose weights were damaged.
+    islands whose weights were damaged, ``stateless`` those that once lost everything;
+    ``is_lost()`` is true if no island has a state any more, or all that have left.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Oracle:
         self._raw: dict[str, bytes] = {}
         self.members: dict[str, int] = {}
         self._lineages: dict[str, int] = {}
+        self._entered_s: dict[str, float] = {}
         self.left: Counter[str] = Counter()
         self.tide = 0
         portions = range(settings.portions)
@@ -48,17 +53,14 @@ class Oracle:
         self.digests = [[ledger.digest({})] for _ in portions]
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
         self.astray: set[str] = set()
+        self.stateless: set[str] = set()
+        self.is_lost: Callable[[], bool] = lambda: False
         files.watch = self._written
 
     @property
     def final(self) -> str:
         """The digest of all of the sea's weights."""
         return ledger.digest(self.weights)
-
-    @property
-    def is_over(self) -> bool:
-        """True if all islands that ever entered have left."""
-        return bool(self.records) and not self.members
 
     def state(self, portion: int, base: int) -> str:
         """Return the right digest of a portion's weights after ``base`` merges of it."""
@@ -102,6 +104,7 @@ class Oracle:
         if record["lineage"] not in (record["number"], self._lineages.get(island)):
             raise SeaFault(f"{island} comes back with lineage {record['lineage']}, not its own")
         self.members[island] = record["weight"]
+        self._entered_s[island] = self._clock()
         self._lineages[island] = record["lineage"]
 
     def _left(self, record: dict[str, Any]) -> None:
@@ -111,14 +114,23 @@ class Oracle:
         self.left[why] += 1
         if why == "silent":
             self._silent(island)
+            self.stateless.add(island)  # the others may remove what it would need
+        if why == "lost" and island not in self.stateless:
+            raise SeaFault(f"{island} begins anew, but has its state")
         if why == "astray" and island not in self.astray:
             raise SeaFault(f"{island} was put out as astray; its weights were right")
 
     def _silent(self, island: str) -> None:
-        """Judge that an island was put out. Who was stopped himself may have decided long ago."""
-        silent_s = self._clock() - self.files.wrote_s[island]
-        if self._unable_s(self.files.writer) == 0 and silent_s < 0.5 * self._patience_s:
-            raise SeaFault(f"{island} was put out, but wrote {silent_s:.1f} s ago")
+        """Judge that an island was put out.
+
+        One that came back seconds ago may be; one that entered seconds ago may not. Who was stopped
+        himself may have decided long ago.
+        """
+        now_s = self._clock()
+        before = [at_s for at_s in self.files.wrote_s[island] if at_s <= now_s - LATELY_S]
+        silent_s = now_s - max([*before[-1:], self._entered_s[island]])
+        if self._unable_s(self.files.writer) == 0 and silent_s < 0.9 * self._patience_s:
+            raise SeaFault(f"{island} was put out after {silent_s:.1f} s")
 
     def _merged(self, record: dict[str, Any]) -> None:
         parts, portion = record["parts"], record["portion"]

@@ -38,13 +38,13 @@ class Way:
 class Files:
     """The files; ``watch`` gets each that is new or changed.
 
-    ``writer`` is the island that writes now, ``wrote_s`` has the time of each one's last write.
+    ``writer`` is the island that writes now, ``wrote_s`` has the times at which each wrote.
     """
 
     data: dict[str, bytes] = field(default_factory=dict)
     watch: Callable[[str, bytes], None] = lambda _name, _data: None
     writer: str = ""
-    wrote_s: dict[str, float] = field(default_factory=dict)
+    wrote_s: dict[str, list[float]] = field(default_factory=dict)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file."""
@@ -121,7 +121,7 @@ class SimulatedStore:
         def noted() -> _Result:
             self._files.writer = self._island
             result = operation()
-            self._files.wrote_s[self._island] = self._tasks.now_s
+            self._files.wrote_s.setdefault(self._island, []).append(self._tasks.now_s)
             return result
 
         def again() -> None:
