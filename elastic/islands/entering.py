@@ -75,12 +75,10 @@ class Entrance:
             return self._follow(self._adopted)
         if me in view.members:  # only now: the others wait for a member
             self._logbook.append(Left(number=view.length, island=me, why="lost"))
-            return AwaitNews(), []
-        number = view.length
-        joined = Entered(
-            number=number, island=me, tide=view.tide, weight=self._weight, lineage=number
-        )
-        if not self._logbook.append(joined):
+        number = self._logbook.view.length
+        if self._logbook.view.tide > view.tide or not self._logbook.append(
+            Entered(number=number, island=me, tide=view.tide, weight=self._weight, lineage=number)
+        ):
             return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
