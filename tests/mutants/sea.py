@@ -174,14 +174,14 @@ BUGS: Final = (
         "a record is written where there is one",
         f"{_ISLANDS}.logbook:SeaLogbook.append",
         _overwrites_a_record,
-        1,
+        0,
     ),
     _bug(
         "silence-remembered",
         "an island that came back is put out for its silence before",
         f"{_ISLANDS}.courier:Courier._greet",
         _remembers_old_silence,
-        0,
+        5,
     ),
     _bug(
         "payload-removed",
@@ -195,7 +195,7 @@ BUGS: Final = (
         "an island without a state enters with its first weights",
         f"{_ISLANDS}.entering:Entrance._asked",
         _is_no_stranger,
-        0,
+        4,
     ),
     Bug(
         name="digest-uncompared",
