@@ -113,7 +113,7 @@ def _remembers_old_silence(_real: Any) -> Any:
 
 def _removes_payloads_early(real: Callable[..., None]) -> Any:
     def forget(self: Any, island: str, tide: int) -> None:
-        real(self, island, tide + 1000)
+        real(self, island, max(each[1] for each in self.works_of(island)))
 
     return forget
 
@@ -188,7 +188,7 @@ BUGS: Final = (
         "an island removes payloads that others still need",
         f"{_ISLANDS}.mailbox:Mailbox.forget_before",
         _removes_payloads_early,
-        0,
+        6,
     ),
     _bug(
         "empty-founder",
