@@ -64,7 +64,7 @@ class Fleet:
         self._merged: Counter[tuple[str, int, int, int]] = Counter()
 
     def sail(self) -> None:
-        """Run until all tides are merged. Raises ``SeaFaultError`` for a promise that was broken."""
+        """Run until all tides are merged. Raises ``SeaFaultError`` for a broken promise."""
         events = [(self._draw.uniform(0, ship.seconds), at) for at, ship in enumerate(self.ships)]
         heapq.heapify(events)
         looks = max(1, len(self.ships) // _DECIDERS)
