@@ -1,0 +1,112 @@
+"""The jobs of the benchmark of islands: their processes, each with one thread, and their outcomes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.ckpt.errors import PeerError
+from holdfast.tools.bench.islands.outcome import Outcome
+
+SAMPLES: Final = 8
+"""Samples of a process's step, of both ways."""
+
+_PACKAGE: Final = "holdfast.tools.bench.islands"
+_POLL_S: Final = 0.05
+_END_S: Final = 20.0
+_TOLD_LINES: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of a job's process: its address there, and the words that start a command there.
+
+    ``env`` has further variables of its environment.
+    """
+
+    address: str = "127.0.0.1"
+    within: Callable[..., list[str]] = lambda *words: list(words)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def ddp(directory: Path, places: Sequence[Place], *, steps: int, port: int) -> list[Outcome]:
+    """Train under DDP, a rank at each place; return the outcomes."""
+    world = len(places)
+
+    def argv(rank: int, result: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", f"{_PACKAGE}.ddp_training"),
+            *("--steps", str(steps), "--samples", str(SAMPLES)),
+            *("--rank", str(rank), "--world", str(world)),
+            *("--address", f"{places[0].address}:{port}", "--result", str(result)),
+        ]
+
+    return _run(directory, places, argv)
+
+
+def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -> list[Outcome]:
+    """Train as islands, one at each place, which meet at ``sea``; return the outcomes."""
+    founders = len(places)
+
+    def argv(number: int, result: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", "holdfast.tools.cli", "run", "--nproc", "1"),
+            *("--island", f"island-{number}", "--sea", sea),
+            *("--run-dir", str(result.with_suffix(".run"))),
+            *("-m", f"{_PACKAGE}.island_training"),
+            *("--steps", str(steps), "--samples", str(SAMPLES)),
+            *("--founders", str(founders), "--result", str(result)),
+        ]
+
+    return _run(directory, places, argv)
+
+
+def _run(
+    directory: Path, places: Sequence[Place], argv: Callable[[int, Path], list[str]]
+) -> list[Outcome]:
+    """Run a process at each place until all have ended.
+
+    Raises ``PeerError`` with the last lines of one that fails, and ends the others.
+    """
+    directory.mkdir()
+    results = [directory / f"{number}.json" for number in range(len(places))]
+    with ExitStack() as stack:
+        running = []
+        for number, place in enumerate(places):
+            output = stack.enter_context(results[number].with_suffix(".out").open("wb"))
+            process = subprocess.Popen(
+                place.within(*argv(number, results[number])),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | place.env,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+            running.append(process)
+        while any(process.poll() is None for process in running):
+            for process, result in zip(running, results, strict=True):
+                if process.poll():
+                    said = result.with_suffix(".out").read_text(errors="replace").splitlines()
+                    raise PeerError("\n".join(["a process failed:", *said[-_TOLD_LINES:]]))
+            time.sleep(_POLL_S)
+    return [msgspec.json.decode(result.read_bytes(), type=Outcome) for result in results]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
