@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 import msgspec
@@ -11,23 +10,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.tools.bench.islands.learner import Windows, held_out, learner
-from holdfast.tools.bench.islands.outcome import Outcome
+from holdfast.tools.bench.islands.learner import Windows, held_out, learner, parameters_of
+from holdfast.tools.bench.islands.outcome import Carried, Outcome, Stopwatch
 
 
 def main(args: argparse.Namespace) -> None:
     """Train ``args.steps`` steps after a first one that is not timed; write the outcome."""
     dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{args.address}",
-        rank=args.rank,
-        world_size=args.world,
+        "gloo", init_method=f"tcp://{args.address}", rank=args.rank, world_size=args.world
     )
     data = Windows()
     model, optimizer = learner(seed=0)
     parallel = DistributedDataParallel(model)
     generator = torch.Generator().manual_seed(args.rank + 1)
-    began_s = time.monotonic()
     for step in range(args.steps + 1):
         chosen = torch.randint(len(data), (args.samples,), generator=generator).tolist()
         loss = parallel(torch.stack([data[number] for number in chosen]))
@@ -36,16 +31,27 @@ def main(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
         if step == 0:
             dist.barrier()
-            began_s = time.monotonic()
+            watch = Stopwatch(args.device)
+    seconds, carried = watch.read()
+    if not args.device:
+        carried = _of_ring(parameters_of(model) * args.steps, world=args.world)
     found = Outcome(
         steps=args.steps,
-        seconds=time.monotonic() - began_s,
-        parameters=sum(each.numel() for each in model.parameters()),
+        seconds=seconds,
+        parameters=parameters_of(model),
         held_out=held_out(model, data),
+        sent=carried.sent,
+        received=carried.received,
     )
     Path(args.result).write_bytes(msgspec.json.encode(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _of_ring(elements: int, *, world: int) -> Carried:
+    """Return the bytes of gloo's all-reduces of so many float32 elements in all."""
+    nbytes = 4 * elements * 2 * (world - 1) // world
+    return Carried(nbytes, nbytes)
 
 
 if __name__ == "__main__":
@@ -55,5 +61,6 @@ if __name__ == "__main__":
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--address", required=True)
+    parser.add_argument("--device", default="")
     parser.add_argument("--result", required=True)
     main(parser.parse_args())

@@ -29,13 +29,15 @@ _TOLD_LINES: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a job's process: its address there, and the words that start a command there.
+    """The place of a job's process: its address, and the words before a command that runs there.
 
-    ``env`` has further variables of its environment.
+    ``device`` is the network device of its line, "" for none; ``env`` has further variables of its
+    environment.
     """
 
     address: str = "127.0.0.1"
-    within: Callable[..., list[str]] = lambda *words: list(words)
+    within: Sequence[str] = ()
+    device: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +50,8 @@ def ddp(directory: Path, places: Sequence[Place], *, steps: int, port: int) -> l
             *(sys.executable, "-m", f"{_PACKAGE}.ddp_training"),
             *("--steps", str(steps), "--samples", str(SAMPLES)),
             *("--rank", str(rank), "--world", str(world)),
-            *("--address", f"{places[0].address}:{port}", "--result", str(result)),
+            *("--address", f"{places[0].address}:{port}"),
+            *("--device", places[rank].device, "--result", str(result)),
         ]
 
     return _run(directory, places, argv)
@@ -65,7 +68,8 @@ def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -
             *("--run-dir", str(result.with_suffix(".run"))),
             *("-m", f"{_PACKAGE}.island_training"),
             *("--steps", str(steps), "--samples", str(SAMPLES)),
-            *("--founders", str(founders), "--result", str(result)),
+            *("--founders", str(founders)),
+            *("--device", places[number].device, "--result", str(result)),
         ]
 
     return _run(directory, places, argv)
@@ -85,7 +89,7 @@ def _run(
         for number, place in enumerate(places):
             output = stack.enter_context(results[number].with_suffix(".out").open("wb"))
             process = subprocess.Popen(
-                place.within(*argv(number, results[number])),
+                [*place.within, *argv(number, results[number])],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | place.env,

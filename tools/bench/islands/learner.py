@@ -68,6 +68,11 @@ def learner(seed: int) -> tuple[SmallGPT, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 
+def parameters_of(model: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(each.numel() for each in model.parameters())
+
+
 @torch.no_grad()
 def held_out(model: nn.Module, data: Windows, *, count: int = 128) -> float:
     """Return the mean loss on ``count`` windows, evenly spread: the measure that ways share."""

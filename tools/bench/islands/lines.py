@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
-
-import msgspec
+from typing import Final, Self, TypeVar
 
 from holdfast.ckpt.errors import PeerError
 
@@ -32,13 +30,6 @@ _BURST_KB: Final = 1.28
 """Size of the bucket for each Mbit/s: what flows between two ticks of the kernel's clock."""
 
 _T = TypeVar("_T")
-
-
-class Carried(NamedTuple):
-    """Bytes that a line carried, with the headers of its frames."""
-
-    sent: int
-    received: int
 
 
 class Namespace:
@@ -171,15 +162,6 @@ class Lines:
             shape = _SHAPE.format(mbit=self._mbit, burst=burst)
             self.hub.do(f"tc qdisc add dev {port} {shape}")
             end.do(f"tc qdisc add dev {device} {shape}")
-
-    def carried(self) -> list[Carried]:
-        """Return the bytes that each end has sent and received so far."""
-        rows = msgspec.json.decode(self.hub.do("ip -s -j link"))
-        found = {row["ifname"]: row["stats64"] for row in rows}
-        return [
-            Carried(found[f"port{number}"]["rx"]["bytes"], found[f"port{number}"]["tx"]["bytes"])
-            for number in range(self._count)
-        ]
 
     def listen(self) -> socket.socket:
         """Return a listening socket at the hub."""

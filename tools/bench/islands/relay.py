@@ -46,9 +46,7 @@ class Relay:
         await self._stop.wait()
         server.close()
 
-    async def _connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
