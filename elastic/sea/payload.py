@@ -96,7 +96,8 @@ def encode(values: Floats, bits: int) -> bytes:
 
 
 def _encode_rows(rows: Floats, out: _Rows, bits: int) -> None:
-    peak = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+    scaled = np.abs(rows)
+    peak = scaled.max(axis=1)
     if not np.all(peak <= LARGEST):
         raise SeaError(
             f"progress of {peak.max()} cannot be sent: the numbers must be finite, and at most "
@@ -109,11 +110,15 @@ def _encode_rows(rows: Floats, out: _Rows, bits: int) -> None:
     e = exponent - digits
     out[:, 0] = m - 1
     out[:, 1] = e.astype(np.int8).view(np.uint8)
-    scaled = rows * (1 / np.ldexp(m, e)).astype(np.float32)[:, None]
+    np.multiply(rows, (1 / np.ldexp(m, e)).astype(np.float32)[:, None], out=scaled)
     np.rint(scaled, out=scaled)
     if bits == 4:
         pairs = scaled.astype(np.int8).view(np.dtype("<u2"))
-        out[:, _HEAD:] = (pairs & 15) | ((pairs >> 4) & 240)
+        upper = pairs >> np.uint16(4)
+        upper &= np.uint16(0xF0)
+        pairs &= np.uint16(0x0F)
+        pairs |= upper
+        out[:, _HEAD:] = pairs
     else:
         out[:, _HEAD:] = scaled.astype(_TYPES[bits]).view(np.uint8)
 
@@ -169,7 +174,7 @@ def _mean_rows(
     top = exponents.max(axis=0)
     room = 62 - bits - (0 if bits == 32 else 8) - whole.bit_length()
     low = np.maximum(exponents.min(axis=0), top - room)
-    total = np.zeros((len(low), BLOCK), np.int64)
+    total = np.zeros((len(low), BLOCK), _sum_type(int((top - low).max()), whole, bits))
     scratch = np.empty_like(total)
     for (rows, weight), e in zip(parts, exponents, strict=True):
         shift = e - low
@@ -178,7 +183,7 @@ def _mean_rows(
         factor = (m * weight) << np.maximum(shift, 0)
         below = np.flatnonzero(shift < 0)
         factor[below] = 0
-        np.multiply(integers, factor[:, None], out=scratch)
+        np.multiply(integers, factor.astype(total.dtype)[:, None], out=scratch)
         total += scratch
         if below.size:
             scaled = integers[below].astype(np.float64) * np.ldexp(m[below], shift[below])[:, None]
@@ -187,6 +192,12 @@ def _mean_rows(
     mean *= np.ldexp(1.0, low)[:, None]
     mean /= whole
     return mean
+
+
+def _sum_type(shift: int, whole: int, bits: int) -> type[np.signedinteger[Any]]:
+    """Return int32 where no sum is too large for it, as it is twice as fast; else int64."""
+    digits = bits - 1 + (0 if bits == 32 else 8) + whole.bit_length()
+    return np.int32 if digits + shift <= 31 else np.int64
 
 
 def _integers(rows: _Rows, bits: int) -> _Ints:
