@@ -75,7 +75,12 @@ SECTIONS: Final = {
     "protect": Section("holdfast.tools.bench.data_path.protect", "protect", shared=6, memory=9),
     "memory": Section("holdfast.tools.bench.data_path.footprint", "memory", shared=18, memory=23),
     "store": Section("holdfast.tools.bench.data_path.object_store", "store", memory=4),
+    "islands": Section("holdfast.tools.bench.islands.section", "islands"),
+    "lines": Section("holdfast.tools.bench.islands.section", "lines"),
 }
+
+NEED_STORE: Final = ("store", "lines")
+"""Sections that are left out where ``--store`` names no place."""
 
 _SLACK_BYTES: Final = 64 << 20
 _PLAIN_WIDTH: Final = 136
@@ -137,8 +142,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--store",
         metavar="ROOT",
-        help="object store of the section store, as in az://container/prefix (default: the "
-        "section is left out)",
+        help="object store of the sections store and lines, as in az://container/prefix (default: "
+        "they are left out)",
     )
     parser.add_argument(
         "--json",
@@ -154,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"no section {unknown[0]!r} to measure; choose from {', '.join(SECTIONS)}"
         )
-    default = [name for name in SECTIONS if name != "store" or args.store]
+    default = [name for name in SECTIONS if name not in NEED_STORE or args.store]
     chosen = [name for name in SECTIONS if name in (args.sections or default)]
     megabytes = args.megabytes or (_QUICK_MEGABYTES if args.quick else _MEGABYTES)
     size_bytes = megabytes << 20

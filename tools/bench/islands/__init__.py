@@ -1,1 +1,1 @@
-"""The benchmark of islands: beside DDP between the same processes, on lines of limited bandwidth."""
+"""The benchmark of islands: beside DDP, on lines of limited bandwidth."""

@@ -1,4 +1,4 @@
-"""The jobs of the benchmark of islands: their processes, each with one thread, and their outcomes."""
+"""The jobs of the benchmark of islands: processes of one thread each, and their outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.errors import PeerError
+from holdfast.ckpt.errors import InternalError, PeerError
+from holdfast.elastic.events import TideAdopted, TidePublished, of_kind
+from holdfast.elastic.events.log import EventReader
 from holdfast.tools.bench.islands.outcome import Outcome
 
 SAMPLES: Final = 8
@@ -72,7 +74,23 @@ def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -
             *("--device", places[number].device, "--result", str(result)),
         ]
 
-    return _run(directory, places, argv)
+    found = _run(directory, places, argv)
+    if len({each.digest for each in found}) != 1:
+        raise InternalError(f"{directory}: the islands end with different weights; report this")
+    return [
+        each if place.device else _with_payloads(each, directory / f"{number}.run")
+        for number, (each, place) in enumerate(zip(found, places, strict=True))
+    ]
+
+
+def _with_payloads(outcome: Outcome, run_dir: Path) -> Outcome:
+    """Return the outcome with the bytes of payloads that the island sent and fetched."""
+    events = EventReader(run_dir).new()
+    return msgspec.structs.replace(
+        outcome,
+        sent=max((each.sent_bytes for each in of_kind(events, TidePublished)), default=0),
+        received=max((each.fetched_bytes for each in of_kind(events, TideAdopted)), default=0),
+    )
 
 
 def _run(
@@ -92,7 +110,7 @@ def _run(
                 [*place.within, *argv(number, results[number])],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | place.env,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **place.env},
                 start_new_session=True,
             )
             stack.callback(_end, process)

@@ -52,15 +52,17 @@ class Relay:
         except OSError:
             writer.close()  # the server is not there: the client sees that
             return
-        await asyncio.gather(_hand_on(reader, far_writer), _hand_on(far_reader, writer))
+        try:
+            await asyncio.gather(_hand_on(reader, far_writer), _hand_on(far_reader, writer))
+        except OSError:
+            return  # one side is gone: the other is told by the end of its connection
+        finally:
+            writer.close()
+            far_writer.close()
 
 
 async def _hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(_RUN_BYTES):
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass  # one side is gone: the other is told below
-    finally:
-        writer.close()
+    while data := await reader.read(_RUN_BYTES):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()

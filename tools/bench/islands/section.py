@@ -92,7 +92,7 @@ def islands(setup: BenchSetup) -> list[Figure]:
         sea = setup.directory / "sea"
         found = jobs.islands(setup.directory / "islands", places, steps=steps, sea=str(sea))
         tempo.beat()
-    return _figures("islands", "no limit", {DDP: trained(ddp), ISLANDS: trained(found)})
+    return figures_of("islands", "no limit", {DDP: trained(ddp), ISLANDS: trained(found)})
 
 
 def lines(setup: BenchSetup) -> list[Figure]:
@@ -113,7 +113,7 @@ def lines(setup: BenchSetup) -> list[Figure]:
                 tempo.say(f"{way}, {line}")
                 found[way] = _on_lines(setup, way, mbit=mbit, steps=steps)
                 tempo.beat()
-            figures += _figures("lines", line, found)
+            figures += figures_of("lines", line, found)
     return figures
 
 
@@ -160,7 +160,8 @@ def _store(made: Lines) -> Iterator[dict[str, str]]:
         yield {variable: own.geturl()}
 
 
-def _figures(section: str, line: str, found: Mapping[str, Trained]) -> list[Figure]:
+def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Figure]:
+    """Return the figures of all ways on one line."""
     ddp, figures = found[DDP], []
     for way, each in found.items():
         values = {

@@ -1,0 +1,54 @@
+"""The figures of islands beside DDP, from the outcomes of their processes."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from holdfast.tools.bench.islands.outcome import Outcome
+from holdfast.tools.bench.islands.section import (
+    DDP,
+    ISLANDS,
+    figures_of,
+    show,
+    steps_of_ddp,
+    trained,
+)
+
+
+def outcome(seconds: float, *, sent: int, received: int = 0) -> Outcome:
+    return Outcome(
+        steps=10, seconds=seconds, parameters=1000, held_out=2.5, sent=sent, received=received
+    )
+
+
+def test_the_slowest_process_decides_and_bytes_are_the_mean() -> None:
+    found = trained([outcome(2.0, sent=30_000, received=10_000), outcome(4.0, sent=50_000)])
+    assert found.tokens_per_s == 2 * 10 * 8 * 64 / 4.0
+    assert (found.sent, found.received) == (4.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("mbit", "steps"),
+    [(0.0, 240), (100.0, 240), (5.0, 37), (1.0, 7), (0.01, 4)],
+)
+def test_ddp_trains_as_many_steps_as_its_bytes_pass_in_a_minute(mbit: float, steps: int) -> None:
+    assert steps_of_ddp(240, mbit=mbit, parameters=250_000) == steps
+
+
+def test_islands_stand_beside_ddp_on_the_same_line() -> None:
+    ways = {
+        DDP: trained([outcome(10.0, sent=40_000)]),
+        ISLANDS: trained([outcome(2.0, sent=100)]),
+    }
+    figures = figures_of("lines", "5 Mbit/s", ways)
+    values = {figure.name: figure.value for figure in figures}
+    assert values["5 Mbit/s, islands: times"] == 5.0
+    assert values["5 Mbit/s, islands: fewer"] == 400.0
+    assert values["5 Mbit/s, DDP: fewer"] == 1.0
+    console = Console(file=StringIO(), width=140)
+    show(figures, console=console)
+    assert isinstance(console.file, StringIO)
+    assert "5 Mbit/s, islands" in console.file.getvalue()

@@ -1,0 +1,56 @@
+"""An island that trains the benchmark's model, under ``holdfast run --island NAME --sea URL``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from holdfast import elastic
+from holdfast.tools.bench.islands.learner import Windows, held_out, learner, parameters_of
+from holdfast.tools.bench.islands.outcome import Outcome, Stopwatch
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train ``args.steps`` steps after a first one that is not timed; write the outcome."""
+    data = Windows()
+
+    @elastic.resilient(
+        batch=elastic.Batch(microbatches=1, size=args.samples),
+        snapshots=elastic.Snapshots(parity=0),
+        islands=elastic.Islands(founders=args.founders),
+    )
+    def train(run: elastic.Run) -> None:
+        model, optimizer = learner(seed=0)
+        run.track(model=model, optimizer=optimizer)
+        watch = None
+        for _ in run.steps(args.steps + 1):
+            for windows in run.microbatches(data):
+                run.backward(model(windows))
+            run.step(optimizer)
+            watch = watch or Stopwatch(args.device)
+        assert watch is not None
+        seconds, carried = watch.read()
+        found = Outcome(
+            steps=args.steps,
+            seconds=seconds,
+            parameters=parameters_of(model),
+            held_out=held_out(model, data),
+            sent=carried.sent,
+            received=carried.received,
+            digest=elastic.state_hash({"model": model}),
+        )
+        Path(args.result).write_bytes(msgspec.json.encode(found))
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--founders", type=int, required=True)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--result", required=True)
+    main(parser.parse_args())
