@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 
@@ -51,6 +52,7 @@ class WrittenSea:
             number=0, settings=agreed(SETTINGS), parameters=PARAMETERS, digest="0" * 32
         )
         self.truth = ReplayedSea(founded)
+        founded = msgspec.structs.replace(founded, digest=self.truth.digest_of_weights())
         self.append(founded)
         for number, island in enumerate(self.islands, start=1):
             self.append(Entered(number=number, island=island, tide=0, weight=10, lineage=number))

@@ -62,6 +62,10 @@ class ReplayedSea:
         """Return the digest of a portion, as works state it."""
         return self._tensors.digests([portion])[0]
 
+    def digest_of_weights(self) -> str:
+        """Return the digest of all weights, as the first record states it."""
+        return self._tensors.digest_of_weights()
+
     def merge(self, record: Merged, payloads: Sequence[bytes]) -> None:
         """Move the portion of a merge by it."""
         merge = Merge(
@@ -86,7 +90,7 @@ class ReplayedSea:
             api.load(root, {KEY: own}, step=step, strict="ignore-extra")
             return list(values[_ADOPTED])
         self._load_weights(root, step=step)
-        if tensors.digest_of_first() != self._founded.digest:
+        if self.digest_of_weights() != self._founded.digest:
             raise MismatchError(
                 f"{root}: its weights are not the first ones of the sea, and it is no checkpoint "
                 "of an island; give a checkpoint that an island wrote (checkpoint=...), or one of "

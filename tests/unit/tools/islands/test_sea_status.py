@@ -49,8 +49,8 @@ def test_an_island_whose_sign_of_life_stays_is_not_heard(sea: WrittenSea) -> Non
     found = status_of(sea, "oslo")
     assert [each.heard_s is None for each in found.members] == [True, False]
     lines = shown(found).splitlines()
-    assert any("lyon" in line and "not in 0.0 s" in line for line in lines)
-    assert any("oslo" in line and "within 0.0 s" in line for line in lines)
+    assert any("lyon" in line and "not in 0." in line for line in lines)
+    assert any("oslo" in line and "within 0." in line for line in lines)
 
 
 def test_the_bytes_of_a_tide_are_those_of_the_largest_payload(sea: WrittenSea) -> None:
@@ -68,7 +68,7 @@ def test_seconds_of_a_tide_follow_from_the_merges_between_two_looks(sea: Written
     found = status("sea", before, listen(sea.store, before, for_s=0.01))
     assert found.tides_seen == 1
     assert found.tide_s == found.listened_s
-    assert "a tide took 0.0 s while this command listened" in shown(found)
+    assert "s while this command listened: the line of an island carries" in shown(found)
 
 
 def test_islands_that_left_are_told_with_the_reason(sea: WrittenSea) -> None:
