@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.elastic.islands.logbook import Logbook
+from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.sea.decide import Since, decide
-from holdfast.elastic.sea.records import Joined, Left, Part, Work
+from holdfast.elastic.sea.records import Entered, Left, Part, Work
 from holdfast.elastic.sea.settings import Islands
 
 _log = logging.getLogger(__name__)
@@ -51,9 +51,9 @@ class Courier:
     the island may still adopt. ``run`` names the run. ``told`` gets each work that was published.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
         self,
-        logbook: Logbook,
+        logbook: SeaLogbook,
         mailbox: Mailbox,
         islands: Islands,
         *,
@@ -65,12 +65,12 @@ class Courier:
         told: Callable[[Work], None] = lambda _: None,
     ) -> None:
         self.logbook, self.mailbox, self._islands = logbook, mailbox, islands
-        self._me, self._lineage, self._run = islands.name, lineage, run
+        self._me, self.lineage, self._run = islands.name, lineage, run
         self._clock, self._protected, self._needs, self._told = clock, protected, needs, told
         self._lock = threading.Lock()
         self._outgoing: deque[Outgoing] = deque()
         self._is_overdue = False
-        self._wish: Joined | None = None
+        self._wish: Entered | None = None
         self._works: dict[tuple[str, int, int], Work] = {}
         self._heard: dict[str, float] = {}
         self._arrived: dict[tuple[str, int, int], float] = {}
@@ -100,15 +100,15 @@ class Courier:
     def rejoin(self, *, tide: int, weight: int) -> None:
         """Enter the sea again with the work that this island has, after ``tide`` merges."""
         with self._lock:
-            self._wish = Joined(
-                number=0, island=self._me, tide=tide, weight=weight, lineage=self._lineage
+            self._wish = Entered(
+                number=0, island=self._me, tide=tide, weight=weight, lineage=self.lineage
             )
 
-    def payload(self, part: Part, *, nbytes: int) -> bytes:
+    def payload(self, part: Part) -> bytes:
         """Return the payload that a merge names, which was fetched before as a rule."""
         found = self._payloads.get(part.digest)
         if found is None:
-            found = self.mailbox.payload(part.island, part.digest, nbytes=nbytes)
+            found = self.mailbox.payload(part.island, part.digest)
         return found
 
     def adopted(self, tide: int) -> None:
@@ -133,14 +133,14 @@ class Courier:
     def is_member(self) -> bool:
         """True if this island takes part, by the records that were read."""
         member = self.logbook.view.members.get(self._me)
-        return member is not None and member.lineage == self._lineage
+        return member is not None and member.lineage == self.lineage
 
     @property
     def is_replaced(self) -> bool:
         """True if another run took the island's name."""
         view = self.logbook.view
         found = view.members.get(self._me) or view.former.get(self._me)
-        return found is not None and found.lineage > self._lineage
+        return found is not None and found.lineage > self.lineage
 
     # -- one round -------------------------------------------------------------------------------
 
@@ -171,12 +171,14 @@ class Courier:
         self._fetch_ahead()
         return changed
 
-    def leave(self) -> None:
-        """Write that this island's run is over, unless it is written."""
+    def leave(self) -> bool:
+        """Write that this island's run is over; return whether it took part until now."""
         self.logbook.poll()
+        found = self.is_member
         while self.is_member:  # each round reads at least one record more
             number = self.logbook.view.length
             self.logbook.append(Left(number=number, island=self._me, why="done"))
+        return found
 
     def _publish(self) -> bool:
         with self._lock:
@@ -261,9 +263,7 @@ class Courier:
         for digest in wanted.keys() - self._payloads.keys():
             work = wanted[digest]
             try:
-                self._payloads[digest] = self.mailbox.payload(
-                    work.island, digest, nbytes=work.nbytes
-                )
+                self._payloads[digest] = self.mailbox.payload(work.island, digest)
             except NotFoundError:
                 continue  # removed meanwhile: its owner entered anew
 
@@ -275,4 +275,3 @@ class Courier:
             return  # one that gave no sign yet may need any of them
         needs = min([self._needs(), *(sign.needs for sign in signs if sign is not None)])
         self.mailbox.forget_before(self._me, min(needs, view.tide) - self._kept_tides)
-

@@ -13,7 +13,7 @@ from holdfast.elastic.sea.view import View
 _MOST_BYTES: Final = 16 << 20
 
 
-class Logbook:
+class SeaLogbook:
     """The records as far as they were read, for the island of this name.
 
     ``view`` is their fold. ``merged`` are the merges by tide; ``mine`` the works of this island
@@ -42,8 +42,10 @@ class Logbook:
     def append(self, record: Record) -> bool:
         """Write the next record unless there is one, and read on; return whether it was written.
 
-        False does not say that it is not there: the reply may have been lost.
+        False does not say that it is not there: the reply may have been lost. Raises ``SeaError``
+        for a record that does not follow, before anything is written.
         """
+        self.view.after(record)
         name = _name(record.number)
         written = self._store.replace(name, records.encode(record), expected=None)
         self.poll()

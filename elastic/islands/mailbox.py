@@ -57,19 +57,19 @@ class Mailbox:
         """Return the lineage and the tide of each work that an island has published."""
         return [_numbers(name) for name in self.store.names(f"works/{island}")]
 
-    def payload(self, island: str, digest: str, *, nbytes: int) -> bytes:
-        """Return a payload of so many bytes.
+    def payload(self, island: str, digest: str) -> bytes:
+        """Return the payload of this digest.
 
-        Raises ``NotFoundError`` if it was removed, ``CorruptError`` if it has not this digest.
+        Raises ``NotFoundError`` if it was removed, ``CorruptError`` if its bytes are others.
         """
         name = _payload(island, digest)
-        data = self.store.read(name, most_bytes=max(nbytes, 1))
-        if len(data) != nbytes or digest_of(data) != digest:
+        data = self.store.read(name)
+        if digest_of(data) != digest:
             raise CorruptError(
-                f"{self.store.where(name)}: its {len(data)} bytes are not the {nbytes} of its "
-                "name; restore the file, or remove it and let this island enter the sea anew"
+                f"{self.store.where(name)}: its {len(data)} bytes are not those of its name; "
+                "restore the file"
             )
-        self.fetched += nbytes
+        self.fetched += len(data)
         return data
 
     def forget_before(self, island: str, tide: int) -> None:

@@ -21,8 +21,9 @@ Weight: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16,64}\Z")]
 Island: TypeAlias = Annotated[str, Meta(pattern=rf"\A{NAME.pattern}\Z")]
 
-Why: TypeAlias = Literal["done", "silent", "astray"]
-"""The reasons to leave: its run is over, it was silent for long, its weights are not the sea's."""
+Why: TypeAlias = Literal["done", "silent", "astray", "lost"]
+"""The reasons to leave: its run is over; it was silent for long; its weights are not the sea's; its
+state is lost, and it enters anew."""
 
 _Kind = TypeVar("_Kind")
 

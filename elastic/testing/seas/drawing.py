@@ -1,0 +1,69 @@
+"""Seas and faults drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from holdfast.elastic.sea.settings import Islands, Nesterov, Quorum
+from holdfast.elastic.testing.seas.sea import Crew, Kind, Strike
+
+PATIENCE_S: Final = 40.0
+
+_SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "freeze", "cut", "slow", "flaky")
+_LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "freeze", "cut", "kill")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voyage:
+    """A drawn sea. ``is_calm``: no fault lasts as long as an island's patience, none loses all."""
+
+    crews: Sequence[Crew]
+    strikes: Sequence[Strike]
+    exact: bool
+    is_calm: bool
+
+
+def voyage(seed: int) -> Voyage:
+    """Draw a sea of two to five islands, and up to six faults."""
+    draw = Random(f"voyage {seed}")
+    count, portions = draw.choice((2, 2, 3, 3, 4, 5)), draw.choice((1, 2, 2, 3))
+    stride = draw.choice((2, 3, 4))
+    is_quorum, is_calm = draw.random() < 0.4, draw.random() < 0.5
+    steps = stride * portions * draw.choice((2, 3, 4))
+    names = [f"i{at}" for at in range(count)]
+    late = names[-1:] if not is_calm and count > 2 and draw.random() < 0.4 else []
+    wait = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2))) if is_quorum else "all"
+    crews = [
+        Crew(
+            islands=Islands(
+                name=name,
+                meet="sea",
+                every=stride * portions,
+                portions=portions,
+                overlap=draw.randint(1, stride - 1),
+                wait=wait,
+                age_limit=2,
+                outer=Nesterov(),
+                patience_s=PATIENCE_S,
+                founders=count - len(late),
+            ),
+            steps=steps,
+            seconds=draw.choice((0.5, 1.0, 2.0)),
+            after_s=draw.uniform(10, 40) if name in late else draw.uniform(0, 2),
+        )
+        for name in names
+    ]
+    longest_s = 0.4 * PATIENCE_S if is_calm else 2.5 * PATIENCE_S
+    strikes = [
+        Strike(
+            kind=draw.choice(_SHORT if is_calm else _LONG),
+            island=draw.choice(names),
+            at_s=draw.uniform(4, 50),
+            seconds=draw.uniform(0.5, longest_s),
+        )
+        for _ in range(draw.randint(0, 6))
+    ]
+    return Voyage(crews=crews, strikes=strikes, exact=draw.random() < 0.7, is_calm=is_calm)
