@@ -10,12 +10,11 @@ from typing import Final, cast
 from rich.live import Live
 
 from holdfast.ckpt.store.places import open_store
-from holdfast.tools.islands import replaying
 from holdfast.tools.islands.glance import PATIENCE_S, listen, look
 from holdfast.tools.islands.status import SeaStatus, status
 from holdfast.tools.islands.tables import sea_view
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
-from holdfast.tools.terminal import console, place, print_json
+from holdfast.tools.terminal import console, place, print_json, step_number
 
 _STATUS: Final = """\
 examples:
@@ -25,6 +24,20 @@ examples:
 
 The files of a store have no ages that all clocks agree on. So the command reads them twice, and an
 island whose sign of life has changed between is alive. It writes nothing.
+"""
+
+_REPLAY: Final = """\
+examples:
+  holdfast islands replay --sea s3://bucket/sea --from runs/oslo            the newest checkpoint
+  holdfast islands replay --sea s3://bucket/sea --from runs/oslo --step 400
+  holdfast islands replay --sea s3://bucket/sea                             payloads alone
+
+A replay begins with the weights that --from names: a checkpoint that an island wrote while it
+trained, or one of the model with the first weights of the sea. From there it makes each merge anew
+from the payloads, by the code of the islands, and compares the result with the digest that islands
+state later. Islands remove payloads that nobody needs any more, so an old merge cannot be repeated;
+the command says which. Without --from it checks the records and the payloads that are there.
+Exit codes: 0 nothing is wrong, 1 a result differs or a payload is damaged, 2 wrong command line.
 """
 
 
@@ -40,7 +53,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "Subparsers", parser.add_subparsers(dest="islands", metavar="COMMAND", required=True)
     )
     _declare_status(inner)
-    replaying.declare(inner)
+    _declare_replay(inner)
     return parser
 
 
@@ -70,9 +83,33 @@ def _declare_status(inner: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, one line each time")
 
 
+def _declare_replay(inner: Subparsers) -> None:
+    parser = inner.add_parser(
+        "replay",
+        help="repeat the merges of a sea, and compare the digests of the results",
+        description="Repeats the merges of a logbook from their payloads, and compares the digest "
+        "of each result with the one that the islands state.",
+        epilog=_REPLAY,
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
+    add(
+        "--from",
+        dest="source",
+        type=place,
+        metavar="CHECKPOINT",
+        help="the checkpoint to begin with: of an island, or of the model with the first weights",
+    )
+    add("--step", type=step_number, metavar="STEP", help="its step (default: the newest)")
+    add("--json", action="store_true", help="print JSON")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the inner command."""
     if args.islands == "replay":
+        from holdfast.tools.islands import replaying  # with torch, which the status does not need
+
         return replaying.run(args)
     shown, found = console(), _looks(args)
     if args.json or not (args.watch and shown.is_terminal):

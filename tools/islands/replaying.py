@@ -16,47 +16,9 @@ from holdfast.tools.islands.glance import records_of
 from holdfast.tools.islands.replay import Replayed, replay
 from holdfast.tools.islands.replayed_sea import ReplayedSea
 from holdfast.tools.islands.tables import replay_view
-from holdfast.tools.subcommand import HelpFormatter, Subparsers
-from holdfast.tools.terminal import SafeConsole, console, place, print_json, step_number
+from holdfast.tools.terminal import SafeConsole, console, print_json
 
 EXIT_WRONG: Final = 1
-
-_EXAMPLES: Final = """\
-examples:
-  holdfast islands replay --sea s3://bucket/sea --from runs/oslo            the newest checkpoint
-  holdfast islands replay --sea s3://bucket/sea --from runs/oslo --step 400
-  holdfast islands replay --sea s3://bucket/sea                             payloads alone
-
-A replay begins with the weights that --from names: a checkpoint that an island wrote while it
-trained, or one of the model with the first weights of the sea. From there it makes each merge anew
-from the payloads, by the code of the islands, and compares the result with the digest that islands
-state later. Islands remove payloads that nobody needs any more, so an old merge cannot be repeated;
-the command says which. Without --from it checks the records and the payloads that are there.
-Exit codes: 0 nothing is wrong, 1 a result differs or a payload is damaged, 2 wrong command line.
-"""
-
-
-def declare(inner: Subparsers) -> None:
-    """Declare the command and its arguments."""
-    parser = inner.add_parser(
-        "replay",
-        help="repeat the merges of a sea, and compare the digests of the results",
-        description="Repeats the merges of a logbook from their payloads, and compares the digest "
-        "of each result with the one that the islands state.",
-        epilog=_EXAMPLES,
-        formatter_class=HelpFormatter,
-    )
-    add = parser.add_argument
-    add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
-    add(
-        "--from",
-        dest="source",
-        type=place,
-        metavar="CHECKPOINT",
-        help="the checkpoint to begin with: of an island, or of the model with the first weights",
-    )
-    add("--step", type=step_number, metavar="STEP", help="its step (default: the newest)")
-    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

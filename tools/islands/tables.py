@@ -76,7 +76,7 @@ def _lines(found: SeaStatus) -> list[str]:
     lines = [
         f"a tide every {_count(steps, 'step')}, of {_count(found.portions, 'portion')} of "
         f"{_count(found.elements, 'parameter')} in {found.bits} bits: an island sends "
-        f"{readable(found.sent_bytes)} and receives {readable(found.received_bytes)}"
+        f"{readable(found.sent_bytes)} and receives as much from each of the others"
     ]
     if (tide_s := found.tide_s) is not None:
         lines.append(

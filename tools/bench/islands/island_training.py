@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast import elastic
+from holdfast.ckpt.state.hashing import state_hash
 from holdfast.tools.bench.islands.learner import Windows, held_out, learner, parameters_of
 from holdfast.tools.bench.islands.outcome import Outcome, Stopwatch
 
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
             held_out=held_out(model, data),
             sent=carried.sent,
             received=carried.received,
-            digest=elastic.state_hash({"model": model}),
+            digest=state_hash({"model": model}),
         )
         Path(args.result).write_bytes(msgspec.json.encode(found))
 
