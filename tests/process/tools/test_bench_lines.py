@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.tools.bench.islands.lines import Lines, why_not
-from holdfast.tools.bench.islands.outcome import Carried
+from holdfast.tools.bench.islands.outcome import LineBytes
 from holdfast.tools.bench.islands.relay import Relay
 
 pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=reason)
@@ -24,8 +24,8 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as there:
     there.sendall(bytes({SENT}))
     there.shutdown(socket.SHUT_WR)
     assert there.recv(1) == b"."
-    from holdfast.tools.bench.islands.outcome import Carried
-    print(Carried.by(sys.argv[3]).sent)
+    from holdfast.tools.bench.islands.outcome import LineBytes
+    print(LineBytes.by(sys.argv[3]).sent)
 """
 
 
@@ -75,4 +75,4 @@ def test_namespaces_end_with_the_lines() -> None:
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="no network device 'none'"):
-        Carried.by("none")
+        LineBytes.by("none")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.tools.bench.islands.learner import Windows, held_out, learner, parameters_of
-from holdfast.tools.bench.islands.outcome import Carried, Outcome, Stopwatch
+from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, Stopwatch
 
 
 def main(args: argparse.Namespace) -> None:
@@ -48,10 +48,10 @@ def main(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _of_ring(elements: int, *, world: int) -> Carried:
+def _of_ring(elements: int, *, world: int) -> LineBytes:
     """Return the bytes of gloo's all-reduces of so many float32 elements in all."""
     nbytes = 4 * elements * 2 * (world - 1) // world
-    return Carried(nbytes, nbytes)
+    return LineBytes(nbytes, nbytes)
 
 
 if __name__ == "__main__":

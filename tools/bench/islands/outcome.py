@@ -31,7 +31,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     digest: str = ""
 
 
-class Carried(NamedTuple):
+class LineBytes(NamedTuple):
     """Bytes that a line carried."""
 
     sent: int
@@ -56,13 +56,13 @@ class Stopwatch:
         self.began_s = time.monotonic()
         self._before = self._carried()
 
-    def _carried(self) -> Carried:
-        return Carried.by(self._device) if self._device else Carried(0, 0)
+    def _carried(self) -> LineBytes:
+        return LineBytes.by(self._device) if self._device else LineBytes(0, 0)
 
-    def read(self) -> tuple[float, Carried]:
+    def read(self) -> tuple[float, LineBytes]:
         """Return both."""
         seconds, now = time.monotonic() - self.began_s, self._carried()
-        return seconds, Carried(now.sent - self._before.sent, now.received - self._before.received)
+        return seconds, LineBytes(now.sent - self._before.sent, now.received - self._before.received)
 
 
 learn(globals())
