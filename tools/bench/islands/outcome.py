@@ -62,7 +62,8 @@ class Stopwatch:
     def read(self) -> tuple[float, LineBytes]:
         """Return both."""
         seconds, now = time.monotonic() - self.began_s, self._carried()
-        return seconds, LineBytes(now.sent - self._before.sent, now.received - self._before.received)
+        before = self._before
+        return seconds, LineBytes(now.sent - before.sent, now.received - before.received)
 
 
 learn(globals())
