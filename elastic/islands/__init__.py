@@ -6,7 +6,7 @@ islands there is no process, only files in a store (`Islands.meet`):
 | file | content |
 |---|---|
 | ``logbook/<number>.json`` | a record, created where there is none |
-| ``works/<island>/<lineage>-<tide>.json`` | a work: the word of an island beside its payload |
+| ``works/<island>/<lineage>-<tide>-<portion>.json`` | the word of an island beside its payload |
 | ``payloads/<island>/<digest>`` | the bytes of a work |
 | ``alive/<island>.json`` | a sign of life, and the oldest tide that the island may still need |
 | ``asked/<island>.json`` | a request for the sea's weights, of an island without a state |

@@ -71,6 +71,7 @@ class Arrival:
             return GiveWeights(request=request, root=root), []
         if self._clock() - self._began_s > _UNPROTECTED_S:
             self._courier.hurry()
+        self._courier.awaited()
         self._await_news(_ROUND_S)
         return AwaitNews(), []
 

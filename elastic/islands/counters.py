@@ -10,13 +10,14 @@ from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
 
 NONE: Final = -1
-_MARKS: Final = 256
+_MARKS: Final = 128
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """The work under way: taken after ``step`` steps and ``samples`` samples of this run."""
+    """A work under way: taken after ``step`` steps and ``samples`` samples of this run."""
 
     tide: int
+    portion: int
     step: int
     digest: str
     nbytes: int
@@ -33,7 +34,8 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     ``adopted`` counts those that it has adopted, ``bases`` those of each portion, and ``states``
     are the digests after them.
     ``samples`` are those trained so far; ``since`` has for each portion the number at its last
-    merged work, ``named`` the base after that merge. ``marks`` are [step, adopted] of late.
+    merged work, ``named`` the base after that merge. ``sents`` are the works under way; ``pace``
+    is the number of merges that the last arrival adopted. ``marks`` are [step, adopted] of late.
     """
 
     island: str
@@ -41,7 +43,8 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     entered: int = 0
     adopted: int = 0
     samples: int = 0
-    sent: Sent | None = None
+    pace: int = 1
+    sents: list[Sent] = []
     bases: list[int] = []
     states: list[str] = []
     since: list[int] = []
@@ -87,8 +90,9 @@ class IslandCounters:
         """Forget the sea; the samples are counted on."""
         zeros = [0] * len(self.now.bases)
         now = self.now
-        now.lineage, now.sent, now.marks = NONE, None, []
+        now.lineage, now.sents, now.marks = NONE, [], []
         now.adopted = now.entered = 0
+        now.pace = 1
         now.bases, now.named = [*zeros], [*zeros]
         now.since = [now.samples for _ in zeros]
 
@@ -101,6 +105,19 @@ class IslandCounters:
         rounds = 1 + max(0, now.bases[portion] - now.named[portion])
         return max(least, (now.samples - now.since[portion]) // rounds)
 
+    def due(self) -> list[int]:
+        """Return the portions that are sent now: as many as were merged since the last time.
+
+        So a slow island, which adopts several merges at once, sends each portion as often.
+        """
+        portions = len(self.now.bases)
+        return [(self.now.adopted + each) % portions for each in range(self.now.pace)]
+
+    def note_arrived(self, adopted: int) -> None:
+        """Note that an arrival adopted so many merges; nothing is under way then."""
+        self.now.sents = []
+        self.now.pace = min(max(1, adopted), len(self.now.bases))
+
     def note_adopted(self, portion: int, *, state: str, step: int, named: bool) -> None:
         """Count a merge of a portion; ``named``: own work is in it."""
         now = self.now
@@ -109,18 +126,14 @@ class IslandCounters:
         now.states[portion] = state
         if named:
             now.named[portion] = now.bases[portion]
-            now.since[portion] = now.samples if now.sent is None else now.sent.samples
+            sent = [each.samples for each in now.sents if each.portion == portion]
+            now.since[portion] = sent[0] if sent else now.samples
         now.marks = [*now.marks, (step, now.adopted)][-_MARKS:]
 
     def adopted_at(self, step: int) -> int:
         """Return the merges that the state after ``step`` steps had adopted, or fewer."""
         found = [adopted for at, adopted in self.now.marks if at <= step]
         return found[-1] if found else self.now.entered
-
-    def forget_marks(self, step: int) -> None:
-        """Drop marks that `adopted_at` needs no more for ``step`` and later ones."""
-        old = [mark for mark in self.now.marks if mark[0] <= step]
-        self.now.marks = [*old[-1:], *(mark for mark in self.now.marks if mark[0] > step)]
 
 
 learn(globals())

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from holdfast.ckpt.errors import NotFoundError
+from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
@@ -28,6 +29,10 @@ _log = logging.getLogger(__name__)
 _LONGEST_BEAT_S: Final = 2.0
 _BEATS_OF_PATIENCE: Final = 8
 _TURN_BEATS: Final = 2
+
+
+_Key: TypeAlias = tuple[str, int, int, int]
+"""Island, lineage, tide and portion of a work."""
 
 
 def beat_s(islands: Islands) -> float:
@@ -47,46 +52,52 @@ class Outgoing:
 class Courier:
     """One island's part in the sea, without its tensors.
 
-    ``protected(step)`` says whether a step is protected; ``needs()`` returns the oldest tide that
-    the island may still adopt. ``run`` names the run. ``told`` gets each work that was published.
+    ``protected(step)`` says whether a step is protected; ``sign(number)`` returns the sign of life
+    of that number. ``told`` gets each work that was published.
     """
 
-    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
+    def __init__(
         self,
         logbook: SeaLogbook,
         mailbox: Mailbox,
         islands: Islands,
         *,
         lineage: int,
-        run: str,
         clock: Callable[[], float],
         protected: Callable[[int], bool],
-        needs: Callable[[], int],
+        sign: Callable[[int], Sign],
         told: Callable[[Work], None] = lambda _: None,
     ) -> None:
         self.logbook, self.mailbox, self._islands = logbook, mailbox, islands
-        self._me, self.lineage, self._run = islands.name, lineage, run
-        self._clock, self._protected, self._needs, self._told = clock, protected, needs, told
+        self._me, self.lineage, self._needs = islands.name, lineage, 0
+        self._clock, self._protected, self._sign, self._told = clock, protected, sign, told
         self._lock = threading.Lock()
         self._outgoing: deque[Outgoing] = deque()
         self._is_overdue = False
         self._wish: Entered | None = None
-        self._works: dict[tuple[str, int, int], Work] = {}
+        self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
-        self._arrived: dict[tuple[str, int, int], float] = {}
+        self._joined: dict[str, int] = {}
+        self._arrived: dict[_Key, float] = {}
         self._signs: dict[str, Sign] = {}
         self._payloads: dict[str, bytes] = {}
         self._asked: dict[str, tuple[Asked, float]] = {}
-        self._look_s = -float("inf")
+        self._look_s = self._looked_s = -float("inf")
+        self._is_awaited = False
+        self._foreign: Sign | None = None
         self._beat = self._next = 0
 
     # -- called by the training ------------------------------------------------------------------
 
-    def send(self, outgoing: Outgoing) -> None:
-        """Publish a work as soon as its step is protected."""
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Publish works as soon as their step is protected."""
         with self._lock:
             self._is_overdue = False
-            self._outgoing.append(outgoing)
+            self._outgoing.extend(outgoing)
+
+    def awaited(self) -> None:
+        """Look for the works of others at every turn: training waits for them."""
+        self._is_awaited = True
 
     def hurry(self) -> None:
         """Publish what is under way even if its step is not protected yet: training waits for it.
@@ -113,7 +124,7 @@ class Courier:
 
     def adopted(self, tide: int) -> None:
         """Release the payloads of a merge that is adopted, or skipped."""
-        self._next = max(self._next, tide + 1)
+        self._next, self._is_awaited = max(self._next, tide + 1), False
         if (record := self.logbook.merged.get(tide)) is not None:
             for part in record.parts:
                 self._payloads.pop(part.digest, None)
@@ -153,13 +164,14 @@ class Courier:
         changed = self._publish()
         changed |= self.logbook.poll()
         view = self.logbook.view
-        for island in view.members:
-            self._heard.setdefault(island, now)
-        if now >= self._look_s:
+        self._greet(now)
+        looks = now >= self._look_s
+        if looks:
             self._look(now)
         if not self.is_member:
             return self._enter_again() or changed
-        changed |= self._read_works()
+        if looks or self._is_awaited:
+            changed |= self._read_works()
         since = Since(heard=self._heard, arrived=self._arrivals())
         works = self._works.values()
         record = decide(view, works, now=now, since=since, islands=self._islands, me=self._me)
@@ -203,10 +215,25 @@ class Courier:
         self.logbook.append(msgspec.structs.replace(wish, number=view.length))
         return True
 
+    def _greet(self, now: float) -> None:
+        """Count the silence of islands from when their `Entered` was read, not from before."""
+        members = self.logbook.view.members
+        joined = {island: member.joined for island, member in members.items()}
+        old = {island for island in self._heard if self._joined.get(island) == joined.get(island)}
+        self._heard = {island: self._heard[island] if island in old else now for island in joined}
+        self._joined = joined
+
     def _look(self, now: float) -> None:
-        """Give a sign of life, and read those of the others and their requests."""
+        """Give a sign of life, and read those of the others and their requests.
+
+        Time in which this island could not look is nobody's silence.
+        """
         self._beat += 1
-        self.mailbox.show(self._me, Sign(run=self._run, beat=self._beat, needs=self._needs()))
+        own = self._sign(self._beat)
+        self._needs = own.needs
+        if self._beat > 1:
+            self._refuse_double(own, self.mailbox.sign(self._me))
+        self.mailbox.show(self._me, own)
         for island in self.logbook.view.members:
             if island == self._me or (sign := self.mailbox.sign(island)) is None:
                 continue
@@ -217,14 +244,34 @@ class Courier:
             each: (request, self._asked.get(each, (request, now))[1])
             for each, request in open_.items()
         }
-        self._look_s = now + beat_s(self._islands)
+        missed_s = now - self._looked_s - 2 * beat_s(self._islands)
+        if 0 < missed_s < float("inf"):
+            self._heard = {each: min(at + missed_s, now) for each, at in self._heard.items()}
+        self._looked_s, self._look_s = now, now + beat_s(self._islands)
+
+    def _refuse_double(self, own: Sign, shown: Sign | None) -> None:
+        """Raise ``SeaError`` if an older run shows itself as this island, again and again.
+
+        A single sign may be a late one of a process that was killed.
+        """
+        if shown is None or shown.run == own.run or shown.number < own.number:
+            return
+        before, self._foreign = self._foreign, shown
+        if before is not None and before.run == shown.run and before.number < shown.number:
+            raise SeaError(
+                f"another run is the island {self._me} of {self._islands.meet} at the same time: "
+                "stop one of the two, or give each island a name and checkpoints of its own"
+            )
 
     def _read_works(self) -> bool:
         view, found = self.logbook.view, False
         oldest = view.tide - self._kept_tides
+        here = {work.island for work in self._works.values() if view.fits(work)}
         for island, member in view.members.items():
-            for lineage, tide in self.mailbox.works_of(island):
-                key = island, lineage, tide
+            if island in here:
+                continue
+            for lineage, tide, portion in self.mailbox.works_of(island):
+                key = island, lineage, tide, portion
                 if key in self._works or lineage != member.lineage or tide < oldest:
                     continue
                 work = self.mailbox.work(*key)
@@ -237,7 +284,7 @@ class Courier:
         return found
 
     def _note(self, work: Work) -> None:
-        key = work.island, work.lineage, work.tide
+        key = work.island, work.lineage, work.tide, work.portion
         self._works[key] = work
         self._arrived.setdefault(key, self._clock())
 
@@ -273,5 +320,5 @@ class Courier:
         signs = [self._signs.get(island) for island in view.members if island != self._me]
         if any(sign is None for sign in signs):
             return  # one that gave no sign yet may need any of them
-        needs = min([self._needs(), *(sign.needs for sign in signs if sign is not None)])
+        needs = min([self._needs, *(sign.needs for sign in signs if sign is not None)])
         self.mailbox.forget_before(self._me, min(needs, view.tide) - self._kept_tides)

@@ -65,10 +65,7 @@ class Entrance:
                 f"the sea at {self._islands.meet} has other settings: {wrong}; give all islands "
                 "the same, or meet elsewhere"
             )
-        if me in view.members:
-            if self._is_alive():
-                return AwaitNews(), []
-            self._logbook.append(Left(number=view.length, island=me, why="lost"))
+        if me in view.members and self._is_alive():
             return AwaitNews(), []
         if self._adopted is None:
             if view.tide or view.founded.digest != self._first:
@@ -76,6 +73,9 @@ class Entrance:
             self._adopted = 0
         if self._adopted < view.tide:
             return self._follow(self._adopted)
+        if me in view.members:  # only now: the others wait for a member
+            self._logbook.append(Left(number=view.length, island=me, why="lost"))
+            return AwaitNews(), []
         number = view.length
         joined = Entered(
             number=number, island=me, tide=view.tide, weight=self._weight, lineage=number

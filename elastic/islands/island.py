@@ -16,7 +16,8 @@ import msgspec
 
 from holdfast.ckpt import api
 from holdfast.ckpt.checkpoints.catalog import committed
-from holdfast.ckpt.errors import CkptError, HoldfastError
+from holdfast.ckpt.checkpoints.retention import remove_steps
+from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError, StoreError
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
@@ -34,6 +35,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
+    AwaitNews,
     Command,
     EnterAnew,
     GiveWeights,
@@ -48,7 +50,7 @@ from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Given
+from holdfast.elastic.islands.messages import Asked, Given, Sign
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -92,11 +94,14 @@ class Island:
         self._store = open_store(self._islands.meet)
         self._mailbox = Mailbox(self._store)
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
+        self._courier: Courier | None = None
         self._errands: Errands | None = None
-        self._fresh: Outgoing | None = None
+        self._failing_s: float | None = None
+        self._fresh: list[Outgoing] = []
+        self._waits_since_s: float | None = None
         self._data: list[bytes] = []
+        self._given: list[tuple[Asked, str]] = []
         self._has_begun = False
-        self._durable_step = -1
         batch = settings.batch
         self._samples = batch.microbatches * batch.size
 
@@ -129,12 +134,13 @@ class Island:
             if now.lineage == NONE:
                 self._enter(tensors)
             else:
-                self._told(self._look)
+                self._settled(self._look)
         self._open()
-        if (sent := now.sent) is not None:
-            nbytes = tensors.nbytes(sent.tide % self._islands.portions)
-            self._fresh = self._outgoing(sent, tensors.payload[:nbytes].numpy().tobytes())
-            self.kept()
+        self._fresh = [
+            self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
+            for sent in now.sents
+        ]
+        self.kept()
 
     def _look(self) -> _Said:
         """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
@@ -164,11 +170,11 @@ class Island:
             clock=time.monotonic,
         )
         now.states = tensors.digests(range(self._islands.portions))
-        how = "built"
+        how, roots = "built", list[str]()
         while not isinstance(said := self._told(entrance.next), GoOn):
             match said:
                 case LoadWeights():
-                    how = "given"
+                    how, roots = "given", [*roots, said.root]
                     self._load(tensors, said)
                 case AdoptMerge():
                     self._adopt(tensors, said)
@@ -176,6 +182,8 @@ class Island:
                     self._pause()
         now.lineage, now.entered = said.lineage, now.adopted
         tensors.take_weights()
+        for root in roots if self._world.rank == 0 else ():
+            _remove_steps(root)
         self._emit(
             IslandJoined(
                 island=self._islands.name,
@@ -203,21 +211,19 @@ class Island:
 
     def _open(self) -> None:
         """Start the courier at rank 0."""
-        if self._world.rank == 0:
-            self._errands = Errands(self._courier(), patience_s=self._islands.patience_s)
-
-    def _courier(self) -> Courier:
-        return Courier(
+        if self._world.rank:
+            return
+        self._courier = Courier(
             self._logbook,
             self._mailbox,
             self._islands,
             lineage=self._counters.now.lineage,
-            run=self._channel.run,
             clock=time.monotonic,
             protected=self._is_protected,
-            needs=self._needs,
+            sign=self._sign,
             told=self._tell_published,
         )
+        self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
     def _is_protected(self, step: int) -> bool:
         try:
@@ -228,6 +234,21 @@ class Island:
             return False  # the generation ends, or the sidecar is busy
         return reached >= step
 
+    def _sign(self, number: int) -> Sign:
+        """Return a sign of life; called on the courier's thread."""
+        since_s = self._waits_since_s
+        return Sign(
+            island=self._islands.name,
+            run=self._channel.run,
+            number=number,
+            needs=self._needs(),
+            step=self._keeper.cursor.step,
+            tide=self._counters.now.adopted,
+            waiting_s=0.0 if since_s is None else time.monotonic() - since_s,
+            sent_bytes=self._mailbox.sent,
+            fetched_bytes=self._mailbox.fetched,
+        )
+
     def _needs(self) -> int:
         """Return the oldest tide that a state to which this island may go back has not adopted."""
         if self._settings.checkpoint is None:
@@ -237,7 +258,6 @@ class Island:
                 step = self._keeper.client.durable_step()
             except CkptError:
                 step = -1
-        self._durable_step = max(self._durable_step, step)
         return self._counters.adopted_at(step)
 
     def _tell_published(self, work: Work) -> None:
@@ -257,8 +277,7 @@ class Island:
         """Do what is due after a step that the cursor counts; return whether to take a snapshot."""
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
         now.samples += self._samples
-        sent = now.sent
-        if sent is not None and (last or step >= sent.step + self._islands.overlap):
+        if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
             self._arrive(tensors)
         if last:
             self._merge_all(tensors)
@@ -268,9 +287,9 @@ class Island:
         return False
 
     def kept(self) -> None:
-        """Publish the work of this step as soon as its snapshot is protected."""
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None and self._errands is not None:
+        """Publish the works of this step as soon as its snapshot is protected."""
+        fresh, self._fresh = self._fresh, []
+        if fresh and self._errands is not None:
             self._errands.courier.send(fresh)
             self._errands.call()
 
@@ -283,29 +302,31 @@ class Island:
         tensors.take_weights()
 
     def _depart(self, tensors: SeaTensors) -> None:
-        """Take a portion's progress as the work of the next tide."""
+        """Take the progress of the portions that are due as works of the next tides."""
         self._keeper.fence()
         now = self._counters.now
-        portion = now.adopted % self._islands.portions
-        payload = tensors.encode(portion)
-        now.sent = sent = Sent(
-            tide=now.adopted,
-            step=self._keeper.cursor.step,
-            digest=digest_of(payload),
-            nbytes=len(payload),
-            weight=self._counters.weight(portion),
-            samples=now.samples,
-            base=now.bases[portion],
-            state=now.states[portion],
-        )
-        self._fresh = self._outgoing(sent, payload)
+        for portion in self._counters.due():
+            payload = tensors.encode(portion)
+            sent = Sent(
+                tide=now.adopted,
+                portion=portion,
+                step=self._keeper.cursor.step,
+                digest=digest_of(payload),
+                nbytes=len(payload),
+                weight=self._counters.weight(portion),
+                samples=now.samples,
+                base=now.bases[portion],
+                state=now.states[portion],
+            )
+            now.sents.append(sent)
+            self._fresh.append(self._outgoing(sent, payload))
 
     def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
         work = Work(
             island=self._islands.name,
             lineage=self._counters.now.lineage,
             tide=sent.tide,
-            portion=sent.tide % self._islands.portions,
+            portion=sent.portion,
             weight=sent.weight,
             digest=sent.digest,
             nbytes=sent.nbytes,
@@ -317,7 +338,8 @@ class Island:
     def _arrive(self, tensors: SeaTensors, *, hurries: bool = False) -> None:
         """Adopt the merge of the work under way, with a quorum every later one too."""
         self._keeper.fence()
-        began_s = time.perf_counter()
+        began_s, first = time.perf_counter(), self._counters.now.adopted
+        self._waits_since_s = time.monotonic()
         arrival = self._arrival(hurries=hurries)
         with self._pulse.phase(WorkerPhase.WAIT):
             while not isinstance(said := self._told(arrival), GoOn):
@@ -329,9 +351,11 @@ class Island:
                         self._give(tensors, said)
                     case EnterAnew():
                         self._enter_anew(tensors)
+                        first = self._counters.now.adopted
                         break
-        self._counters.now.sent = None
-        self._counters.forget_marks(self._durable_step)
+        self._waits_since_s = None
+        several = self._islands.wait != "all"
+        self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
 
     def _arrival(self, *, hurries: bool) -> _Next:
         """Return the decisions of an arrival, which rank 0 makes."""
@@ -377,12 +401,28 @@ class Island:
         """Save the sea's weights for an island that asked for them."""
         began_s, now = time.perf_counter(), self._counters.now
         state = {"weights": tensors.weights, "momentum": tensors.momentum}
-        api.save(said.root, state, step=now.adopted)
-        if self._world.rank == 0:
-            given = Given(by=self._islands.name, tide=now.adopted, bases=tuple(now.bases))
-            self._mailbox.give(said.request, given)
+        given = Given(by=self._islands.name, tide=now.adopted, bases=tuple(now.bases))
+        try:
+            api.save(said.root, state, step=now.adopted)
+            if self._world.rank == 0:
+                self._mailbox.give(said.request, given)
+                self._given.append((said.request, said.root))
+                self._remove_given()
+        except (StoreError, OSError) as error:
+            _log.warning("the weights cannot be given now; trying again: %s", error)
+            self._pause()
+            return
         seconds = time.perf_counter() - began_s
         self._emit(WeightsGiven(island=said.request.island, tide=now.adopted, seconds=seconds))
+
+    def _remove_given(self) -> None:
+        """Remove weights that were given and that nobody waits for any more."""
+        for request, root in list(self._given):
+            answer = self._mailbox.given(request)
+            mine = answer is not None and answer.by == self._islands.name
+            if not (mine and self._mailbox.is_open(request)):
+                _remove_steps(root)
+                self._given.remove((request, root))
 
     # -- the end of the run ----------------------------------------------------------------------
 
@@ -394,13 +434,13 @@ class Island:
         if not self._has_begun:
             return
         with self._pulse.phase(WorkerPhase.WAIT):
-            if isinstance(said := self._told(self._leave), KeepModules):
+            if isinstance(said := self._settled(self._leave), KeepModules):
                 api.save(said.root, self._required().modules, step=self._keeper.cursor.step)
 
     def _leave(self) -> _Said:
-        errands = self._errands
         self._close_errands()
-        if errands is not None and errands.courier.leave():
+        self._remove_given()
+        if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
         if self._logbook.view.members or committed(open_store(root)):
@@ -422,7 +462,8 @@ class Island:
     def _told(self, decide: _Next) -> Command:
         """Return the command that rank 0 decides on; collective.
 
-        Raises the error of rank 0 there, and a ``SeaError`` with its message at the others.
+        Raises the error of rank 0 there, and a ``SeaError`` with its message at the others. While
+        the store fails, the command is to ask again.
         """
         self._pulse.beat()
         self._world.guard.check()
@@ -431,9 +472,12 @@ class Island:
         if self._world.rank == 0:
             try:
                 command, self._data = decide()
+                self._failing_s = None
             except GenerationOverError:
                 raise
-            except (HoldfastError, OSError) as error:
+            except (StoreError, PeerError, OSError) as error:
+                command, failed = self._again_or_failed(error)
+            except HoldfastError as error:
                 command, failed = LeaderFailed(message=str(error)), error
         (said, *_) = self._world.gather(msgspec.to_builtins(command))
         if failed is not None:
@@ -443,6 +487,24 @@ class Island:
             raise SeaError(told.message)
         found: Command = told
         return found
+
+    def _again_or_failed(
+        self, error: HoldfastError | OSError
+    ) -> tuple[Command, HoldfastError | OSError | None]:
+        """Return the answer to a failure of the store, which may pass."""
+        now_s = time.monotonic()
+        self._failing_s = self._failing_s or now_s
+        if now_s - self._failing_s > self._islands.patience_s:
+            return LeaderFailed(message=str(error)), error
+        _log.warning("the sea cannot be reached; trying again: %s", error)
+        self._pause()
+        return AwaitNews(), None
+
+    def _settled(self, decide: _Next) -> Command:
+        """Return the first command that is not to ask again; collective."""
+        while isinstance(said := self._told(decide), AwaitNews):
+            self._pause()
+        return said
 
     def _pause(self) -> None:
         """Let some time pass at rank 0 before the store is asked again."""
@@ -457,6 +519,15 @@ class Island:
         if self._tensors is None:
             raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
         return self._tensors
+
+
+def _remove_steps(root: str) -> None:
+    """Remove the checkpoints below a root that only one island has read."""
+    try:
+        store = open_store(root)
+        remove_steps(store, committed(store))
+    except CkptError as error:
+        _log.warning("weights that were given stay at %s: %s", root, error)
 
 
 def _unasked() -> _Said:

@@ -38,23 +38,23 @@ class Mailbox:
 
         An island that went back may have published the same tide before, with other bits.
         """
-        if (known := self.work(work.island, work.lineage, work.tide)) is not None:
+        key = work.island, work.lineage, work.tide, work.portion
+        if (known := self.work(*key)) is not None:
             return known
         self.store.write(_payload(work.island, work.digest), [payload])
         self.sent += len(payload)
-        name = _work(work.island, work.lineage, work.tide)
-        self.store.replace(name, records.encode(work), expected=None)
-        return self.work(work.island, work.lineage, work.tide) or work
+        self.store.replace(_work(*key), records.encode(work), expected=None)
+        return self.work(*key) or work
 
-    def work(self, island: str, lineage: int, tide: int) -> Work | None:
-        """Return an island's work of a tide, None while there is none."""
-        name = _work(island, lineage, tide)
+    def work(self, island: str, lineage: int, tide: int, portion: int) -> Work | None:
+        """Return an island's work of a portion, taken at a tide; None while there is none."""
+        name = _work(island, lineage, tide, portion)
         if (data := self._read(name)) is None:
             return None
         return records.decode_work(data, origin=self.store.where(name))
 
-    def works_of(self, island: str) -> list[tuple[int, int]]:
-        """Return the lineage and the tide of each work that an island has published."""
+    def works_of(self, island: str) -> list[tuple[int, int, int]]:
+        """Return lineage, tide and portion of each work that an island has published."""
         return [_numbers(name) for name in self.store.names(f"works/{island}")]
 
     def payload(self, island: str, digest: str) -> bytes:
@@ -124,20 +124,16 @@ class Mailbox:
         return self._message(_answer(request.id), Given)
 
     def close_request(self, request: Asked) -> None:
-        """Remove a request and all answers to it."""
+        """Remove a request and the answer to it; the weights stay."""
         current = self._message(_asked(request.island), Asked)
         if current is not None and current.id == request.id:
             self.store.delete([_asked(request.island)])
-        self._remove(f"given/{request.id}")
+        self.store.delete([_answer(request.id)])
+        self.store.remove(f"given/{request.id}")
 
-    def _remove(self, folder: str) -> None:
-        for name in self.store.names(folder):
-            below = f"{folder}/{name}"
-            if self.store.size(below) is None or self.store.names(below):
-                self._remove(below)
-            else:
-                self.store.delete([below])
-        self.store.remove(folder)
+    def is_open(self, request: Asked) -> bool:
+        """Return whether an island still waits for the answer to its request."""
+        return self._message(_asked(request.island), Asked) == request
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -153,14 +149,14 @@ class Mailbox:
             return None
 
 
-def _work(island: str, lineage: int, tide: int) -> str:
-    return f"works/{island}/{lineage:08d}-{tide:08d}.json"
+def _work(island: str, lineage: int, tide: int, portion: int) -> str:
+    return f"works/{island}/{lineage:08d}-{tide:08d}-{portion:04d}.json"
 
 
-def _numbers(name: str) -> tuple[int, int]:
-    """Return the lineage and the tide in the name of a work's file."""
-    lineage, _, tide = name.removesuffix(".json").partition("-")
-    return int(lineage), int(tide)
+def _numbers(name: str) -> tuple[int, int, int]:
+    """Return lineage, tide and portion in the name of a work's file."""
+    lineage, tide, portion = map(int, name.removesuffix(".json").split("-"))
+    return lineage, tide, portion
 
 
 def _payload(island: str, digest: str) -> str:

@@ -13,15 +13,23 @@ _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sign of life of the run ``run``: the ``beat`` grows.
+    """A sign of life of an island: the run ``run`` counts the ``number`` up.
 
-    The island may still need the works of ``needs`` and later tides; it may fall back to a state
-    that has adopted the ones before.
+    It may still need the works of ``needs`` and later tides: it may fall back to a state that has
+    adopted only the ones before. After ``step`` steps it has adopted ``tide`` merges. ``waiting_s``
+    are the seconds for which it waits by now, 0 while it trains; ``sent_bytes`` and
+    ``fetched_bytes`` are those of payloads since its generation began.
     """
 
+    island: str
     run: str
-    beat: int
+    number: int
     needs: int
+    step: int = 0
+    tide: int = 0
+    waiting_s: float = 0.0
+    sent_bytes: int = 0
+    fetched_bytes: int = 0
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

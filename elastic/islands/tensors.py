@@ -83,7 +83,7 @@ class _Trained:
 class SeaTensors:
     """The trained parameters in ``state`` and the sea's weights and momentum of them.
 
-    ``payload`` has room for the payload of any portion; ``modules`` are the tracked ones. Raises
+    ``payload`` has room for the payloads of all portions; ``modules`` are the tracked ones. Raises
     ``ConfigError`` for parameters that an island cannot merge.
     """
 
@@ -94,8 +94,8 @@ class SeaTensors:
         }
         self._all = [_trained(name, parameter) for name, parameter in _parameters(state)]
         self.portions = portions_of([each.count for each in self._all], islands.portions)
-        most = max(self.nbytes(portion) for portion in range(len(self.portions)))
-        self.payload = torch.zeros(most, dtype=torch.uint8)
+        self._sizes = [self.nbytes(portion) for portion in range(len(self.portions))]
+        self.payload = torch.zeros(sum(self._sizes), dtype=torch.uint8)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -115,6 +115,11 @@ class SeaTensors:
     def nbytes(self, portion: int) -> int:
         """Return the size of a portion's payload."""
         return sum(payload.nbytes(t.count, self._islands.bits) for t in self._of(portion))
+
+    def payload_of(self, portion: int) -> torch.Tensor:
+        """Return the part of ``payload`` that is a portion's."""
+        first = sum(self._sizes[:portion])
+        return self.payload[first : first + self._sizes[portion]]
 
     def begin(self) -> None:
         """Make the present parameters the sea's weights; the momentum is zero."""
@@ -181,7 +186,7 @@ class SeaTensors:
         if faults := [str(said) for said in ranks.gather(fault) if said]:
             raise SeaError(faults[0])
         ranks.sum_(found)
-        self.payload[: len(found)] = found
+        self.payload_of(portion).copy_(found)
         return found.numpy().tobytes()
 
     def adopt(self, merge: Merge, data: Sequence[bytes]) -> None:

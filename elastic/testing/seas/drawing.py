@@ -18,21 +18,28 @@ _LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "freeze", "cut", "kill")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voyage:
-    """A drawn sea. ``is_calm``: no fault lasts as long as an island's patience, none loses all."""
+    """A drawn sea.
+
+    ``is_calm``: no fault lasts as long as an island's patience, none loses all. ``is_alike``: the
+    weights at the end are those of the quiet sea, if no island leaves before its end.
+    """
 
     crews: Sequence[Crew]
     strikes: Sequence[Strike]
     exact: bool
     is_calm: bool
+    is_alike: bool
 
 
-def voyage(seed: int) -> Voyage:
-    """Draw a sea of two to five islands, and up to six faults."""
+def voyage(seed: int, *, trio: bool = False) -> Voyage:
+    """Draw a sea of two to five islands, and up to six faults; or a longer calm one of three."""
     draw = Random(f"voyage {seed}")
     count, portions = draw.choice((2, 2, 3, 3, 4, 5)), draw.choice((1, 2, 2, 3))
     stride = draw.choice((2, 3, 4))
     is_quorum, is_calm = draw.random() < 0.4, draw.random() < 0.5
     steps = stride * portions * draw.choice((2, 3, 4))
+    if trio:
+        count, is_quorum, is_calm, steps = 3, False, True, stride * portions * 5
     names = [f"i{at}" for at in range(count)]
     late = names[-1:] if not is_calm and count > 2 and draw.random() < 0.4 else []
     wait = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2))) if is_quorum else "all"
@@ -66,4 +73,6 @@ def voyage(seed: int) -> Voyage:
         )
         for _ in range(draw.randint(0, 6))
     ]
-    return Voyage(crews=crews, strikes=strikes, exact=draw.random() < 0.7, is_calm=is_calm)
+    exact = draw.random() < 0.7
+    is_alike = exact and not is_quorum and not late
+    return Voyage(crews=crews, strikes=strikes, exact=exact, is_calm=is_calm, is_alike=is_alike)

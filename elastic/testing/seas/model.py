@@ -14,13 +14,13 @@ from typing import Final
 from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.arriving import Arrival
-from holdfast.elastic.islands.commands import Adopt, Anew, Give, Go, Load
-from holdfast.elastic.islands.counters import NONE, Counters, Numbers, Sent
+from holdfast.elastic.islands.commands import AdoptMerge, EnterAnew, GiveWeights, GoOn, LoadWeights
+from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
-from holdfast.elastic.islands.logbook import Logbook
+from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Given
+from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.sea.records import Parameter, Work
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
@@ -41,10 +41,10 @@ class RunState:
     """The tracked state of a run after ``step`` steps."""
 
     step: int
-    numbers: Numbers
+    numbers: IslandNumbers
     sea: list[dict[str, int]]
     own: list[Units]
-    payload: bytes = b""
+    payloads: dict[int, bytes] = field(default_factory=dict)
     expected: list[int] = field(default_factory=list)
 
 
@@ -74,6 +74,7 @@ class ModelIsland:
         self.runs = self.attempts = self.crashes = 0
         self.final: str | None = None
         self.snapshots: dict[int, tuple[RunState, float, float]] = {}
+        self._life: _Run | None = None
 
     # -- the process -----------------------------------------------------------------------------
 
@@ -94,25 +95,36 @@ class ModelIsland:
         kept = {s: x for s, x in self.snapshots.items() if from_step is not None and s <= from_step}
         self.snapshots = kept
 
+    def damage(self) -> None:
+        """Change a number of the sea's weights in the memory of the process."""
+        if self._life is not None:
+            self._life.damage(self._random)
+            self._oracle.astray.add(self.name)
+
     def _main(self) -> None:
         newest = max(self.snapshots, default=None)
         if newest is None:
+            self._oracle.stateless.add(self.name)
             portions = range(self.islands.portions)
-            counters = Counters(self.name, portions=len(portions))
+            counters = IslandCounters(self.name, portions=len(portions))
             state = RunState(
                 step=0, numbers=counters.now, sea=[{} for _ in portions], own=[{} for _ in portions]
             )
         else:
             state = copy.deepcopy(self.snapshots[newest][0])
         try:
-            _Run(self, state).main()
+            self._life = _Run(self, state)
+            self._life.main()
         except StoreError:
             self.crashes += 1
             self._tasks.start(self._restart, group="nature")
         except SeaError:
-            if state.numbers.lineage != NONE:
+            if self.name in self._oracle.astray:
+                self.lose(from_step=None)
+                self._tasks.start(self._restart, group="nature")
+            elif state.numbers.lineage != NONE:
                 raise
-            if self._oracle.is_over:
+            elif self._oracle.is_over:
                 self.final = TURNED_AWAY
             else:  # nobody answered it for long
                 self._tasks.start(self._restart, group="nature")
@@ -130,15 +142,15 @@ class _Run:
     def __init__(self, model: ModelIsland, state: RunState) -> None:
         self._m, self._s = model, state
         self._islands = model.islands
-        self._counters = Counters(model.name, portions=model.islands.portions)
+        self._counters = IslandCounters(model.name, portions=model.islands.portions)
         self._counters.now = state.numbers
         self._mailbox = Mailbox(model._store)  # type: ignore[arg-type]
-        self._logbook = Logbook(model._store, island=model.name)  # type: ignore[arg-type]
+        self._logbook = SeaLogbook(model._store, island=model.name)  # type: ignore[arg-type]
         self._attempt = 0 if model._exact else model.attempts
         self._courier: Courier | None = None
         self._task: Task | None = None
         self._error: Exception | None = None
-        self._turns, self._durable = 0, NONE
+        self._turns = 0
 
     def main(self) -> None:
         s, m = self._s, self._m
@@ -147,7 +159,7 @@ class _Run:
         else:
             self._logbook.poll()
         self._open()
-        if s.numbers.sent is not None:
+        if s.numbers.sents:
             self._send()
         while s.step < m.steps:
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
@@ -160,6 +172,11 @@ class _Run:
         self._closed()
         self._courier.leave()
         m.final = ledger.digest(s.sea)
+
+    def damage(self, random: Random) -> None:
+        """Change a number of the sea's weights."""
+        sums = random.choice(self._s.sea)
+        sums[self._m.name] = sums.get(self._m.name, 0) + 1
 
     def _train(self) -> None:
         s = self._s
@@ -176,7 +193,7 @@ class _Run:
         state = copy.deepcopy(s)
         m.snapshots = {k: x for k, x in m.snapshots.items() if k < s.step and k >= s.step - 12}
         m.snapshots[s.step] = state, now_s + 0.05 + draw(), durable_s
-        if s.numbers.sent is not None and s.numbers.sent.step == s.step:
+        if s.numbers.sents and s.numbers.sents[0].step == s.step:
             self._send()
 
     # -- entering --------------------------------------------------------------------------------
@@ -197,19 +214,20 @@ class _Run:
         while True:
             said, data = entrance.next()
             match said:
-                case Go():
+                case GoOn():
                     break
-                case Load():
+                case LoadWeights():
                     self._load(said)
-                case Adopt():
+                case AdoptMerge():
                     self._adopt(said, data)
                 case _:
                     m._tasks.sleep(0.2)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
+        m._oracle.astray.discard(m.name)
 
-    def _load(self, said: Load) -> None:
+    def _load(self, said: LoadWeights) -> None:
         s = self._s
         name = said.root.removeprefix("sea/") + "/weights"
         s.sea = json.loads(self._m._store.read(name))
@@ -225,18 +243,20 @@ class _Run:
             self._mailbox,
             self._islands,
             lineage=self._s.numbers.lineage,
-            run=f"{m.name}-{m.runs}",
             clock=m._tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
-            needs=self._needs,
+            sign=self._sign,
         )
         courier = self._courier
         self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
 
+    def _sign(self, number: int) -> Sign:
+        m = self._m
+        return Sign(island=m.name, run=f"{m.name}-{m.runs}", number=number, needs=self._needs())
+
     def _needs(self) -> int:
         found = self._m.newest(durable=True)
         step = -1 if found is None else found
-        self._durable = max(self._durable, step)
         return self._counters.adopted_at(step)
 
     def _errands(self, courier: Courier) -> None:
@@ -266,7 +286,7 @@ class _Run:
     def _end_step(self, *, last: bool) -> None:
         now, s = self._s.numbers, self._s
         now.samples += SAMPLES
-        if now.sent is not None and (last or s.step >= now.sent.step + self._islands.overlap):
+        if now.sents and (last or s.step >= now.sents[0].step + self._islands.overlap):
             self._arrive()
         if last:
             for _ in range(self._islands.portions):
@@ -279,39 +299,45 @@ class _Run:
 
     def _depart(self) -> None:
         now, s = self._s.numbers, self._s
-        portion = now.adopted % self._islands.portions
-        units = ledger.sent(s.own[portion])
-        s.payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
-        now.sent = Sent(
-            tide=now.adopted,
-            step=s.step,
-            digest=digest_of(s.payload),
-            nbytes=len(s.payload),
-            weight=self._counters.weight(portion),
-            samples=now.samples,
-            base=now.bases[portion],
-            state=now.states[portion],
-        )
+        for portion in self._counters.due():
+            units = ledger.sent(s.own[portion])
+            payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
+            s.payloads[portion] = payload
+            now.sents.append(
+                Sent(
+                    tide=now.adopted,
+                    portion=portion,
+                    step=s.step,
+                    digest=digest_of(payload),
+                    nbytes=len(payload),
+                    weight=self._counters.weight(portion),
+                    samples=now.samples,
+                    base=now.bases[portion],
+                    state=now.states[portion],
+                )
+            )
 
     def _send(self) -> None:
-        now, sent = self._s.numbers, self._s.numbers.sent
-        assert sent is not None
         assert self._courier is not None
+        self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
+
+    def _outgoing(self, sent: Sent) -> Outgoing:
         work = Work(
             island=self._m.name,
-            lineage=now.lineage,
+            lineage=self._s.numbers.lineage,
             tide=sent.tide,
-            portion=sent.tide % self._islands.portions,
+            portion=sent.portion,
             weight=sent.weight,
             digest=sent.digest,
             nbytes=sent.nbytes,
             base=sent.base,
             state=sent.state,
         )
-        self._courier.send(Outgoing(work=work, payload=self._s.payload, step=sent.step))
+        payload = self._s.payloads[sent.portion]
+        return Outgoing(work=work, payload=payload, step=sent.step)
 
     def _arrive(self, *, hurries: bool = False) -> None:
-        courier = self._courier
+        courier, first = self._courier, self._s.numbers.adopted
         assert courier is not None
         arrival = Arrival(
             courier,
@@ -327,22 +353,23 @@ class _Run:
         while True:
             said, data = arrival.next()
             match said:
-                case Go():
+                case GoOn():
                     break
-                case Adopt():
+                case AdoptMerge():
                     self._adopt(said, data)
-                case Give():
+                case GiveWeights():
                     self._give(said)
-                case Anew():
+                case EnterAnew():
                     self._closed()
                     self._courier = None
                     self._counters.begin_anew()
                     self._s.numbers = self._counters.now
                     self._enter()
                     self._open()
+                    first = self._s.numbers.adopted
                     break
-        self._s.numbers.sent = None
-        self._counters.forget_marks(self._durable)
+        several = self._islands.wait != "all"
+        self._counters.note_arrived(self._s.numbers.adopted - first if several else 1)
 
     def _await_news(self, timeout_s: float) -> None:
         seen, until_s = self._turns, self._m._tasks.now_s + timeout_s
@@ -353,7 +380,7 @@ class _Run:
         if self._error is not None:
             raise self._error
 
-    def _adopt(self, said: Adopt, data: list[bytes]) -> None:
+    def _adopt(self, said: AdoptMerge, data: list[bytes]) -> None:
         s, portion = self._s, said.portion
         sums = dict(s.sea[portion])
         for one in data:
@@ -366,6 +393,8 @@ class _Run:
         self._counters.note_adopted(portion, state=state, step=s.step, named=said.own >= 0)
         if self._courier is not None:
             self._courier.adopted(said.tide)
+        if self._m.name in self._m._oracle.astray:
+            return
         if state != self._m._oracle.state(portion, s.numbers.bases[portion]):
             raise SeaFault(f"{self._m.name} has other weights after tide {said.tide}")
         if s.expected and s.numbers.lineage != NONE:
@@ -376,10 +405,9 @@ class _Run:
                     f"{said.tide}, did {s.expected[portion]}"
                 )
 
-    def _give(self, said: Give) -> None:
+    def _give(self, said: GiveWeights) -> None:
         m, s = self._m, self._s
         root = said.root.removeprefix("sea/")
         m._store.write(f"{root}/weights", [json.dumps(s.sea).encode()])
         given = Given(by=m.name, tide=s.numbers.adopted, bases=tuple(s.numbers.bases))
         self._mailbox.give(said.request, given)
-

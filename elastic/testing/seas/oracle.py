@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from holdfast.elastic.sea.records import SeaSettings
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.store import Files
 
+LATELY_S: Final = 6.0
+"""An island may not know yet what others did within the last seconds."""
 
-class SeaFault(AssertionError):  # noqa: N818 -- a fault of the code under test, not of the simulator
+
+class SeaFault(AssertionError):
     """The sea broke a promise."""
 
 
 class Oracle:
     """Reads every record when it is written, and judges what islands do.
 
-    ``exact``: a step that is executed again makes the same work. ``reachable(island)`` returns the
-    seconds since the island last could not act, 0 where it cannot now.
+    ``exact``: a step that is executed again makes the same work. ``unable_s(island)`` returns for
+    how many of the last seconds, twice ``patience_s``, the island could not act. ``astray`` are
+    islands whose weights were damaged, ``stateless`` those that once lost everything.
     """
 
     def __init__(
@@ -29,21 +33,26 @@ class Oracle:
         settings: SeaSettings,
         *,
         exact: bool,
-        unreachable_s: Callable[[str], float],
+        unable_s: Callable[[str], float],
         patience_s: float,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self.files, self._settings, self._exact = files, settings, exact
-        self._unreachable_s, self._patience_s = unreachable_s, patience_s
+        self._unable_s, self._patience_s = unable_s, patience_s
         self.records: list[dict[str, Any]] = []
         self._raw: dict[str, bytes] = {}
         self.members: dict[str, int] = {}
         self._lineages: dict[str, int] = {}
+        self._entered_s: dict[str, float] = {}
         self.left: Counter[str] = Counter()
         self.tide = 0
         portions = range(settings.portions)
         self.weights: list[dict[str, int]] = [{} for _ in portions]
         self.digests = [[ledger.digest({})] for _ in portions]
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
+        self.astray: set[str] = set()
+        self.stateless: set[str] = set()
         files.watch = self._written
 
     @property
@@ -98,6 +107,7 @@ class Oracle:
         if record["lineage"] not in (record["number"], self._lineages.get(island)):
             raise SeaFault(f"{island} comes back with lineage {record['lineage']}, not its own")
         self.members[island] = record["weight"]
+        self._entered_s[island] = self._clock()
         self._lineages[island] = record["lineage"]
 
     def _left(self, record: dict[str, Any]) -> None:
@@ -105,11 +115,25 @@ class Oracle:
         if self.members.pop(island, None) is None:
             raise SeaFault(f"{island} left, but took no part")
         self.left[why] += 1
-        silent_s = self._unreachable_s(island)
-        if why == "silent" and silent_s < 0.5 * self._patience_s:
-            raise SeaFault(f"{island} was put out, but could act {silent_s:.1f} s ago")
-        if why == "astray":
+        if why == "silent":
+            self._silent(island)
+            self.stateless.add(island)  # the others may remove what it would need
+        if why == "lost" and island not in self.stateless:
+            raise SeaFault(f"{island} begins anew, but has its state")
+        if why == "astray" and island not in self.astray:
             raise SeaFault(f"{island} was put out as astray; its weights were right")
+
+    def _silent(self, island: str) -> None:
+        """Judge that an island was put out.
+
+        One that came back seconds ago may be; one that entered seconds ago may not. Who was stopped
+        himself may have decided long ago.
+        """
+        now_s = self._clock()
+        before = [at_s for at_s in self.files.wrote_s[island] if at_s <= now_s - LATELY_S]
+        silent_s = now_s - max([*before[-1:], self._entered_s[island]])
+        if self._unable_s(self.files.writer) == 0 and silent_s < 0.9 * self._patience_s:
+            raise SeaFault(f"{island} was put out after {silent_s:.1f} s")
 
     def _merged(self, record: dict[str, Any]) -> None:
         parts, portion = record["parts"], record["portion"]

@@ -14,9 +14,10 @@ from holdfast.elastic.testing.seas.oracle import Oracle, SeaFault
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
-Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flaky"]
+Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flaky", "damage"]
 """Of an island: its workers die; all its memory is lost, and the newest steps; its checkpoints too;
-it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes."""
+it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes; a number
+of the sea's weights changes in its memory."""
 
 _LIMIT_S: Final = 4000.0
 
@@ -97,8 +98,9 @@ class _Sea:
             files,
             agreed(crews[0].islands),
             exact=exact,
-            unreachable_s=lambda island: self._outages.within(island, 2 * patience_s),
+            unable_s=lambda island: self._outages.within(island, 2 * patience_s),
             patience_s=patience_s,
+            clock=tasks.clock,
         )
         self._ways = {crew.islands.name: Way() for crew in crews}
         self._models = {
@@ -111,6 +113,7 @@ class _Sea:
                     files,
                     tasks,
                     self._ways[crew.islands.name],
+                    island=crew.islands.name,
                     random=Random(f"store {seed} {crew.islands.name}"),
                 ),
                 oracle=self._oracle,
@@ -167,9 +170,12 @@ class _Sea:
                 self._outages.note(name, seconds)
                 way.cut_s = tasks.now_s + seconds
             case "slow":
+                self._outages.note(name, seconds)
                 way.slow = 30.0
                 tasks.sleep(seconds)
                 way.slow = 1.0
+            case "damage":
+                model.damage()
             case "flaky":
                 way.fails = way.loses = way.doubles = 0.1
                 tasks.sleep(seconds)

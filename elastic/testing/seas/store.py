@@ -36,10 +36,15 @@ class Way:
 
 @dataclass(slots=True)
 class Files:
-    """The files, and callbacks for each that is new or changed."""
+    """The files; ``watch`` gets each that is new or changed.
+
+    ``writer`` is the island that writes now, ``wrote_s`` has the times at which each wrote.
+    """
 
     data: dict[str, bytes] = field(default_factory=dict)
     watch: Callable[[str, bytes], None] = lambda _name, _data: None
+    writer: str = ""
+    wrote_s: dict[str, list[float]] = field(default_factory=dict)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file."""
@@ -59,8 +64,11 @@ class SimulatedStore:
 
     root = "sea"
 
-    def __init__(self, files: Files, tasks: Tasks, way: Way, *, random: Random) -> None:
+    def __init__(
+        self, files: Files, tasks: Tasks, way: Way, *, island: str, random: Random
+    ) -> None:
         self._files, self._tasks, self._way, self._random = files, tasks, way, random
+        self._island = island
 
     def names(self, prefix: str) -> list[str]:
         """Return the names directly below a folder, sorted."""
@@ -87,13 +95,13 @@ class SimulatedStore:
     def write(self, name: str, parts: Iterable[Buffer]) -> int:
         """Write a file; return its size."""
         data = b"".join(bytes(part) for part in parts)
-        self._call(lambda: self._files.write(name, data), again=True)
+        self._write(lambda: self._files.write(name, data))
         return len(data)
 
     def replace(self, name: str, data: bytes, *, expected: str | None) -> bool:
         """Create a file; return whether this call did."""
         assert expected is None
-        return self._call(lambda: self._files.create(name, data), again=True)
+        return self._write(lambda: self._files.create(name, data))
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove files."""
@@ -107,15 +115,30 @@ class SimulatedStore:
         """Return the path of a name."""
         return f"{self.root}/{name}"
 
-    def _call(self, operation: Callable[[], _Result], *, again: bool = False) -> _Result:
+    def _write(self, operation: Callable[[], _Result]) -> _Result:
+        """Write, and perhaps once more later."""
+
+        def noted() -> _Result:
+            self._files.writer = self._island
+            result = operation()
+            self._files.wrote_s.setdefault(self._island, []).append(self._tasks.now_s)
+            return result
+
+        def again() -> None:
+            operation()
+
+        result = self._call(noted)
+        if self._random.random() < self._way.doubles:
+            self._tasks.start(again, group="network", after_s=20 * self._random.random())
+        return result
+
+    def _call(self, operation: Callable[[], _Result]) -> _Result:
         draw, way, tasks = self._random.random, self._way, self._tasks
         tasks.sleep((0.002 + 0.02 * draw()) * way.slow)
         if tasks.now_s < way.cut_s or draw() < way.fails:
             tasks.sleep(0.5)
             raise StoreError("the store cannot be reached")
         result = operation()
-        if again and draw() < way.doubles:
-            tasks.start(lambda: (operation(), None)[1], group="network", after_s=20 * draw())
         if draw() < way.loses:
             raise StoreError("the reply of the store is lost")
         return result

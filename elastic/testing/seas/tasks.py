@@ -14,7 +14,7 @@ from typing import Final
 _HUNG_S: Final = 60.0
 
 
-class Killed(BaseException):  # noqa: N818 -- no error: it ends a task whatever the code catches
+class Killed(BaseException):
     """The task was killed."""
 
 
