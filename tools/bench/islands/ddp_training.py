@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.tools.bench.islands.learner import Windows, held_out, learner, parameters_of
-from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, Stopwatch
+from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, WindowClock
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train ``args.steps`` steps after a first one that is not timed; write the outcome."""
+    """Train ``args.steps`` steps after a first one that is not measured; write the outcome."""
     dist.init_process_group(
         "gloo", init_method=f"tcp://{args.address}", rank=args.rank, world_size=args.world
     )
@@ -31,17 +31,13 @@ def main(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
         if step == 0:
             dist.barrier()
-            watch = Stopwatch(args.device)
-    seconds, carried = watch.read()
-    if not args.device:
-        carried = _of_ring(parameters_of(model) * args.steps, world=args.world)
+            clock = WindowClock(args.device)
+    parameters = parameters_of(model)
     found = Outcome(
-        steps=args.steps,
-        seconds=seconds,
-        parameters=parameters_of(model),
+        window=clock.window(args.steps),
+        parameters=parameters,
         held_out=held_out(model, data),
-        sent=carried.sent,
-        received=carried.received,
+        content=_of_ring(parameters * args.steps, world=args.world),
     )
     Path(args.result).write_bytes(msgspec.json.encode(found))
     dist.barrier()

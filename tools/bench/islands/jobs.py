@@ -18,7 +18,7 @@ import msgspec
 from holdfast.ckpt.errors import InternalError, PeerError
 from holdfast.elastic.events import TideAdopted, TidePublished, of_kind
 from holdfast.elastic.events.log import EventReader
-from holdfast.tools.bench.islands.outcome import Outcome
+from holdfast.tools.bench.islands.outcome import LineBytes, Outcome
 
 SAMPLES: Final = 8
 """Samples of a process's step, of both ways."""
@@ -77,20 +77,18 @@ def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -
     found = _run(directory, places, argv)
     if len({each.digest for each in found}) != 1:
         raise InternalError(f"{directory}: the islands end with different weights; report this")
-    return [
-        each if place.device else _with_payloads(each, directory / f"{number}.run")
-        for number, (each, place) in enumerate(zip(found, places, strict=True))
-    ]
+    return [_with_payloads(each, directory / f"{number}.run") for number, each in enumerate(found)]
 
 
 def _with_payloads(outcome: Outcome, run_dir: Path) -> Outcome:
-    """Return the outcome with the bytes of payloads that the island sent and fetched."""
-    events = EventReader(run_dir).new()
-    return msgspec.structs.replace(
-        outcome,
-        sent=max((each.sent_bytes for each in of_kind(events, TidePublished)), default=0),
-        received=max((each.fetched_bytes for each in of_kind(events, TideAdopted)), default=0),
-    )
+    """Return the outcome with the bytes of the payloads that the island sent and fetched."""
+    window = outcome.window
+    events = [each for each in EventReader(run_dir).new() if each.time_s <= window.ended_s]
+    fetched = [(each.time_s, each.fetched_bytes) for each in of_kind(events, TideAdopted)]
+    before = [nbytes for time_s, nbytes in fetched if time_s < window.began_s]
+    sent = sum(e.bytes for e in of_kind(events, TidePublished) if e.time_s >= window.began_s)
+    received = max((nbytes for _, nbytes in fetched), default=0) - max(before, default=0)
+    return msgspec.structs.replace(outcome, content=LineBytes(sent, received))
 
 
 def _run(

@@ -14,25 +14,8 @@ _DEVICES: Final = Path("/proc/net/dev")
 _SENT_FIELD: Final = 8
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The steps after the first with their seconds, and the loss on held-out windows.
-
-    ``sent`` and ``received`` are the bytes of this process in these steps: those of its line with
-    the headers of frames if it has one, else those that the way itself counts. ``digest`` is that
-    of the weights at the end, empty where they are not compared.
-    """
-
-    steps: int
-    seconds: float
-    parameters: int
-    held_out: float
-    sent: int
-    received: int
-    digest: str = ""
-
-
 class LineBytes(NamedTuple):
-    """Bytes that a line carried."""
+    """Bytes in both directions."""
 
     sent: int
     received: int
@@ -48,22 +31,54 @@ class LineBytes(NamedTuple):
         raise ValueError(f"no network device {device!r}")
 
 
-class Stopwatch:
-    """The seconds and the bytes of a line from the end of the first step on."""
+class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The steps that are measured: from the end of the first step's work to that of the last's.
+
+    Times are those of the wall clock. ``line`` are the bytes that the process's line carried, with
+    the headers of frames; None without one.
+    """
+
+    steps: int
+    began_s: float
+    ended_s: float
+    line: LineBytes | None
+
+    @property
+    def seconds(self) -> float:
+        """The time of the steps."""
+        return self.ended_s - self.began_s
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The window, the loss on held-out text at the end, and the bytes of gradients or payloads.
+
+    ``digest`` is that of the weights at the end, empty where they are not compared.
+    """
+
+    window: Window
+    parameters: int
+    held_out: float
+    content: LineBytes = LineBytes(0, 0)
+    digest: str = ""
+
+
+class WindowClock:
+    """Measures a window of steps, from the moment when it is made."""
 
     def __init__(self, device: str) -> None:
-        self._device = device
-        self.began_s = time.monotonic()
+        self._device, self._began_s = device, time.time()
         self._before = self._carried()
 
-    def _carried(self) -> LineBytes:
-        return LineBytes.by(self._device) if self._device else LineBytes(0, 0)
+    def _carried(self) -> LineBytes | None:
+        return LineBytes.by(self._device) if self._device else None
 
-    def read(self) -> tuple[float, LineBytes]:
-        """Return both."""
-        seconds, now = time.monotonic() - self.began_s, self._carried()
-        before = self._before
-        return seconds, LineBytes(now.sent - before.sent, now.received - before.received)
+    def window(self, steps: int) -> Window:
+        """Return the window that ends now."""
+        ended_s, now, before = time.time(), self._carried(), self._before
+        line = None
+        if now is not None and before is not None:
+            line = LineBytes(now.sent - before.sent, now.received - before.received)
+        return Window(steps=steps, began_s=self._began_s, ended_s=ended_s, line=line)
 
 
 learn(globals())

@@ -50,6 +50,8 @@ _COLUMNS: Final = {
     "times": "× DDP",
     "sent": "sent",
     "received": "received",
+    "line sent": "line up",
+    "line received": "line down",
     "fewer": "fewer than DDP",
     "loss": "loss",
 }
@@ -58,24 +60,35 @@ _COLUMNS: Final = {
 class Trained(NamedTuple):
     """The figures of one way: tokens of all processes per second, and the loss of the first.
 
-    Bytes are those of one process per parameter and step, the mean of all.
+    Bytes are those of one process per parameter and step, the mean of all: of gradients or payloads
+    alone, and of the lines, None without lines.
     """
 
     tokens_per_s: float
     sent: float
     received: float
+    line_sent: float | None
+    line_received: float | None
     loss: float
+
+    @property
+    def bytes_sent(self) -> float:
+        """The bytes on the line if they were measured."""
+        return self.sent if self.line_sent is None else self.line_sent
 
 
 def trained(found: Sequence[Outcome]) -> Trained:
     """Return the figures of processes that trained together."""
-    slowest_s = max(each.seconds for each in found)
-    tokens = sum(each.steps for each in found) * SAMPLES * CONTEXT
-    steps = sum(each.parameters * each.steps for each in found)
+    slowest_s = max(each.window.seconds for each in found)
+    tokens = sum(each.window.steps for each in found) * SAMPLES * CONTEXT
+    steps = sum(each.parameters * each.window.steps for each in found)
+    lines = [each.window.line for each in found if each.window.line is not None]
     return Trained(
         tokens_per_s=tokens / slowest_s,
-        sent=sum(each.sent for each in found) / steps,
-        received=sum(each.received for each in found) / steps,
+        sent=sum(each.content.sent for each in found) / steps,
+        received=sum(each.content.received for each in found) / steps,
+        line_sent=sum(each.sent for each in lines) / steps if lines else None,
+        line_received=sum(each.received for each in lines) / steps if lines else None,
         loss=found[0].held_out,
     )
 
@@ -164,12 +177,14 @@ def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Fi
     """Return the figures of all ways on one line."""
     ddp, figures = found[DDP], []
     for way, each in found.items():
-        values = {
+        values: dict[str, tuple[float | None, str]] = {
             "tokens": (each.tokens_per_s, "tokens/s"),
             "times": (each.tokens_per_s / ddp.tokens_per_s, "×"),
             "sent": (each.sent, "bytes"),
             "received": (each.received, "bytes"),
-            "fewer": (ddp.sent / each.sent, "×"),
+            "line sent": (each.line_sent, "bytes"),
+            "line received": (each.line_received, "bytes"),
+            "fewer": (ddp.bytes_sent / each.bytes_sent, "×"),
             "loss": (each.loss, ""),
         }
         figures += [
@@ -182,6 +197,7 @@ def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Fi
                 high=value,
             )
             for what, (value, unit) in values.items()
+            if value is not None
         ]
     return figures
 
@@ -191,8 +207,9 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
     console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
     console.print(
         f"{COUNT} processes of one thread, {SAMPLES} samples of {CONTEXT} tokens a step. sent, "
-        "received: bytes of a process per\nparameter and step, on lines with the headers of "
-        "frames. loss: on held-out text, of different\nnumbers of steps where DDP is slow.\n"
+        "received: bytes of gradients or\npayloads of a process, per parameter and step; line: all "
+        "that its line carried. fewer: bytes sent,\non the line if there is one. loss: on held-out "
+        "text; DDP trains fewer steps on slow lines.\n"
     )
 
 

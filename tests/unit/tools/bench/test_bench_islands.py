@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from holdfast.tools.bench.islands.outcome import Outcome
+from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, Window
 from holdfast.tools.bench.islands.section import (
     DDP,
     ISLANDS,
@@ -18,9 +18,14 @@ from holdfast.tools.bench.islands.section import (
 )
 
 
-def outcome(seconds: float, *, sent: int, received: int = 0) -> Outcome:
+def outcome(
+    seconds: float, *, sent: int, received: int = 0, line: LineBytes | None = None
+) -> Outcome:
     return Outcome(
-        steps=10, seconds=seconds, parameters=1000, held_out=2.5, sent=sent, received=received
+        window=Window(steps=10, began_s=100.0, ended_s=100.0 + seconds, line=line),
+        parameters=1000,
+        held_out=2.5,
+        content=LineBytes(sent, received),
     )
 
 
@@ -28,6 +33,13 @@ def test_the_slowest_process_decides_and_bytes_are_the_mean() -> None:
     found = trained([outcome(2.0, sent=30_000, received=10_000), outcome(4.0, sent=50_000)])
     assert found.tokens_per_s == 2 * 10 * 8 * 64 / 4.0
     assert (found.sent, found.received) == (4.0, 0.5)
+    assert found.line_sent is None
+
+
+def test_bytes_of_the_line_are_told_beside_those_of_payloads() -> None:
+    found = trained([outcome(2.0, sent=10_000, line=LineBytes(20_000, 40_000))])
+    assert (found.sent, found.line_sent, found.line_received) == (1.0, 2.0, 4.0)
+    assert found.bytes_sent == 2.0
 
 
 @pytest.mark.parametrize(
