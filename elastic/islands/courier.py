@@ -200,6 +200,8 @@ class Courier:
             return False
         known = self.mailbox.publish(due.work, due.payload)
         self._note(known)
+        if known.digest == due.work.digest:
+            self._payloads[known.digest] = due.payload
         self._told(known)
         with self._lock:
             self._outgoing.popleft()

@@ -75,12 +75,10 @@ class Entrance:
             return self._follow(self._adopted)
         if me in view.members:  # only now: the others wait for a member
             self._logbook.append(Left(number=view.length, island=me, why="lost"))
-            return AwaitNews(), []
-        number = view.length
-        joined = Entered(
-            number=number, island=me, tide=view.tide, weight=self._weight, lineage=number
-        )
-        if not self._logbook.append(joined):
+        number = self._logbook.view.length
+        if self._logbook.view.tide > view.tide or not self._logbook.append(
+            Entered(number=number, island=me, tide=view.tide, weight=self._weight, lineage=number)
+        ):
             return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
@@ -116,7 +114,7 @@ class Entrance:
     def _asked(self) -> Command:
         """Ask for the sea's weights; return what to do until they are here, and then."""
         view, me = self._logbook.view, self._islands.name
-        if not view.members:
+        if not view.members.keys() - {me}:
             raise SeaError(
                 f"the sea at {self._islands.meet} has no island any more that could give its "
                 "weights: start one of them with its checkpoints, or meet elsewhere"
@@ -135,7 +133,8 @@ class Entrance:
     def _watch(self) -> None:
         """Raise ``SeaError`` if no member has shown any life for as long as one is waited for."""
         now = self._clock()
-        signs = {island: self._mailbox.sign(island) for island in self._logbook.view.members}
+        others = self._logbook.view.members.keys() - {self._islands.name}
+        signs = {island: self._mailbox.sign(island) for island in others}
         if signs != self._signs:
             self._signs, self._stirred_s = signs, now
         if now - self._stirred_s > self._islands.patience_s:

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.elastic.islands.commands import AdoptMerge, AwaitNews, GoOn
+from holdfast.elastic.islands.commands import AdoptMerge, AwaitNews
 from holdfast.elastic.sea import records
-from holdfast.elastic.sea.records import Entered, Merged, Part, Record
+from holdfast.elastic.sea.records import Merged, Part, Record
 from holdfast.elastic.sea.view import View
 from holdfast.elastic.testing.seas.drawing import voyage
 from holdfast.elastic.testing.seas.oracle import SeaFault
@@ -89,16 +89,6 @@ def _forgets_the_merged(real: Callable[..., View]) -> Any:
     return merged
 
 
-def _forgets_a_former_island(real: Callable[..., View]) -> Any:
-    def entered(self: View, record: Entered) -> View:
-        view = real(self, record)
-        found = view.members[record.island]
-        members = {**view.members, record.island: replace(found, merged=found.bases)}
-        return replace(view, members=members)
-
-    return entered
-
-
 def _takes_any_works_for_enough(_real: Any) -> Any:
     return lambda self, parts: bool(parts)
 
@@ -134,17 +124,6 @@ def _is_no_stranger(_real: Any) -> Any:
         return AwaitNews()
 
     return asked
-
-
-def _is_its_own_heir(real: Callable[..., Any]) -> Any:
-    def following(self: Any) -> Any:
-        self._logbook.poll()
-        member = self._logbook.view.members.get(self._islands.name)
-        if member is not None:
-            return GoOn(lineage=member.lineage), []
-        return real(self)
-
-    return following
 
 
 def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
@@ -184,13 +163,6 @@ BUGS: Final = (
         0,
     ),
     _bug(
-        "history-forgotten",
-        "works of an island that comes back may be merged again",
-        f"{_VIEW}._entered",
-        _forgets_a_former_island,
-        0,
-    ),
-    _bug(
         "too-few",
         "a merge waits for nobody",
         f"{_VIEW}.is_enough",
@@ -223,13 +195,6 @@ BUGS: Final = (
         "an island without a state enters with its first weights",
         f"{_ISLANDS}.entering:Entrance._asked",
         _is_no_stranger,
-        0,
-    ),
-    _bug(
-        "own-heir",
-        "an island without a state goes on as the member that it was",
-        f"{_ISLANDS}.entering:Entrance.next",
-        _is_its_own_heir,
         0,
     ),
     Bug(

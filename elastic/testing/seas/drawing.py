@@ -13,7 +13,7 @@ from holdfast.elastic.testing.seas.sea import Crew, Kind, Strike
 PATIENCE_S: Final = 40.0
 
 _SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "freeze", "cut", "slow", "flaky")
-_LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "freeze", "cut", "kill")
+_LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "lose", "freeze", "cut")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ class Oracle:
 
     ``exact``: a step that is executed again makes the same work. ``unable_s(island)`` returns for
     how many of the last seconds, twice ``patience_s``, the island could not act. ``astray`` are
-    islands whose weights were damaged, ``stateless`` those that once lost everything.
+    islands whose weights were damaged, ``stateless`` those that once lost everything;
+    ``is_lost()`` is true if no island has a state any more, or all that have left.
     """
 
     def __init__(
@@ -53,17 +54,13 @@ class Oracle:
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
         self.astray: set[str] = set()
         self.stateless: set[str] = set()
+        self.is_lost: Callable[[], bool] = lambda: False
         files.watch = self._written
 
     @property
     def final(self) -> str:
         """The digest of all of the sea's weights."""
         return ledger.digest(self.weights)
-
-    @property
-    def is_over(self) -> bool:
-        """True if all islands that ever entered have left."""
-        return bool(self.records) and not self.members
 
     def state(self, portion: int, base: int) -> str:
         """Return the right digest of a portion's weights after ``base`` merges of it."""

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from holdfast.elastic.sea.records import agreed
 from holdfast.elastic.sea.settings import Islands
-from holdfast.elastic.testing.seas.model import ModelIsland
+from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFault
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
@@ -123,6 +123,11 @@ class _Sea:
             for crew in crews
         }
 
+        self._oracle.is_lost = self._is_lost
+
+    def _is_lost(self) -> bool:
+        return not any(model.final is None and model.snapshots for model in self._models.values())
+
     def sail(self, strikes: Sequence[Strike]) -> SeaReport:
         for crew in self._crews:
             self._models[crew.islands.name].start(after_s=crew.after_s)
@@ -137,7 +142,8 @@ class _Sea:
 
     def _judged(self) -> SeaReport:
         oracle = self._oracle
-        if oracle.members:
+        over = {name for name, model in self._models.items() if model.final != TURNED_AWAY}
+        if oracle.members.keys() & over:
             raise SeaFault(f"{sorted(oracle.members)} are at the end, but did not leave")
         return SeaReport(
             final=oracle.final,
