@@ -112,7 +112,19 @@ class WrittenSea:
     def stir(self, island: str) -> None:
         """Give a sign of life of an island."""
         self._beat += 1
-        self.box.show(island, Sign(run="r", beat=self._beat, needs=0))
+        self.box.show(
+            island,
+            Sign(
+                island=island,
+                run="r",
+                number=self._beat,
+                needs=0,
+                step=1200,
+                tide=self.view.tide,
+                waiting_s=2.5,
+                sent_bytes=3 << 20,
+            ),
+        )
 
     def leave(self, island: str) -> None:
         """Have an island end its run."""

@@ -61,7 +61,7 @@ def look(store: Store, *, known: tuple[Record, ...] = ()) -> Glance:
 def _works(box: Mailbox, island: str) -> tuple[Work, ...]:
     """Return the newest works of an island; one that its owner removes meanwhile is left out."""
     newest = sorted(box.works_of(island))[-_NEWEST:]
-    found = (box.work(island, lineage, tide) for lineage, tide in newest)
+    found = (box.work(island, *numbers) for numbers in newest)
     return tuple(work for work in found if work is not None)
 
 

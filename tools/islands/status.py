@@ -34,17 +34,17 @@ class Glance:
 class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An island that takes part.
 
-    ``tide`` is the newest for which it published a work, ``work_bytes`` the size of that for the
-    next merge, None while there is none. ``heard_s`` is the longest that its last sign of life can
-    be old, None if it gave none while this command listened.
+    ``work_bytes`` is the size of its payload for the next merge, None while there is none. ``sign``
+    is its last sign of life, with its step, the merges that it has adopted, the seconds that it
+    waits by now and the bytes of payloads; ``heard_s`` is the longest that the sign can be old,
+    None if it did not change while this command listened.
     """
 
     island: str
     weight: int
     share: float
-    tide: int | None
     work_bytes: int | None
-    beat: int | None
+    sign: Sign | None
     heard_s: float | None
 
 
@@ -101,9 +101,8 @@ def status(sea: str, before: Glance, after: Glance) -> SeaStatus:
             island=island,
             weight=member.weight,
             share=member.weight / whole,
-            tide=max((work.tide for work in after.works.get(island, ())), default=None),
             work_bytes=found.nbytes if (found := waiting.get(island)) else None,
-            beat=sign.beat if (sign := after.signs.get(island)) else None,
+            sign=after.signs.get(island),
             heard_s=listened_s if island in alive else None,
         )
         for island, member in view.members.items()

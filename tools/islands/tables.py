@@ -9,11 +9,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.elastic.islands.messages import Sign
 from holdfast.tools.islands.replay import Outcome, Replayed
 from holdfast.tools.islands.status import MemberStatus, SeaStatus
 from holdfast.tools.terminal import readable
 
 _NONE = "–"
+_COLUMNS = (
+    "weight",
+    "share",
+    "next work",
+    "step",
+    "merges",
+    "waits",
+    "sent",
+    "fetched",
+    "last sign of life",
+)
 _WHY = {
     "done": "its run is over",
     "silent": "it was silent for too long",
@@ -50,25 +62,37 @@ def summary(found: SeaStatus) -> str:
 def _members(found: SeaStatus) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("island", no_wrap=True)
-    for name in ("weight", "share", "newest work", "for the next merge", "last sign of life"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for each in found.members:
         table.add_row(
             each.island,
             f"{each.weight:,}",
             f"{each.share:.0%}",
-            _NONE if each.tide is None else f"tide {each.tide}",
             _NONE if each.work_bytes is None else readable(each.work_bytes),
+            *_of_sign(each.sign),
             _heard(each, listened_s=found.listened_s),
             style="" if each.heard_s is not None else "yellow",
         )
     return table
 
 
+def _of_sign(sign: Sign | None) -> tuple[str, ...]:
+    if sign is None:
+        return (_NONE,) * 5
+    return (
+        f"{sign.step:,}",
+        f"{sign.tide:,}",
+        f"{sign.waiting_s:.1f} s" if sign.waiting_s else "trains",
+        readable(sign.sent_bytes),
+        readable(sign.fetched_bytes),
+    )
+
+
 def _heard(member: MemberStatus, *, listened_s: float) -> str:
     if member.heard_s is not None:
         return f"within {member.heard_s:.1f} s"
-    return "never" if member.beat is None else f"not in {listened_s:.1f} s"
+    return "never" if member.sign is None else f"not in {listened_s:.1f} s"
 
 
 def _lines(found: SeaStatus) -> list[str]:

@@ -51,6 +51,8 @@ def test_an_island_whose_sign_of_life_stays_is_not_heard(sea: WrittenSea) -> Non
     lines = shown(found).splitlines()
     assert any("lyon" in line and "not in 0." in line for line in lines)
     assert any("oslo" in line and "within 0." in line for line in lines)
+    for said in ("1,200", "2.5 s", "3.0 MiB"):
+        assert said in next(line for line in lines if line.strip().startswith("oslo"))
 
 
 def test_the_bytes_of_a_tide_are_those_of_the_largest_payload(sea: WrittenSea) -> None:
