@@ -50,9 +50,10 @@ _COLUMNS: Final = {
     "times": "× DDP",
     "sent": "sent",
     "received": "received",
+    "fewer": "fewer",
     "line sent": "line up",
     "line received": "line down",
-    "fewer": "fewer than DDP",
+    "line fewer": "fewer",
     "loss": "loss",
 }
 
@@ -71,10 +72,11 @@ class Trained(NamedTuple):
     line_received: float | None
     loss: float
 
-    @property
-    def bytes_sent(self) -> float:
-        """The bytes on the line if they were measured."""
-        return self.sent if self.line_sent is None else self.line_sent
+    def fewer(self, other: Trained) -> float | None:
+        """Return how many times as much the line of another way carries; None without lines."""
+        if self.line_sent is None or other.line_sent is None:
+            return None
+        return other.line_sent / self.line_sent
 
 
 def trained(found: Sequence[Outcome]) -> Trained:
@@ -182,9 +184,10 @@ def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Fi
             "times": (each.tokens_per_s / ddp.tokens_per_s, "×"),
             "sent": (each.sent, "bytes"),
             "received": (each.received, "bytes"),
+            "fewer": (ddp.sent / each.sent, "×"),
             "line sent": (each.line_sent, "bytes"),
             "line received": (each.line_received, "bytes"),
-            "fewer": (ddp.bytes_sent / each.bytes_sent, "×"),
+            "line fewer": (each.fewer(ddp), "×"),
             "loss": (each.loss, ""),
         }
         figures += [
@@ -208,8 +211,8 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
     console.print(
         f"{COUNT} processes of one thread, {SAMPLES} samples of {CONTEXT} tokens a step. sent, "
         "received: bytes of gradients or\npayloads of a process, per parameter and step; line: all "
-        "that its line carried. fewer: bytes sent,\non the line if there is one. loss: on held-out "
-        "text; DDP trains fewer steps on slow lines.\n"
+        "that its line carried. fewer: than DDP "
+        "sends.\nloss: on held-out text; DDP trains fewer steps on slow lines.\n"
     )
 
 
