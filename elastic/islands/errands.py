@@ -52,10 +52,15 @@ class Errands(Closing):
             self._news.wait_for(lambda: self._rounds > seen or self._error, timeout_s)
 
     def close(self) -> None:
-        """End the rounds; the one under way is waited for."""
+        """End the rounds; the one under way is waited for a few seconds."""
+        self.end(_CLOSE_S)
+
+    def end(self, timeout_s: float) -> bool:
+        """End the rounds, wait for the one under way, and return whether it has ended."""
         self._closed = True
         self._called.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         pause_s, failing_s = _SHORTEST_S, 0.0

@@ -204,7 +204,7 @@ class Island:
     def _enter_anew(self, tensors: SeaTensors) -> None:
         """Enter the sea with its weights; own work that is not merged is dropped."""
         _log.warning("the island %s has fallen too far behind: it enters anew", self._islands.name)
-        self._close_errands()
+        self._end_errands()
         self._counters.begin_anew()
         self._enter(tensors)
         self._open()
@@ -438,7 +438,7 @@ class Island:
                 api.save(said.root, self._required().modules, step=self._keeper.cursor.step)
 
     def _leave(self) -> _Said:
-        self._close_errands()
+        self._end_errands()
         self._remove_given()
         if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
@@ -451,6 +451,15 @@ class Island:
         """Stop the courier, and release the tensors."""
         self._close_errands()
         self._tensors = None
+
+    def _end_errands(self) -> None:
+        """Stop the courier, so that nobody else uses the logbook from now on."""
+        errands, self._errands = self._errands, None
+        if errands is not None and not errands.end(self._islands.patience_s):
+            raise StoreError(
+                f"{self._islands.meet}: a call has not come back for {self._islands.patience_s:g} "
+                "s; check the store, then start again"
+            )
 
     def _close_errands(self) -> None:
         errands, self._errands = self._errands, None

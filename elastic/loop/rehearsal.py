@@ -135,7 +135,7 @@ class StageKeeper(StateKeeper):
         rebuilt.trust(flatten(whole, rank=self._world.rank).rebuilt.values())
         self.tracked(whole)
 
-    def begin(self, count: int) -> None:
+    def begin(self, count: int, *, prepare: Callable[[], None] | None = None) -> None:
         """End the rehearsal."""
         raise _FirstStepError(f"the first of {count} steps would begin now")
 

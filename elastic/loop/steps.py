@@ -85,9 +85,8 @@ class Steps:
         self._passes.modes.begin()
         stopped = self._agree()
         self._repeats_until = self._reached
-        if parts.island is not None:
-            parts.island.begin()
-        parts.keeper.begin(completed if stopped else count)
+        prepare = None if parts.island is None else parts.island.begin
+        parts.keeper.begin(completed if stopped else count, prepare=prepare)
         if parts.losses is not None:
             parts.losses.begin(parts.world, completed=completed)
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -246,9 +246,14 @@ class StateKeeper:
         }
         return {what: names for what, names in notes.items() if names}
 
-    def begin(self, count: int) -> None:
-        """Snapshot the state from which the generation starts, so that it can be restored."""
+    def begin(self, count: int, *, prepare: Callable[[], None] | None = None) -> None:
+        """Snapshot the state from which the generation starts, so that it can be restored.
+
+        ``prepare`` may change the state before that; it is not called in a rehearsal.
+        """
         snapshots = self._tracked()
+        if prepare is not None:
+            prepare()
         if (disk := self._settings.disk_target()) is not None:
             self.client.spill(disk)
         if (target := self._settings.target()) is not None and target.grace_s:

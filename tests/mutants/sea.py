@@ -146,21 +146,21 @@ BUGS: Final = (
         "an island drops its own work although the merge does not name it",
         f"{_ISLANDS}.commands:adoption",
         _adopts_as_if_named,
-        0,
+        5,
     ),
     _bug(
         "mean-renormalised",
         "a mean is taken over the islands that are there instead of over all",
         f"{_VIEW}.whole",
         _renormalises,
-        0,
+        6,
     ),
     _bug(
         "merged-again",
         "a work may be merged again",
         f"{_VIEW}._merged",
         _forgets_the_merged,
-        0,
+        6,
     ),
     _bug(
         "too-few",
@@ -174,7 +174,7 @@ BUGS: Final = (
         "a record is written where there is one",
         f"{_ISLANDS}.logbook:SeaLogbook.append",
         _overwrites_a_record,
-        0,
+        1,
     ),
     _bug(
         "silence-remembered",

@@ -124,7 +124,7 @@ class ModelIsland:
                 self._tasks.start(self._restart, group="nature")
             elif state.numbers.lineage != NONE:
                 raise
-            elif self._oracle.is_lost():
+            elif self._oracle.is_lost(self.name):
                 self.final = TURNED_AWAY
             else:  # nobody answered it for long
                 self._tasks.start(self._restart, group="nature")

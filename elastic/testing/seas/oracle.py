@@ -25,7 +25,7 @@ class Oracle:
     ``exact``: a step that is executed again makes the same work. ``unable_s(island)`` returns for
     how many of the last seconds, twice ``patience_s``, the island could not act. ``astray`` are
     islands whose weights were damaged, ``stateless`` those that once lost everything;
-    ``is_lost()`` is true if no island has a state any more, or all that have left.
+    ``is_lost(island)`` is true if no other island has the sea's weights, or all have left.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Oracle:
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
         self.astray: set[str] = set()
         self.stateless: set[str] = set()
-        self.is_lost: Callable[[], bool] = lambda: False
+        self.is_lost: Callable[[str], bool] = lambda _: False
         files.watch = self._written
 
     @property

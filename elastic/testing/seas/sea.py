@@ -125,8 +125,9 @@ class _Sea:
 
         self._oracle.is_lost = self._is_lost
 
-    def _is_lost(self) -> bool:
-        return not any(model.final is None and model.snapshots for model in self._models.values())
+    def _is_lost(self, island: str) -> bool:
+        others = (model for name, model in self._models.items() if name != island)
+        return not any(model.final is None and model.snapshots for model in others)
 
     def sail(self, strikes: Sequence[Strike]) -> SeaReport:
         for crew in self._crews:

@@ -90,7 +90,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "exact": st.sampled_from((None, "float32", "int64")),
         "seed": st.integers(0, 2**63 - 1),
         "loss_guard": st.none() | st.just(LossGuard()),
-        "islands": st.none() | st.just(Islands(every=8)),
+        "islands": st.none() | st.just(Islands()),
         "rehearse": st.booleans(),
         "timeouts": st.just(Timeouts(stop_grace_s=1)),
     },
