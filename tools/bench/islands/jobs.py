@@ -81,14 +81,17 @@ def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -
 
 
 def _with_payloads(outcome: Outcome, run_dir: Path) -> Outcome:
-    """Return the outcome with the bytes of the payloads that the island sent and fetched."""
+    """Return the outcome with the bytes of the island's payloads, and its waits for merges."""
     window = outcome.window
     events = [each for each in EventReader(run_dir).new() if each.time_s <= window.ended_s]
     fetched = [(each.time_s, each.fetched_bytes) for each in of_kind(events, TideAdopted)]
     before = [nbytes for time_s, nbytes in fetched if time_s < window.began_s]
     sent = sum(e.bytes for e in of_kind(events, TidePublished) if e.time_s >= window.began_s)
     received = max((nbytes for _, nbytes in fetched), default=0) - max(before, default=0)
-    return msgspec.structs.replace(outcome, content=LineBytes(sent, received))
+    adopted = [each for each in of_kind(events, TideAdopted) if each.time_s >= window.began_s]
+    waited_s = sum(each.waited_s for each in adopted)
+    content = LineBytes(sent, received)
+    return msgspec.structs.replace(outcome, content=content, waited_s=waited_s)
 
 
 def _run(

@@ -48,6 +48,7 @@ _ENDPOINTS: Final = (
 _COLUMNS: Final = {
     "tokens": "tokens/s",
     "times": "× DDP",
+    "waits": "waits",
     "sent": "sent",
     "received": "received",
     "fewer": "fewer",
@@ -62,10 +63,12 @@ class Trained(NamedTuple):
     """The figures of one way: tokens of all processes per second, and the loss of the first.
 
     Bytes are those of one process per parameter and step, the mean of all: of gradients or payloads
-    alone, and of the lines, None without lines.
+    alone, and of the lines, None without lines. ``waits`` is the share of the time in which islands
+    waited for merges.
     """
 
     tokens_per_s: float
+    waits: float
     sent: float
     received: float
     line_sent: float | None
@@ -87,6 +90,7 @@ def trained(found: Sequence[Outcome]) -> Trained:
     lines = [each.window.line for each in found if each.window.line is not None]
     return Trained(
         tokens_per_s=tokens / slowest_s,
+        waits=sum(each.waited_s for each in found) / sum(each.window.seconds for each in found),
         sent=sum(each.content.sent for each in found) / steps,
         received=sum(each.content.received for each in found) / steps,
         line_sent=sum(each.sent for each in lines) / steps if lines else None,
@@ -182,6 +186,7 @@ def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Fi
         values: dict[str, tuple[float | None, str]] = {
             "tokens": (each.tokens_per_s, "tokens/s"),
             "times": (each.tokens_per_s / ddp.tokens_per_s, "×"),
+            "waits": (each.waits, "%"),
             "sent": (each.sent, "bytes"),
             "received": (each.received, "bytes"),
             "fewer": (ddp.sent / each.sent, "×"),
@@ -220,6 +225,8 @@ def _cell(figure: Figure) -> str:
     match figure.unit:
         case "tokens/s":
             return f"{figure.value:,.0f}"
+        case "%":
+            return f"{figure.value:.0%}"
         case "bytes":
             return f"{figure.value:.4f}"
         case "×":

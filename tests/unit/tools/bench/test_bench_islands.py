@@ -26,13 +26,14 @@ def outcome(
         parameters=1000,
         held_out=2.5,
         content=LineBytes(sent, received),
+        waited_s=seconds / 4,
     )
 
 
 def test_the_slowest_process_decides_and_bytes_are_the_mean() -> None:
     found = trained([outcome(2.0, sent=30_000, received=10_000), outcome(4.0, sent=50_000)])
     assert found.tokens_per_s == 2 * 10 * 8 * 64 / 4.0
-    assert (found.sent, found.received) == (4.0, 0.5)
+    assert (found.sent, found.received, found.waits) == (4.0, 0.5, 0.25)
     assert found.line_sent is None
 
 
