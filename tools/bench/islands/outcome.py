@@ -52,7 +52,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The window, the loss on held-out text at the end, and the bytes of gradients or payloads.
 
-    ``waited_s`` are the seconds of the window in which an island waited for merges. ``digest`` is that of the weights at the end, empty where they are not compared.
+    ``waited_s`` are the seconds of the window in which an island waited for merges. ``digest`` is
+    that of the weights at the end, empty where they are not compared.
     """
 
     window: Window
