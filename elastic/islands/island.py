@@ -7,22 +7,18 @@ consistent state: the sea's weights, the work under way and the numbers that bel
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
-
-import msgspec
+from collections.abc import Mapping
+from typing import Any, Final
 
 from holdfast.ckpt import api
 from holdfast.ckpt.checkpoints.catalog import committed
-from holdfast.ckpt.checkpoints.retention import remove_steps
-from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError, StoreError
+from holdfast.ckpt.errors import CkptError, StoreError
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
-from holdfast.elastic.errors import ConfigError, GenerationOverError, SeaError
+from holdfast.elastic.errors import ConfigError, SeaError
 from holdfast.elastic.events import (
     Event,
     IslandJoined,
@@ -35,23 +31,22 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
-    AwaitNews,
-    Command,
     EnterAnew,
     GiveWeights,
     GoOn,
     KeepModules,
-    LeaderFailed,
     LoadWeights,
 )
 from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
+from holdfast.elastic.islands.giving import Giving, remove_given
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Asked, Given, Sign
+from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
+from holdfast.elastic.islands.together import Decide, Said, Together
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.tracked.keeper import StateKeeper
 
@@ -64,10 +59,6 @@ WEIGHTS: Final = "weights"
 """The folder below the meeting place with the weights at the end."""
 
 _PROTECTED_WAIT_S: Final = 0.02
-_ENTRY_POLL_S: Final = 0.1
-
-_Said: TypeAlias = tuple[Command, list[bytes]]
-_Next: TypeAlias = Callable[[], _Said]
 
 
 class Island:
@@ -94,13 +85,12 @@ class Island:
         self._store = open_store(self._islands.meet)
         self._mailbox = Mailbox(self._store)
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
+        self._giving = Giving(self._mailbox, name=self._islands.name)
+        self._together = Together(world, pulse, patience_s=self._islands.patience_s)
         self._courier: Courier | None = None
         self._errands: Errands | None = None
-        self._failing_s: float | None = None
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
-        self._data: list[bytes] = []
-        self._given: list[tuple[Asked, str]] = []
         self._has_begun = False
         batch = settings.batch
         self._samples = batch.microbatches * batch.size
@@ -134,7 +124,7 @@ class Island:
             if now.lineage == NONE:
                 self._enter(tensors)
             else:
-                self._settled(self._look)
+                self._together.settled(self._look)
         self._open()
         self._fresh = [
             self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
@@ -142,7 +132,7 @@ class Island:
         ]
         self.kept()
 
-    def _look(self) -> _Said:
+    def _look(self) -> Said:
         """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
         self._logbook.poll()
         view, me = self._logbook.view, self._islands.name
@@ -171,7 +161,7 @@ class Island:
         )
         now.states = tensors.digests(range(self._islands.portions))
         how, roots = "built", list[str]()
-        while not isinstance(said := self._told(entrance.next), GoOn):
+        while not isinstance(said := self._together.told(entrance.next), GoOn):
             match said:
                 case LoadWeights():
                     how, roots = "given", [*roots, said.root]
@@ -179,11 +169,11 @@ class Island:
                 case AdoptMerge():
                     self._adopt(tensors, said)
                 case _:
-                    self._pause()
+                    self._together.pause()
         now.lineage, now.entered = said.lineage, now.adopted
         tensors.take_weights()
         for root in roots if self._world.rank == 0 else ():
-            _remove_steps(root)
+            remove_given(root)
         self._emit(
             IslandJoined(
                 island=self._islands.name,
@@ -342,7 +332,7 @@ class Island:
         self._waits_since_s = time.monotonic()
         arrival = self._arrival(hurries=hurries)
         with self._pulse.phase(WorkerPhase.WAIT):
-            while not isinstance(said := self._told(arrival), GoOn):
+            while not isinstance(said := self._together.told(arrival), GoOn):
                 match said:
                     case AdoptMerge():
                         self._adopt(tensors, said, waited_s=time.perf_counter() - began_s)
@@ -357,7 +347,7 @@ class Island:
         several = self._islands.wait != "all"
         self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
 
-    def _arrival(self, *, hurries: bool) -> _Next:
+    def _arrival(self, *, hurries: bool) -> Decide:
         """Return the decisions of an arrival, which rank 0 makes."""
         errands, counters = self._errands, self._counters
         if errands is None:
@@ -376,8 +366,8 @@ class Island:
 
     def _adopt(self, tensors: SeaTensors, said: AdoptMerge, *, waited_s: float = 0.0) -> None:
         merge = Merge(portion=said.portion, weights=said.weights, whole=said.whole, own=said.own)
-        tensors.adopt(merge, self._data)
-        self._data = []
+        tensors.adopt(merge, self._together.data)
+        self._together.data = []
         (state,) = tensors.digests([said.portion])
         step, named = self._keeper.cursor.step, said.own >= 0
         self._counters.note_adopted(said.portion, state=state, step=step, named=named)
@@ -405,24 +395,13 @@ class Island:
         try:
             api.save(said.root, state, step=now.adopted)
             if self._world.rank == 0:
-                self._mailbox.give(said.request, given)
-                self._given.append((said.request, said.root))
-                self._remove_given()
+                self._giving.answer(said.request, given, root=said.root)
         except (StoreError, OSError) as error:
             _log.warning("the weights cannot be given now; trying again: %s", error)
-            self._pause()
+            self._together.pause()
             return
         seconds = time.perf_counter() - began_s
         self._emit(WeightsGiven(island=said.request.island, tide=now.adopted, seconds=seconds))
-
-    def _remove_given(self) -> None:
-        """Remove weights that were given and that nobody waits for any more."""
-        for request, root in list(self._given):
-            answer = self._mailbox.given(request)
-            mine = answer is not None and answer.by == self._islands.name
-            if not (mine and self._mailbox.is_open(request)):
-                _remove_steps(root)
-                self._given.remove((request, root))
 
     # -- the end of the run ----------------------------------------------------------------------
 
@@ -434,12 +413,12 @@ class Island:
         if not self._has_begun:
             return
         with self._pulse.phase(WorkerPhase.WAIT):
-            if isinstance(said := self._settled(self._leave), KeepModules):
+            if isinstance(said := self._together.settled(self._leave), KeepModules):
                 api.save(said.root, self._required().modules, step=self._keeper.cursor.step)
 
-    def _leave(self) -> _Said:
+    def _leave(self) -> Said:
         self._end_errands()
-        self._remove_given()
+        self._giving.tidy()
         if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
@@ -454,71 +433,17 @@ class Island:
 
     def _end_errands(self) -> None:
         """Stop the courier, so that nobody else uses the logbook from now on."""
-        errands, self._errands = self._errands, None
-        if errands is not None and not errands.end(self._islands.patience_s):
+        if self._errands is not None and not self._errands.end(self._islands.patience_s):
             raise StoreError(
                 f"{self._islands.meet}: a call has not come back for {self._islands.patience_s:g} "
                 "s; check the store, then start again"
             )
+        self._errands = None
 
     def _close_errands(self) -> None:
         errands, self._errands = self._errands, None
         if errands is not None:
             errands.close()
-
-    # -- together with the other ranks -----------------------------------------------------------
-
-    def _told(self, decide: _Next) -> Command:
-        """Return the command that rank 0 decides on; collective.
-
-        Raises the error of rank 0 there, and a ``SeaError`` with its message at the others. While
-        the store fails, the command is to ask again.
-        """
-        self._pulse.beat()
-        self._world.guard.check()
-        failed: HoldfastError | OSError | None = None
-        command: Command = GoOn()
-        if self._world.rank == 0:
-            try:
-                command, self._data = decide()
-                self._failing_s = None
-            except GenerationOverError:
-                raise
-            except (StoreError, PeerError, OSError) as error:
-                command, failed = self._again_or_failed(error)
-            except HoldfastError as error:
-                command, failed = LeaderFailed(message=str(error)), error
-        (said, *_) = self._world.gather(msgspec.to_builtins(command))
-        if failed is not None:
-            raise failed
-        told = msgspec.convert(said, Command)
-        if isinstance(told, LeaderFailed):
-            raise SeaError(told.message)
-        found: Command = told
-        return found
-
-    def _again_or_failed(
-        self, error: HoldfastError | OSError
-    ) -> tuple[Command, HoldfastError | OSError | None]:
-        """Return the answer to a failure of the store, which may pass."""
-        now_s = time.monotonic()
-        self._failing_s = self._failing_s or now_s
-        if now_s - self._failing_s > self._islands.patience_s:
-            return LeaderFailed(message=str(error)), error
-        _log.warning("the sea cannot be reached; trying again: %s", error)
-        self._pause()
-        return AwaitNews(), None
-
-    def _settled(self, decide: _Next) -> Command:
-        """Return the first command that is not to ask again; collective."""
-        while isinstance(said := self._told(decide), AwaitNews):
-            self._pause()
-        return said
-
-    def _pause(self) -> None:
-        """Let some time pass at rank 0 before the store is asked again."""
-        if self._world.rank == 0:
-            threading.Event().wait(_ENTRY_POLL_S)
 
     def _emit(self, event: Event) -> None:
         if self._world.rank == 0:
@@ -530,15 +455,6 @@ class Island:
         return self._tensors
 
 
-def _remove_steps(root: str) -> None:
-    """Remove the checkpoints below a root that only one island has read."""
-    try:
-        store = open_store(root)
-        remove_steps(store, committed(store))
-    except CkptError as error:
-        _log.warning("weights that were given stay at %s: %s", root, error)
-
-
-def _unasked() -> _Said:
+def _unasked() -> Said:
     """Stand for the decisions of rank 0 at other ranks, where nobody asks for them."""
     return GoOn(), []

@@ -70,11 +70,11 @@ def _is_ready(view: View, parts: Sequence[Part], *, now: float, since: Since) ->
         return False
     if len(parts) == len(view.members):
         return True
-    come = sorted(parts, key=lambda part: since.arrived.get(part.island, now))
-    for count in range(1, len(come) + 1):
-        if view.is_enough(come[:count]):
-            complete_s = since.arrived.get(come[count - 1].island, now)
-            return now - complete_s >= view.settings.grace_s
+    come, needed = 0, (view.settings.share or 0.0) * view.whole(parts)
+    for part in sorted(parts, key=lambda each: since.arrived.get(each.island, now)):
+        come += part.weight
+        if come >= needed:
+            return now - since.arrived.get(part.island, now) >= view.settings.grace_s
     return False
 
 

@@ -113,7 +113,7 @@ def _remembers_old_silence(_real: Any) -> Any:
 
 def _removes_payloads_early(real: Callable[..., None]) -> Any:
     def forget(self: Any, island: str, tide: int) -> None:
-        real(self, island, tide + 1000)
+        real(self, island, max(each[1] for each in self.works_of(island)))
 
     return forget
 
@@ -174,28 +174,28 @@ BUGS: Final = (
         "a record is written where there is one",
         f"{_ISLANDS}.logbook:SeaLogbook.append",
         _overwrites_a_record,
-        1,
+        0,
     ),
     _bug(
         "silence-remembered",
         "an island that came back is put out for its silence before",
         f"{_ISLANDS}.courier:Courier._greet",
         _remembers_old_silence,
-        0,
+        5,
     ),
     _bug(
         "payload-removed",
         "an island removes payloads that others still need",
         f"{_ISLANDS}.mailbox:Mailbox.forget_before",
         _removes_payloads_early,
-        0,
+        6,
     ),
     _bug(
         "empty-founder",
         "an island without a state enters with its first weights",
         f"{_ISLANDS}.entering:Entrance._asked",
         _is_no_stranger,
-        0,
+        4,
     ),
     Bug(
         name="digest-uncompared",

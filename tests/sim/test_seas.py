@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.elastic.sea.settings import Islands, Quorum
 from holdfast.elastic.testing.seas.drawing import Voyage, voyage
+from holdfast.elastic.testing.seas.fleet import Fleet
 from holdfast.elastic.testing.seas.sea import Crew, Kind, SeaReport, Strike, sail
 
 SEEDS = range(24)
@@ -142,3 +143,25 @@ def test_nothing_grows_with_the_tides() -> None:
     short, long = (sail(crews(2, steps=steps), (), seed=9) for steps in (90, 300))
     assert long.tides > 3 * short.tides
     assert long.files <= short.files * 1.25
+
+
+@pytest.mark.parametrize("wait", ["all", Quorum(0.8, grace_s=1)], ids=["all", "quorum"])
+@pytest.mark.parametrize(("count", "tides"), [(4, 60), (64, 12), (512, 4)])
+def test_many_islands_agree_on_one_chain(count: int, tides: int, wait: object) -> None:
+    many(count, tides, wait)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("wait", ["all", Quorum(0.8, grace_s=1)], ids=["all", "quorum"])
+@pytest.mark.parametrize("seed", range(3))
+def test_thousands_of_islands_agree_on_one_chain(seed: int, wait: object) -> None:
+    many(4096, 4, wait, seed=seed)
+
+
+def many(count: int, tides: int, wait: object, *, seed: int = 1) -> None:
+    islands = Islands(every=4, portions=2, overlap=1, patience_s=90, wait=wait)  # type: ignore[arg-type]
+    fleet = Fleet(islands, count, tides=tides, seed=seed)
+    fleet.sail()
+    assert fleet.view.tide == tides
+    assert fleet.view.length == sum(fleet.records.values())
+    assert fleet.lost or count > 64, "no two islands decided at once"

@@ -42,7 +42,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
         count, is_quorum, is_calm, steps = 3, False, True, stride * portions * 5
     names = [f"i{at}" for at in range(count)]
     late = names[-1:] if not is_calm and count > 2 and draw.random() < 0.4 else []
-    wait = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2))) if is_quorum else "all"
+    quorum = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2)))
     crews = [
         Crew(
             islands=Islands(
@@ -51,7 +51,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
                 every=stride * portions,
                 portions=portions,
                 overlap=draw.randint(1, stride - 1),
-                wait=wait,
+                wait=quorum if is_quorum else "all",
                 age_limit=2,
                 outer=Nesterov(),
                 patience_s=PATIENCE_S,

@@ -19,7 +19,7 @@ Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flak
 it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes; a number
 of the sea's weights changes in its memory."""
 
-_LIMIT_S: Final = 4000.0
+_LIMIT_S: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

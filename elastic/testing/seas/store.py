@@ -6,6 +6,7 @@ after it has, so that only the reply is lost; and a write may happen a second ti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -106,7 +107,7 @@ class SimulatedStore:
     def delete(self, names: Iterable[str]) -> None:
         """Remove files."""
         for name in list(names):
-            self._call(lambda name=name: self._files.data.pop(name, None))
+            self._call(functools.partial(self._files.data.pop, name, None))
 
     def remove(self, folder: str) -> None:
         """Remove a folder: there is none without files."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from island_jobs import SCRIPT, Sea, sea
-from jobs import hurt, launched, trainers
+from island_jobs import SCRIPT, sea
+from jobs import Job, hurt, launched, trainers
 
 import holdfast
 
 TWO = ("--founders", 2)
+NAMES = ("bari", "lima", "oslo")
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,27 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return {"hash": first["hash"], "meet": waters.meet, "merged": waters.records("merged")}
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the hash of the weights of three islands that nothing disturbs."""
+    with sea(tmp_path_factory.mktemp("three")) as waters:
+        for name in NAMES:
+            waters.start(name, "--founders", 3)
+        (found,) = {result["hash"] for result in waters.finish(*NAMES)}
+        return str(found)
+
+
 def test_islands_end_with_equal_weights_which_the_last_one_saves(quiet: dict[str, Any]) -> None:
     assert [len(record["parts"]) for record in quiet["merged"]] == [2] * 7
     steps = sorted(each.name for each in (quiet["meet"] / "weights").iterdir())
     assert steps == ["step-000000000024"]
+
+
+def _lose(job: Job, seat: str) -> None:
+    """Kill a worker at the gate, and wait for the next generation."""
+    job.await_step(13)
+    hurt(job.worker(seat))
+    job.await_event(lambda e: e["kind"] == "reformed" and e["generation"] > 1)
 
 
 def test_two_sharded_ranks_that_lose_a_worker_are_an_island_like_one_rank(
@@ -43,9 +63,7 @@ def test_two_sharded_ranks_that_lose_a_worker_are_an_island_like_one_rank(
         config = trainers(SCRIPT, flags, run_dir=tmp_path / "run", nodes=2)
         waters.start("oslo", *TWO)
         with launched(config) as job:
-            job.await_step(13)
-            hurt(job.worker("trainer/1"))
-            job.generation(2)
+            _lose(job, "trainer/1")
             gate.touch()
             assert job.finish().ok
         (other,) = waters.finish("oslo")
@@ -104,11 +122,44 @@ def test_a_silent_island_is_put_out_and_comes_back_with_its_work(tmp_path: Path)
         assert (entered[2]["island"], entered[2]["lineage"]) == ("lima", first["number"])
 
 
-def _said(waters: Sea, name: str, *flags: object) -> str:
-    waters.start(name, *flags)
-    status, said = waters.exit(name)
-    assert status != 0
-    return said
+def test_with_a_quorum_slow_and_late_islands_take_part(tmp_path: Path) -> None:
+    with sea(tmp_path) as waters:
+        gate, half = tmp_path / "gate", ("--quorum", 0.5)
+        waters.start("fast", *half, *TWO, "--steps", 40, "--pace", 0.05, "--gate", 9, gate)
+        waters.start("slow", *half, *TWO, "--pace", 0.2)
+        waters.until(lambda: len(waters.records("merged")) >= 1)
+        waters.start("late", *half, "--steps", 16)
+        waters.until((waters.meet / "asked" / "late.json").exists)
+        gate.touch()
+        waters.finish("fast", "slow", "late")
+        *_, late = waters.records("entered")
+        assert (late["island"], late["lineage"]) == ("late", late["number"])
+        assert late["tide"] >= 1
+        named = {part["island"] for each in waters.records("merged") for part in each["parts"]}
+        assert named == {"fast", "slow", "late"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(20))
+def test_three_islands_of_two_ranks_that_lose_workers_end_as_undisturbed_ones(
+    tmp_path: Path, three: str, seed: int
+) -> None:
+    random = Random(seed)
+    with sea(tmp_path) as waters, ExitStack() as jobs:
+        gate = tmp_path / "gate"
+        running = []
+        for name in NAMES:
+            flags = ["--founders", 3, "--fsdp", "--parity", 1, "--gate", 13, gate]
+            config = trainers(
+                SCRIPT, waters.flags(name, *flags), run_dir=tmp_path / f"run-{name}", nodes=2
+            )
+            running.append(jobs.enter_context(launched(config)))
+        for job in random.sample(running, 2):
+            _lose(job, f"trainer/{random.randrange(2)}")
+        gate.touch()
+        assert all(job.finish().ok for job in running)
+        hashes = {json.loads(waters.result(name).read_text())["hash"] for name in NAMES}
+        assert hashes == {three}
 
 
 def test_what_does_not_fit_the_sea_is_refused_by_name(
