@@ -87,7 +87,7 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         holdfast=True,
     ),
     "lightning": Environment(
-        requirements=("torch==2.13.0", "lightning==2.6.6"),
+        requirements=("torch==2.13.0", "lightning==2.6.6", "tensorboard==2.21.0"),
         holdfast=True,
     ),
     "ray": Environment(

@@ -1,4 +1,4 @@
-"""Whole checkpoints at az:// and gs://, with faults in between, and the commands on them."""
+"""Whole checkpoints in object stores, with faults in between, and the commands on them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ from pathlib import Path
 import pytest
 import torch
 from numbered_states import loaded, saved
-from service_fixtures import CloudPlace
+from object_places import KINDS, ObjectPlace, entered
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints import fence
 from holdfast.ckpt.checkpoints.catalog import committed_steps, verified
-from holdfast.ckpt.errors import CkptError, FencedError
+from holdfast.ckpt.errors import CkptError, CorruptError, FencedError
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule, faulty
 from holdfast.tools.cli import main
 
 COMMAND = (sys.executable, "-m", "holdfast.tools.cli")
+PASSING = [
+    HttpFaultRule(pattern="", fault=HttpFault.REFUSE, times=3, status=503, code="SlowDown"),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_BEFORE, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.RESET_DURING, times=3),
+    HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, times=3),
+]
+SIGNED = [
+    HttpFaultRule(pattern="", fault=HttpFault.TRUNCATE, times=3),
+    HttpFaultRule(pattern="PUT|POST", fault=HttpFault.FLIP_REQUEST, times=3),
+]
+DENIED = {"s3": "AccessDenied", "az": "AuthorizationFailure", "gs": "AccessDenied"}
 
 
 @pytest.fixture
-def proxy(cloud_environment: CloudPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    with faulty(cloud_environment.endpoint) as running:
-        place = cloud_environment.through(running.endpoint)
-        for name, value in place.environment.items():
-            monkeypatch.setenv(name, value)
+def proxy(object_environment: ObjectPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    with faulty(object_environment.endpoint) as running:
+        entered(object_environment.through(running.endpoint), monkeypatch)
         yield running
 
 
-def test_save_load_and_open(cloud_environment: CloudPlace) -> None:
-    root = cloud_environment.url
+def test_save_load_and_open(object_environment: ObjectPlace) -> None:
+    root = object_environment.url
     saved(root, 1)
     saved(root, 2)
     assert loaded(root) == 2
@@ -44,10 +53,27 @@ def test_save_load_and_open(cloud_environment: CloudPlace) -> None:
     assert loaded(root) == 2
 
 
-def test_a_lost_reply_to_any_request_of_a_save(
-    cloud_environment: CloudPlace, proxy: FaultProxy
+@pytest.mark.parametrize(
+    ("object_place", "rule"),
+    [*itertools.product(KINDS, PASSING), *itertools.product(["s3"], SIGNED)],
+    ids=lambda each: each if isinstance(each, str) else each.fault.name,
+    indirect=["object_place"],
+)
+def test_faults_that_pass_are_not_noticed(
+    object_environment: ObjectPlace, proxy: FaultProxy, rule: HttpFaultRule
 ) -> None:
-    root = cloud_environment.url
+    root = object_environment.url
+    for _ in range(2):  # once more over itself
+        proxy.set(rule)
+        saved(root, 1)
+        proxy.set(rule)
+        assert loaded(root) == 1
+
+
+def test_a_lost_reply_to_any_request_of_a_save(
+    object_environment: ObjectPlace, proxy: FaultProxy
+) -> None:
+    root = object_environment.url
     for number in itertools.count(1):
         proxy.set(HttpFaultRule(pattern="", fault=HttpFault.LOSE_REPLY, first=number))
         saved(root, number)
@@ -58,15 +84,15 @@ def test_a_lost_reply_to_any_request_of_a_save(
 
 
 def test_a_server_lost_at_any_request_of_a_save_leaves_old_or_new(
-    cloud_environment: CloudPlace, proxy: FaultProxy
+    object_environment: ObjectPlace, proxy: FaultProxy
 ) -> None:
-    root = cloud_environment.url
+    root = object_environment.url
     saved(root, 1)
     for number in itertools.count(1):
         proxy.set(
             HttpFaultRule(
                 pattern="", fault=HttpFault.REFUSE, first=number, times=10**9,
-                status=403, code="AuthorizationFailure",
+                status=403, code=DENIED[object_environment.kind],
             )
         )  # fmt: skip
         try:
@@ -84,8 +110,22 @@ def test_a_server_lost_at_any_request_of_a_save_leaves_old_or_new(
             return
 
 
-def test_a_run_that_lost_the_fence_is_refused(cloud_environment: CloudPlace) -> None:
-    store = open_store(cloud_environment.url)
+def test_bytes_that_change_on_their_way_back_are_noticed(
+    object_environment: ObjectPlace, proxy: FaultProxy
+) -> None:
+    root = object_environment.url
+    saved(root, 1)
+    for pattern in (r"GET [^?]*pack", r"GET [^?]*index", r"GET [^?]*manifest"):
+        proxy.set(HttpFaultRule(pattern=pattern, fault=HttpFault.FLIP_REPLY, times=10**9))
+        with pytest.raises(CorruptError, match=root):
+            loaded(root)
+        assert proxy.hits
+    proxy.set()
+    assert loaded(root) == 1
+
+
+def test_a_run_that_lost_the_fence_is_refused(object_environment: ObjectPlace) -> None:
+    store = open_store(object_environment.url)
     fence.take(store, run="old", generation=2)
     fence.take(store, run="new", generation=1)
     with pytest.raises(FencedError):
@@ -93,9 +133,9 @@ def test_a_run_that_lost_the_fence_is_refused(cloud_environment: CloudPlace) -> 
 
 
 def test_the_commands_take_such_a_root(
-    cloud_environment: CloudPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    object_environment: ObjectPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = cloud_environment.url
+    root = object_environment.url
     saved(root, 1)
     saved(root, 2)
     assert main(["inspect", f"{root}/step-000000000001", "--json"]) == 0
@@ -133,10 +173,11 @@ train()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("object_place", ["az"], indirect=True)
 def test_a_job_continues_from_its_checkpoint_there(
-    azure_environment: CloudPlace, tmp_path: Path
+    object_environment: ObjectPlace, tmp_path: Path
 ) -> None:
-    script, root = tmp_path / "job.py", azure_environment.url
+    script, root = tmp_path / "job.py", object_environment.url
     script.write_text(JOB)
     for steps in ("3", "6"):
         done = subprocess.run(
