@@ -20,7 +20,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.progress import measured
 from holdfast.tools.bench.results import STDOUT, BenchResults
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Figure
-from holdfast.tools.bench.sections import SECTIONS, Result
+from holdfast.tools.bench.sections import NEED_STORE, SECTIONS, Result
 from holdfast.tools.bench.tables import show
 from holdfast.tools.environment import cores, cpu_s
 from holdfast.tools.subcommand import Subparsers, positive, positive_number
@@ -75,8 +75,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--store",
         metavar="ROOT",
-        help="object store of the section store, as in az://container/prefix (default: the "
-        "section is left out)",
+        help="object store of the sections store and lines, as in az://container/prefix (default: "
+        "they are left out)",
     )
     parser.add_argument(
         "--server",
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"no section {unknown[0]!r} to measure; choose from {', '.join(SECTIONS)}"
         )
-    default = [name for name in SECTIONS if name != "store" or args.store]
+    default = [name for name in SECTIONS if name not in NEED_STORE or args.store]
     chosen = [name for name in SECTIONS if name in (args.sections or default)]
     megabytes = args.megabytes or (_QUICK_MEGABYTES if args.quick else _MEGABYTES)
     size_bytes = megabytes << 20

@@ -72,4 +72,9 @@ SECTIONS: Final = {
         "holdfast.tools.bench.data_path.footprint", "memory", 120, shared=18, memory=23
     ),
     "store": Section("holdfast.tools.bench.data_path.object_store", "store", 20, memory=4),
+    "islands": Section("holdfast.tools.bench.islands.section", "islands", 100),
+    "lines": Section("holdfast.tools.bench.islands.section", "lines", 900),
 }
+
+NEED_STORE: Final = ("store", "lines")
+"""Sections that are left out where ``--store`` names no place."""

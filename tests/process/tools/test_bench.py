@@ -44,7 +44,7 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    *("rl", "store", "tuning"),
+    *("rl", "store", "tuning", "islands", "lines"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -154,6 +154,14 @@ def figures_of(
     assert left_in_memory() <= before
     figures: list[dict[str, Any]] = json.loads(done.stdout)["figures"]
     return figures
+
+
+@pytest.mark.exhaustive
+def test_islands_are_timed_beside_ddp_and_send_far_less(tmp_path: Path) -> None:
+    found = figures_of("islands", tmp_path, megabytes=1, timeout_s=600)
+    values = {figure["name"]: figure["value"] for figure in found}
+    assert values["no limit, DDP: sent"] == 4.0
+    assert values["no limit, islands: fewer"] > 100
 
 
 @pytest.mark.exhaustive
