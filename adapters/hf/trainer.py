@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from holdfast.adapters.hf.accepted import check_arguments
 from holdfast.adapters.hf.arguments import HoldfastArguments
 from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
-from holdfast.adapters.hf.grpo import is_grpo, sample_by_microbatch
+from holdfast.adapters.hf.grpo import is_grpo, settle
 from holdfast.adapters.hf.kept import FirstState
 from holdfast.adapters.hf.ranks import NOT_THE_LEADER, as_only_process, check_alone, stand_at
 from holdfast.elastic import ConfigError, Run, resilient
@@ -37,8 +37,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         self.holdfast = given
         check_arguments(self.args, type(self))
         check_alone(self)
-        if is_grpo(self):
-            sample_by_microbatch(self)
+        self.holdfast_rounds = settle(self) if is_grpo(self) else None
         self._hands_on_logs = self.callback_handler.on_log
         self.callback_handler.on_log = self._on_log
         self._generation: GenerationOfTrainer | None = None
@@ -114,6 +113,8 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         with self._generation.run.pause():
             if self.is_world_process_zero():
                 super()._save_checkpoint(model, trial)
+                name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                self._generation.save_beside(Path(self._get_output_dir(trial=trial), name))
             elif self.state.best_global_step:
                 name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
                 self.state.best_model_checkpoint = str(Path(self.args.output_dir, name))
