@@ -88,7 +88,7 @@ def digits(completions: list[str], **_: Any) -> list[float]:
 
 def short(completions: list[str], log_metric: Any, **_: Any) -> list[float | None]:
     """Reward brevity, but not of every text."""
-    log_metric("seen", float(len(completions[0])))
+    log_metric("seen", sum(map(len, completions)) / len(completions))
     return [None if text.endswith("a") else 1.0 / (1 + len(text)) for text in completions]
 
 
@@ -117,6 +117,7 @@ def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         "max_completion_length": MOST_TOKENS,
         "learning_rate": 0.5,
         "optim": "sgd",  # adamw makes a step of any rounding in a gradient that is nearly 0
+        "bf16": False,  # its rounding depends on when a loss is divided
         "use_cpu": True,
         "report_to": [],
         "disable_tqdm": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +12,19 @@ from typing import Any, Final
 import torch
 
 from holdfast.adapters.hf.grpo.buffered import BufferedRounds
+from holdfast.adapters.hf.grpo.exchange import of_all_microbatches
 from holdfast.adapters.hf.grpo.finished import FinishedWork
 from holdfast.adapters.hf.grpo.prompts import Prompts
 from holdfast.adapters.hf.grpo.sampling import RoundSampler
 from holdfast.adapters.hf.grpo.shape import Epochs, RoundShape
+from holdfast.adapters.hf.grpo.values import decode, encode
+from holdfast.adapters.hf.kept import metrics_of
 from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import as_only_process
 from holdfast.elastic import Run, session_of
 
 _ENTRY: Final = "rounds"
+_TIME: Final = "step_time"
 
 
 class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
@@ -41,6 +46,7 @@ class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
         self._rounds = BufferedRounds(shape, self._epochs, finished)
         self._sampler = RoundSampler(trainer, run, shape, prompts=prompts, finished=finished)
         self._epoch = 0
+        self._found = list[bytes]()
 
     def tracked(self) -> dict[str, Any]:
         """Return the entries of the state that belong to the passes."""
@@ -56,15 +62,28 @@ class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
 
     def run_pass(self) -> float:
         """Make the mean gradient of the step; return its loss."""
-        step = self._run.completed
+        begun, step = time.perf_counter(), self._run.completed
         self._epoch, microbatches = self._epochs.of_step(step)
         if rounds := self._rounds.missing(step):
             for each, slices in zip(rounds, self._sampler.sample(rounds), strict=True):
                 self._rounds.add(*each, slices)
+        metrics = metrics_of(self._trainer)
+        before, self._found = {key: list(values) for key, values in metrics.items()}, []
         loss = super().run_pass()
+        metrics.clear()
+        metrics.update(self._joined(before))
+        metrics[_TIME] = [*before.get(_TIME, []), time.perf_counter() - begun]
         self._trainer._step = self._counted(microbatches.stop)
         self._rounds.drop_spent(step + 1)
         return loss
+
+    def _joined(self, before: dict[str, list[float]]) -> dict[str, list[float]]:
+        """Return the metrics with those of all ranks' microbatches, each as TRL collects it."""
+        found = {key: list(values) for key, values in before.items()}
+        for data in filter(None, of_all_microbatches(self._run, self._found)):
+            for key, values in decode(data).items():
+                found.setdefault(key, []).extend(values)
+        return found
 
     def _counted(self, microbatch: int) -> int:
         """Return the number of a microbatch in all epochs, as TRL counts them."""
@@ -83,7 +102,11 @@ class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
         part = self._rounds.at(self._epoch, inputs)
         self._trainer._step = self._counted(inputs)
         with as_only_process(self._trainer), self._prepared(part):
-            return super()._train(part)
+            loss = super()._train(part)
+        found = metrics_of(self._trainer)
+        found.pop(_TIME, None)
+        self._found.append(encode(dict(found), what="the metrics"))
+        return loss
 
     @contextmanager
     def _prepared(self, part: dict[str, Any]) -> Iterator[None]:

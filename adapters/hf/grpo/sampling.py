@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from holdfast.adapters.hf.grpo.exchange import of_all_microbatches
 from holdfast.adapters.hf.grpo.finished import FinishedWork
 from holdfast.adapters.hf.grpo.prompts import Prompts
 from holdfast.adapters.hf.grpo.shape import RoundShape
@@ -74,7 +75,7 @@ class RoundSampler:
                 done[str(index)] = self._chunk(name, part, begin=begin, known=known)
             mine.append(encode(done, what="a chunk"))
         everything: dict[str, Any] = {}
-        for data in self._gathered(mine):
+        for data in of_all_microbatches(run, mine):
             everything |= decode(data)
         return [
             [everything[str(number * shape.chunks + chunk)] for chunk in range(shape.chunks)]
@@ -136,15 +137,6 @@ class RoundSampler:
         with _in_place(trainer, generate, rollout, reward, logps=_no_logps), _unseen(trainer):
             trainer._generate_and_score_completions(rows)
         return made
-
-    def _gathered(self, mine: list[bytes]) -> list[bytes]:
-        """Return the bytes of every microbatch."""
-        run = self._run
-        longest = int(run.reduce([len(data) for data in mine], "max"))
-        rows = [
-            torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8) for data in mine
-        ]
-        return [row.numpy().tobytes() for row in run.gather(rows)]
 
     # -- rounds ----------------------------------------------------------------------------------
 
