@@ -34,3 +34,9 @@ def lightning() -> Run:
 def torchtitan() -> Run:
     """Return a function that runs a program of the environment with torchtitan."""
     return runner("torchtitan")
+
+
+@pytest.fixture(scope="session")
+def trl() -> Run:
+    """Return a function that runs a program of the environment with TRL."""
+    return runner("trl")

@@ -92,6 +92,12 @@ def short(completions: list[str], log_metric: Any, **_: Any) -> list[float | Non
     return [None if text.endswith("a") else 1.0 / (1 + len(text)) for text in completions]
 
 
+def timeless(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return the logs without those that are times, speeds or counts of operations."""
+    times = ("runtime", "per_second", "step_time", "total_flos")
+    return {k: v for k, v in logs.items() if not any(each in k for each in times)}
+
+
 class Collected(TrainerCallback):  # type: ignore[misc]
     """Keeps the logs without times."""
 
@@ -100,9 +106,7 @@ class Collected(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Keep one."""
-        times = ("runtime", "per_second", "step_time", "total_flos")
-        kept = {k: v for k, v in given["logs"].items() if not any(each in k for each in times)}
-        self.logs.append([state.global_step, kept])
+        self.logs.append([state.global_step, timeless(given["logs"])])
 
 
 def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -124,6 +128,7 @@ def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         **settings,
     }
     prompts, both = given.pop("prompts", 24), given.pop("both", False)
+    rollout = answers if given.pop("rolls", True) else None
     collected = Collected()
     trainer = kind(
         model=model(),
@@ -131,7 +136,7 @@ def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         train_dataset=rows(prompts),
         processing_class=tokenizer(),
         reward_funcs=[digits, short] if both else digits,
-        rollout_func=answers,
+        rollout_func=rollout,
         callbacks=[collected],
         **more,
     )
@@ -140,8 +145,8 @@ def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"logs": collected.logs, "weights": weights}
 
 
-def shuffled_by_step(kind: type) -> type:
-    """Return a Trainer that deals the completions of a round out in an order of their texts."""
+def dealt_alike(kind: type) -> type:
+    """Return a Trainer that deals the completions of every round out in the same order."""
 
     class Dealt(kind):  # type: ignore[misc,valid-type]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -157,7 +162,7 @@ def main(folder: Path, cases: dict[str, dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     os.chdir(folder)
-    own, report = shuffled_by_step(GRPOTrainer), {}
+    own, report = dealt_alike(GRPOTrainer), {}
     for name, settings in cases.items():
         report[name] = [
             trained(own, settings),

@@ -10,7 +10,8 @@ from holdfast.elastic import Run
 def of_all_microbatches(run: Run, mine: list[bytes]) -> list[bytes]:
     """Return the bytes of every microbatch in order; of one without samples, none.
 
-    ``mine`` are those of this rank's microbatches in the last pass, and end in no blank. Collective.
+    ``mine`` are those of this rank's microbatches in the last pass; they end in no blank.
+    Collective, between the passes.
     """
     longest = int(run.reduce([len(data) for data in mine], "max"))
     blank = ord(" ")
