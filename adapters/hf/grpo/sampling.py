@@ -104,12 +104,12 @@ class RoundSampler:
 
     def _chunk(self, name: str, rows: Any, *, begin: str, known: dict[str, bytes]) -> Any:
         """Return completions and rewards of one chunk, from a log as far as they are there."""
-        trainer, seed = self._trainer, torch.initial_seed()
+        trainer = self._trainer
 
         def once(stage: str, work: Callable[[], Any]) -> Any:
             key = f"{name}/{stage}"
             if (data := known.get(key)) is None:
-                seed_all(stream_seed(seed, key))
+                seed_all(stream_seed(self._seed, "completions", key))
                 data = encode(work(), what=f"the result of {stage}")
                 self._finished.append(f"{begin}{key}", data)
             return decode(data)
