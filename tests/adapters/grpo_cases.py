@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -128,6 +129,7 @@ def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         **settings,
     }
     prompts, both = given.pop("prompts", 24), given.pop("both", False)
+    lora = given.pop("lora", False)
     rollout = answers if given.pop("rolls", True) else None
     collected = Collected()
     trainer = kind(
@@ -138,6 +140,7 @@ def trained(kind: Any, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
         reward_funcs=[digits, short] if both else digits,
         rollout_func=rollout,
         callbacks=[collected],
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
         **more,
     )
     trainer.train()

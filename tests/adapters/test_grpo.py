@@ -71,6 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps_per_generation": 4,
     },
     "reference model": {"beta": 0.2, "use_bias_correction_kl": True, "num_iterations": 2},
+    "adapter": {"lora": True, "beta": 0.2, "num_iterations": 2},
     "top entropy": {"top_entropy_quantile": 0.5, "num_iterations": 2},
     "clipped, logged every second step": {
         "epsilon": 0.05,

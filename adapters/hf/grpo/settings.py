@@ -58,6 +58,11 @@ def _check(trainer: Any) -> None:
             f"loss_type={trainer.loss_type!r} is not supported with resilient_trainer yet: give "
             f"one of {', '.join(sorted(_LOSSES))}"
         )
+    if getattr(trainer, "_is_vlm", False):
+        raise ConfigError(
+            "GRPOTrainer(processing_class=...) with a processor of images is not supported yet with "
+            "resilient_trainer: give the tokenizer alone, and prompts without images"
+        )
     for name in ("tools", "environment_factories"):
         if getattr(trainer, name, None):
             raise ConfigError(

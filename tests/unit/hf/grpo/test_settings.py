@@ -77,6 +77,7 @@ def test_a_round_serves_one_step_unless_the_arguments_say_more(
         ({"loss_type": "new"}, "loss_type='new' is not supported.*bnpo, cispo"),
         ({"tools": [print]}, r"GRPOTrainer\(tools=...\) is not supported"),
         ({"environment_factories": {"a": dict}}, r"GRPOTrainer\(environment_factory=...\)"),
+        ({"_is_vlm": True}, "a processor of images is not supported.*give the tokenizer alone"),
         ({"kind": Own}, r"resilient_trainer\(Own\): it has a _prepare_inputs of its own"),
     ],
 )
