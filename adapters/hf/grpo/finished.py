@@ -32,6 +32,8 @@ def name_of(seat: str) -> str:
 class FinishedWork:
     """The entries of one generation's rank; without its sidecar, or without memory, none are kept.
 
+    A key begins with the step, then has the stage of the script and whatever else tells the work.
+
     ``writers`` are the ranks of this generation and of earlier ones whose logs may be needed; they
     belong in the state.
     """
@@ -44,18 +46,46 @@ class FinishedWork:
         self._store: LogStore | None = None
         self._steps: deque[tuple[int, int]] = deque()
         self._is_refused = False
+        self._entries: dict[str, bytes] | None = None
+        self._newest = -1
 
     def inherit(self, writers: list[Writer]) -> None:
         """Add the writers of a restored state."""
         self.writers += [each for each in writers if each not in self.writers]
 
     def found(self, begin: str) -> dict[str, bytes]:
-        """Return the entries of all writers whose keys begin so; for rank 0."""
-        entries = dict[str, bytes]()
-        for seat, node in self.writers:
-            logs = self._session.sidecar
-            entries |= read_records(logs, name_of(seat), join, node=node, limit_s=_READ_S)
-        return chosen(entries, begin=begin)
+        """Return the entries of all writers whose keys begin so; for rank 0.
+
+        ``begin`` begins with the present step. The logs are read once: they get nothing new for
+        steps that were sampled before.
+        """
+        if self._entries is None:
+            self._entries = {}
+            for seat, node in self.writers:
+                logs = self._session.sidecar
+                found = read_records(logs, name_of(seat), join, node=node, limit_s=_READ_S)
+                self._entries |= found
+            self._newest = max(map(_step_of, self._entries), default=-1)
+        present = _step_of(begin)
+        self._entries = {key: v for key, v in self._entries.items() if _step_of(key) >= present}
+        return chosen(self._entries, begin=begin)
+
+    @property
+    def is_over(self) -> bool:
+        """True if no restore needs the work of ranks that are gone; for rank 0."""
+        lost = set(self.writers) - set(self.present)
+        return bool(lost) and self._entries is not None and self._run.protection.step > self._newest
+
+    def forget_lost(self) -> None:
+        """Drop the logs of ranks that are gone. All ranks call it at the same time."""
+        lost, self.writers = set(self.writers) - set(self.present), list(self.present)
+        if not self._run.is_leader:
+            return
+        for seat, node in lost:
+            try:
+                self._session.sidecar.log_drop(name_of(seat), node=node)
+            except CkptError as error:
+                _log.warning("the log of %s cannot be removed: %s", seat, error)
 
     def append(self, key: str, data: bytes) -> None:
         """Add an entry of the present step: it is in this node's memory when this returns."""
@@ -72,16 +102,6 @@ class FinishedWork:
             return
         self._steps.append((end, step))
 
-    def forget_lost(self) -> None:
-        """Drop the logs of ranks that are gone; for rank 0, when their work is in the state."""
-        for seat, node in self.writers:
-            if (seat, node) in self.present:
-                continue
-            try:
-                self._session.sidecar.log_drop(name_of(seat), node=node)
-            except CkptError as error:
-                _log.warning("the log of %s cannot be removed: %s", seat, error)
-
     def _opened(self, step: int) -> LogStore:
         if self._store is None:
             self._store = store = self._session.sidecar
@@ -96,6 +116,10 @@ class FinishedWork:
             keep_from, _ = self._steps.popleft()
         if keep_from is not None:
             store.log_truncate(self._name, keep_from)
+
+
+def _step_of(key: str) -> int:
+    return int(key.partition("/")[0])
 
 
 def writers_of(saved: Any) -> list[Writer]:

@@ -44,7 +44,6 @@ class RoundSampler:
         self._trainer, self._run, self._shape = trainer, run, shape
         self._prompts, self._finished = prompts, finished
         self._seed = session_of(run).seed
-        self._reads, self._first = True, run.completed
 
     def sample(self, rounds: list[Round]) -> list[list[dict[str, Any]]]:
         """Return the slices of each round; collective, between the passes of a step."""
@@ -83,23 +82,17 @@ class RoundSampler:
         ]
 
     def _known(self) -> tuple[str, dict[str, bytes]]:
-        """Return the begin of the present step's keys, and its entries that are in logs.
-
-        Once in a generation rank 0 reads the logs; later steps find nothing new in them.
-        """
-        run, found, begin = self._run, dict[str, bytes](), ""
+        """Return the begin of the present step's keys, and its entries that are in logs."""
+        run, told = self._run, {}
         if run.is_leader:
             model = self._trainer.model
             weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
-            begin = f"{run.completed}/{state_hash(weights)[:32]}/"
-            if self._reads:
-                found = self._finished.found(begin)
-            elif run.protection.step > self._first:
-                self._finished.forget_lost()
-        if self._reads:
-            self._reads, self._first = False, run.completed
-        told = {"begin": begin, "found": {key: data.decode() for key, data in found.items()}}
+            begin = f"{run.completed}/{session_of(run).stage}/{state_hash(weights)[:32]}/"
+            found = {key: data.decode() for key, data in self._finished.found(begin).items()}
+            told = {"begin": begin, "found": found, "over": self._finished.is_over}
         answer = decode(from_leader(run, encode(told, what="a log")))
+        if answer["over"]:
+            self._finished.forget_lost()
         return answer["begin"], {key: text.encode() for key, text in answer["found"].items()}
 
     def _chunk(self, name: str, rows: Any, *, begin: str, known: dict[str, bytes]) -> Any:

@@ -60,7 +60,7 @@ def _check(trainer: Any) -> None:
         )
     if getattr(trainer, "_is_vlm", False):
         raise ConfigError(
-            "GRPOTrainer(processing_class=...) with a processor of images is not supported yet with "
+            "GRPOTrainer(processing_class=...): a processor of images is not supported yet with "
             "resilient_trainer: give the tokenizer alone, and prompts without images"
         )
     for name in ("tools", "environment_factories"):
