@@ -66,7 +66,7 @@ def rows(count: int) -> Dataset:
 def answers(prompts: list[str], trainer: Any) -> dict[str, Any]:
     """Answer from the prompt, the place in its group and the step alone, so not from the weights.
 
-    Where both loops have the same completions, what is left to compare are their computations.
+    So both loops have the same completions, and their computations are compared.
     """
     known, seen = trainer.processing_class, dict[str, int]()
     found: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
