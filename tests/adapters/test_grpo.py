@@ -13,7 +13,7 @@ from typing import Any
 import environments
 import pytest
 from jobs import launched, trainers
-from programs import Run
+from programs import JOB_S, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -172,7 +172,8 @@ def test_a_job_killed_within_a_round_ends_as_one_rank_left_alone(
     python = str(environments.python("trl"))
     config = replace(config, command=(python, *config.command[1:]))
     with launched(config) as running:
-        outcome = running.finish()
+        outcome = running.launcher.wait(JOB_S)  # its workers import TRL, each for itself
+        assert outcome is not None, "the job is not over"
         assert outcome.ok, outcome.message
     assert (folder / "died").exists()
     assert results(folder) == results(alone[rolls])
