@@ -16,14 +16,16 @@ from holdfast.ckpt.format import codecs
 from holdfast.ckpt.memory.target import CheckpointTarget, DiskTarget
 from holdfast.ckpt.parity.groups import GROUP_SIZE
 from holdfast.ckpt.types import Json
+from holdfast.elastic import randomness
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.sea.settings import Islands
 
 Exact: TypeAlias = Literal["float32", "int64"] | None
 """Method that makes sums of gradients independent of the world: rounding, fixed point, or none."""
 
-OVERRIDABLE: Final = ("snapshots", "checkpoint", "timeouts", "rehearse")
+OVERRIDABLE: Final = ("snapshots", "checkpoint", "timeouts", "rehearse", "islands")
 """The fields of `Settings` that a launcher may override (`Settings.overridden`)."""
 
 MAX_STOP_GRACE_S = 4.0
@@ -301,9 +303,10 @@ _GROUPS: Final[dict[str, type]] = {
     "snapshots": Snapshots,
     "checkpoint": Checkpoints,
     "loss_guard": LossGuard,
+    "islands": Islands,
     "timeouts": Timeouts,
 }
-_OPTIONAL: Final = ("checkpoint", "loss_guard")
+_OPTIONAL: Final = ("checkpoint", "loss_guard", "islands")
 
 
 def _group_rule(name: str, kind: type) -> Rule:
@@ -337,6 +340,7 @@ class Settings:
     exact: Exact = None
     seed: int = 0
     loss_guard: LossGuard | None = None
+    islands: Islands | None = None
     rehearse: bool = True
     timeouts: Timeouts = Timeouts()
 
@@ -344,6 +348,7 @@ class Settings:
         values = {name: getattr(self, name) for name in _SETTINGS}
         checks.check("resilient", values, _SETTINGS, error=ConfigError)
         self._check_cut()
+        self._check_island()
 
     def _check_cut(self) -> None:
         for ep in sizes_of(self.mesh.ep):
@@ -363,6 +368,47 @@ class Settings:
                 f"exact={self.exact!r} with Mesh(ep={self.mesh.ep}): an expert adds up the tokens "
                 "of so many microbatches at once; give one size, or set exact=None"
             )
+
+    def _check_island(self) -> None:
+        if self.islands is None:
+            return
+        for axis in ("pp", "ep"):
+            if sizes_of(getattr(self.mesh, axis)) != (1,):
+                raise ConfigError(
+                    f"islands with Mesh({axis}={getattr(self.mesh, axis)}): islands merge whole "
+                    f"parameters that every group has; give {axis}=1, or leave islands out"
+                )
+        if self.mesh.device == "cuda":
+            raise ConfigError(
+                "islands with Mesh(device='cuda'): islands train on the CPU in this version; give "
+                "device='cpu', or leave islands out"
+            )
+        if self.loss_guard is not None and self.loss_guard.rolls_back:
+            raise ConfigError(
+                "islands with a LossGuard that rolls back: work that other islands have merged "
+                "cannot be taken back; give another action, or leave islands out"
+            )
+
+    def check_named(self) -> None:
+        """Raise ``ConfigError`` for an island without a name or a meeting place."""
+        missing = [n for n in ("name", "meet") if self.islands and not getattr(self.islands, n)]
+        if missing:
+            options = {"name": "--island NAME", "meet": "--sea URL"}
+            raise ConfigError(
+                f"Islands({missing[0]}=''): an island needs a name and a meeting place; give "
+                f"{missing[0]}=..., or start it with holdfast run {options[missing[0]]}"
+            )
+
+    @property
+    def own_seed(self) -> int:
+        """The seed of the order of samples and of every random stream in the loop.
+
+        It is ``seed``, except of an island: each has other samples and draws, by its name, while
+        ``seed`` gives all of them the same first weights.
+        """
+        if self.islands is None:
+            return self.seed
+        return randomness.stream_seed(self.seed, "island", self.islands.name)
 
     @property
     def _kept(self) -> int:
@@ -388,6 +434,11 @@ class Settings:
                     f"the launcher overrides {name!r}: only {', '.join(OVERRIDABLE)} can be"
                 )
             before = getattr(self, name)
+            if name == "islands" and before is None:
+                raise ConfigError(
+                    "the launcher gives an island a name or a meeting place, and the script is "
+                    "none: write @holdfast.resilient(islands=holdfast.Islands(...)) there"
+                )
             if name not in _GROUPS:
                 changed[name] = value
             elif before is not None:

@@ -78,3 +78,10 @@ class NotFiniteError(JobFailedError):
 
     code = "HF023"
     remedy = "Find the parameter that the message names; lower the learning rate, or clip."
+
+
+class SeaError(HoldfastError):
+    """A record, a work or a payload does not fit the sea of islands that it is for."""
+
+    code = "HF035"
+    remedy = "Follow the message; an island whose own state is at fault enters the sea anew."

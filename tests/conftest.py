@@ -19,7 +19,7 @@ settings.register_profile("repeatable", settings.get_profile("patient"), derando
 settings.register_profile("explore", settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
 
-pytest_plugins = ["service_fixtures", "etcd_fixtures"]
+pytest_plugins = ["service_fixtures", "object_places", "own_servers", "etcd_fixtures"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -70,6 +70,10 @@ COMMANDS: Final = {
         "commands.prune",
         "remove old checkpoints, but never the newest verified one",
     ),
+    "islands": (
+        "islands.command",
+        "look at runs that merge their weights, and repeat their merges",
+    ),
     "bench": (
         "bench.command",
         "measure snapshots, checkpoints and parity on this machine",

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from holdfast.adapters.dcp.metadata import PICKLE_FAULTS, InertObject, check_memo
+from holdfast.ckpt.convert.torch_save import ZIP_FAULTS
 from holdfast.ckpt.errors import CorruptError, StateError
 from holdfast.ckpt.state import plain
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES
@@ -122,8 +123,7 @@ def _pickle_of(path: Path) -> bytes:
                     f"{path}: is not as torch.save writes it; restore it from a copy"
                 )
             return archive.read(parts[0])
-    # zipfile has no error of its own for a damaged archive: it raises any of these
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, RuntimeError) as error:
+    except ZIP_FAULTS as error:
         raise CorruptError(
             f"{path}: is no archive of torch.save ({error}); restore it from a copy"
         ) from error

@@ -60,11 +60,12 @@ _OF_GRPO: Final = _names(
     """
     model_init_kwargs trust_remote_code disable_dropout num_generations num_generations_eval
     max_completion_length shuffle_dataset pad_to_multiple_of generation_batch_size
-    steps_per_generation temperature top_p top_k min_p generation_kwargs chat_template_kwargs
-    repetition_penalty cache_implementation beta epsilon delta epsilon_high sapo_temperature_neg
-    sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
-    importance_sampling_level reward_weights multi_objective_aggregation scale_rewards
-    mask_truncated_completions top_entropy_quantile use_bias_correction_kl log_multimodal loss_type
+    steps_per_generation num_iterations temperature top_p top_k min_p generation_kwargs
+    chat_template_kwargs repetition_penalty cache_implementation beta epsilon delta epsilon_high
+    sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg
+    vespo_lambda_neg importance_sampling_level reward_weights multi_objective_aggregation
+    scale_rewards mask_truncated_completions top_entropy_quantile use_bias_correction_kl
+    log_multimodal loss_type
     """
 )
 

@@ -8,19 +8,20 @@ import math
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from holdfast.adapters.hf.grpo import MicrobatchesOfGrpo, is_grpo
+from holdfast.adapters.hf.grpo import MicrobatchesOfGrpo
 from holdfast.adapters.hf.kept import FirstState, KeptTrainer
 from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import stand_at
 from holdfast.adapters.hf.sharded import cut, share_first
 from holdfast.adapters.hf.shards import ShardedModel
 from holdfast.ckpt import Rebuilt
-from holdfast.elastic import ConfigError, Loader, Run, session_of
+from holdfast.elastic import ConfigError, Run, session_of
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class GenerationOfTrainer:
         self.run = run
         self._trainer, self._journey, self._ignore_keys = trainer, journey, ignore_keys
         self._kept: KeptTrainer | None = None
+        self._work: MicrobatchesOfTrainer | None = None
         self._in_loop, self._began, self._batches = False, 0, 0
         self._backward = trainer.accelerator.backward
 
@@ -69,18 +71,15 @@ class GenerationOfTrainer:
         if again and journey.first is not None:
             journey.first.put_back()
         self._warn_of_idle_ranks()
-        loader = self._loader()
-        steps, total = len(loader), self._planned(len(loader))
+        work = self._work = self._made_work()
+        steps, total = len(work.loader), self._planned(len(work.loader))
         self._begin_state(steps, total)
         if trainer.args.fsdp:
             journey.shards = cut(trainer, run)
             if journey.first is not None and journey.first.is_dropped:
                 self._drop_whole()
-        self._track(loader, again=again)
+        self._track(work, again=again)
         trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
-        work = (MicrobatchesOfGrpo if is_grpo(trainer) else MicrobatchesOfTrainer)(
-            trainer, run, loader
-        )
         run.on_protected(self._hand_on)
         start, begun, self._began = time.time(), True, run.completed
         self._in_loop = True
@@ -122,7 +121,19 @@ class GenerationOfTrainer:
             self._kept.waiting.append((self.run.completed, dict(logs)))
         return True
 
-    def _loader(self) -> Any:
+    def save_beside(self, folder: Path) -> None:
+        """Write into a ``checkpoint-N`` what a run needs that goes on from it."""
+        if self._work is not None and not self._trainer.args.save_only_model:
+            self._work.save(folder)
+
+    def _made_work(self) -> MicrobatchesOfTrainer:
+        trainer, run, made = self._trainer, self.run, self._made_loader()
+        if trainer.holdfast_rounds is not None:
+            return MicrobatchesOfGrpo(trainer, run, made, trainer.holdfast_rounds)
+        made.worker_init_fn = None  # it seeds by rank; samples have seeds of their own
+        return MicrobatchesOfTrainer(trainer, run, run.loader(made))
+
+    def _made_loader(self) -> Any:
         trainer = self._trainer
         prepare, trainer.accelerator.prepare = trainer.accelerator.prepare, lambda each: each
         try:
@@ -135,8 +146,7 @@ class GenerationOfTrainer:
                 "set that can be indexed, or write the loop with run.loader, which takes streams"
             )
         self._batches = len(made)
-        made.worker_init_fn = None  # it seeds by rank; samples have seeds of their own
-        return self.run.loader(made)
+        return made
 
     def _planned(self, steps_of_epoch: int) -> int:
         args = self._trainer.args
@@ -188,7 +198,7 @@ class GenerationOfTrainer:
                 ranks,
             )
 
-    def _track(self, loader: Loader, *, again: bool) -> None:
+    def _track(self, work: MicrobatchesOfTrainer, *, again: bool) -> None:
         """Track the state, and restore it if there is a restore point."""
         trainer, run, journey = self._trainer, self.run, self._journey
         kept = self._kept = KeptTrainer(trainer)
@@ -197,7 +207,7 @@ class GenerationOfTrainer:
         if trainer.holdfast.rebuild_frozen:
             model = Rebuilt(model)
         parts = {"model": model, "optimizer": trainer.optimizer}
-        run.track(**parts, scheduler=trainer.lr_scheduler, **{_ENTRY: kept})
+        run.track(**parts, scheduler=trainer.lr_scheduler, **{_ENTRY: kept}, **work.tracked())
         if run.completed or journey.first is None:
             return
         if again and journey.first.is_dropped:
@@ -208,7 +218,8 @@ class GenerationOfTrainer:
             )
         self._share_first()
         if journey.resume_from is not None:
-            session_of(run).begin_at(trainer.state.global_step, loader)
+            session_of(run).begin_at(trainer.state.global_step, work.loader)
+            work.resume(journey.resume_from)
 
     def _share_first(self) -> None:
         """Give all ranks the first weights of rank 0, which each rank made by itself."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -23,8 +24,19 @@ class MicrobatchesOfTrainer:
     """The passes of one generation; ``loader`` gives the Trainer's own batches."""
 
     def __init__(self, trainer: Any, run: Run, loader: Loader) -> None:
-        self._trainer, self._run, self._loader = trainer, run, loader
+        self._trainer, self._run = trainer, run
+        self.loader: Any = loader
         trainer.accelerator.backward = self._backward
+
+    def tracked(self) -> dict[str, Any]:
+        """Return the entries of the state that belong to the passes."""
+        return {}
+
+    def resume(self, folder: str) -> None:
+        """Take what a ``checkpoint-N`` has beside the Trainer's own files."""
+
+    def save(self, folder: Path) -> None:
+        """Write that into a ``checkpoint-N``."""
 
     def run_pass(self) -> float:
         """Make the mean gradient of the step; return the mean loss of all ranks' microbatches."""
@@ -32,7 +44,7 @@ class MicrobatchesOfTrainer:
         metrics = metrics_of(trainer)
         before = {key: list(values) for key, values in metrics.items()}
         base, counts, names = self._counts(), [], dict[str, None]()
-        for inputs in run.microbatches(self._loader, weigh=self._weigh):
+        for inputs in run.microbatches(self.loader, weigh=self._weigh):
             metrics.clear()
             loss = self._train(inputs)
             means = _means(metrics)

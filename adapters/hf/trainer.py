@@ -22,7 +22,7 @@ from holdfast.adapters.hf.evaluation import (
     seeded,
 )
 from holdfast.adapters.hf.generation import GenerationOfTrainer, Journey
-from holdfast.adapters.hf.grpo import is_grpo, sample_by_microbatch
+from holdfast.adapters.hf.grpo import is_grpo, settle
 from holdfast.adapters.hf.kept import FirstState
 from holdfast.adapters.hf.ranks import NOT_THE_LEADER, as_only_process, check_alone, stand_at
 from holdfast.adapters.hf.sharded import unannounced
@@ -49,8 +49,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         self.holdfast = given
         check_arguments(self.args, type(self))
         check_alone(self)
-        if is_grpo(self):
-            sample_by_microbatch(self)
+        self.holdfast_rounds = settle(self) if is_grpo(self) else None
         self._hands_on_logs = self.callback_handler.on_log
         self.callback_handler.on_log = self._on_log
         self._generation: GenerationOfTrainer | None = None
@@ -167,6 +166,8 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
         with self._generation.run.pause(), self._generation.lifted():
             if self.is_world_process_zero():
                 super()._save_checkpoint(model, trial)
+                name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                self._generation.save_beside(Path(self._get_output_dir(trial=trial), name))
             elif self.state.best_global_step:
                 name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
                 self.state.best_model_checkpoint = str(Path(self.args.output_dir, name))

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from holdfast import elastic
@@ -37,6 +35,7 @@ from holdfast.adapters.rl.server.salvage import read_log, take_over
 from holdfast.adapters.rl.server.server import LedgerState
 from holdfast.adapters.rl.server.serving import Serving
 from holdfast.adapters.rl.weights.pull import weights_of
+from holdfast.adapters.shared.broadcasting import from_leader
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailedError
@@ -130,7 +129,7 @@ class Rollouts:
             found, seen = self._sampled(step) if self._served is None else self._gathered(step)
             self._judge(step, self.checker.check(seen))
             payload = msgspec.json.encode(found)
-        return msgspec.json.decode(self._from_rank_0(payload), type=list[Trajectory])
+        return msgspec.json.decode(from_leader(self._run, payload), type=list[Trajectory])
 
     @contextmanager
     def serve(
@@ -319,16 +318,3 @@ class Rollouts:
                 except CkptError as error:
                     _log.warning("the token log of %s cannot be removed: %s", worker.seat, error)
         self._state.workers = ()
-
-    def _from_rank_0(self, payload: bytes) -> bytes:
-        run = self._run
-        if run.world_size == 1:
-            return payload
-        group = run.mesh.get_group()
-        size = torch.tensor([len(payload)])
-        dist.broadcast(size, group=group, group_src=0)
-        data = torch.zeros(int(size), dtype=torch.uint8)
-        if run.is_leader:
-            data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-        dist.broadcast(data, group=group, group_src=0)
-        return data.numpy().tobytes()

@@ -54,6 +54,14 @@ UNREADABLE: Final = (
     MemoryError,
 )
 """Errors of ``torch.load`` for bytes that ``torch.save`` did not write."""
+ZIP_FAULTS: Final = (
+    zipfile.BadZipFile,
+    NotImplementedError,
+    ValueError,
+    OSError,
+    RuntimeError,
+)
+"""Errors of ``zipfile`` for a damaged archive, which has no one of its own for all of them."""
 _TYPE: Final = re.compile(r"(?:GLOBAL|class|type) ([A-Za-z_][\w.]*)")
 
 
@@ -211,8 +219,7 @@ def _check_archive(file: IO[bytes], origin: str) -> None:
     """
     try:
         parts = zipfile.ZipFile(file).infolist()
-    # zipfile has no error of its own for a damaged archive: it raises any of these
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, RuntimeError):
+    except ZIP_FAULTS:
         return
     for part in parts:
         if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size:

@@ -71,7 +71,7 @@ class StepWork:
             tell=self._tell_shares,
         )
         self._site = LoaderContext(
-            seed=settings.seed,
+            seed=settings.own_seed,
             microbatches=settings.batch.microbatches,
             states=states,
             abreast=world.record.mesh.ep,
@@ -150,7 +150,7 @@ class StepWork:
     def _fetch(self, dataset: MapDataset[Any] | None, *, step: int, microbatch: int) -> Any:
         if dataset is None:
             return microbatch
-        batch, seed = self._settings.batch, self._settings.seed
+        batch, seed = self._settings.batch, self._settings.own_seed
         wanted = positions(
             step=step, microbatch=microbatch, microbatches=batch.microbatches, size=batch.size
         )

@@ -33,6 +33,13 @@ from holdfast.ckpt.events import (
     CheckpointStarted,
     Event,
 )
+from holdfast.elastic.events.islands import (
+    IslandJoined,
+    IslandLeft,
+    TideAdopted,
+    TidePublished,
+    WeightsGiven,
+)
 from holdfast.elastic.events.job import (
     Detected,
     EventsLost,
@@ -135,6 +142,8 @@ __all__ = [
     "FencingBegun",
     "FencingDone",
     "GenerationProposed",
+    "IslandJoined",
+    "IslandLeft",
     "JobEnded",
     "JobSeated",
     "JobStarted",
@@ -166,11 +175,14 @@ __all__ = [
     "StepUnprotected",
     "StragglerFound",
     "StragglerOver",
+    "TideAdopted",
+    "TidePublished",
     "TokensSampled",
     "TrainingHeld",
     "TrainingResumed",
     "UserEvent",
     "VersionUnavailable",
+    "WeightsGiven",
     "WeightsPulled",
     "WeightsRefused",
     "WorkerExited",

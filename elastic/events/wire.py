@@ -14,11 +14,11 @@ from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.events import ENVELOPE, VERSION, Event
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.events import job, rollouts, training
+from holdfast.elastic.events import islands, job, rollouts, training
 
 
 def _kinds() -> Iterator[type[Event]]:
-    for module in (job, training, checkpoints, rollouts):
+    for module in (job, training, checkpoints, rollouts, islands):
         for found in vars(module).values():
             own = isinstance(found, type) and found.__module__ == module.__name__
             if own and issubclass(found, Event) and found.tag():

@@ -245,6 +245,11 @@ class GenerationWorld(Peers):
             mark.record()
             nccl.settle(mark, self.guard, timeout_s=self._timeout_s)
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Give every rank the tensor of rank 0, in place."""
+        if self.size > 1:
+            dist.broadcast(tensor, 0)
+
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.size > 1:

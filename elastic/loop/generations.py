@@ -52,6 +52,7 @@ from holdfast.elastic.errors import (
     GenerationOverError,
     JobFailedError,
     RollBackError,
+    SeaError,
     StateLostError,
     Stopped,
 )
@@ -69,6 +70,7 @@ from holdfast.elastic.loop.uncaught.printing import show_plainly
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.meeting.point import MeetingPoint
 from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
+from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.keeper import StateKeeper
 
@@ -77,7 +79,15 @@ _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-USER_ERRORS = (BudgetError, ConfigError, JobFailedError, MismatchError, StateError, StoreError)
+USER_ERRORS = (
+    BudgetError,
+    ConfigError,
+    JobFailedError,
+    MismatchError,
+    SeaError,
+    StateError,
+    StoreError,
+)
 """Errors that a retry cannot fix: the job ends at once with their message."""
 
 _stages = Stages()
@@ -99,6 +109,7 @@ def resilient(
     exact: Exact = ...,
     seed: int = ...,
     loss_guard: LossGuard | None = ...,
+    islands: Islands | None = ...,
     rehearse: bool = ...,
     timeouts: Timeouts | None = ...,
     worker_info: Callable[[], dict[str, Json]] | None = ...,
@@ -116,6 +127,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     exact: Exact = None,
     seed: int = 0,
     loss_guard: LossGuard | None = None,
+    islands: Islands | None = None,
     rehearse: bool = True,
     timeouts: Timeouts | None = None,
     worker_info: Callable[[], dict[str, Json]] | None = None,
@@ -138,6 +150,8 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     ``seed``: the seed of the model's initial weights, the order of samples and every random stream.
     The function begins with the global generators of torch, NumPy and Python seeded by it.
     ``loss_guard``: the response to a loss that is not finite or leaps (`LossGuard`; None: none).
+    ``islands``: this run is one of several that train one model far apart (`Islands`; None: it is
+    not).
     ``rehearse``: a worker that starts while others train calls the function once, up to the first
     step, before it joins, so that its initialization delays no other rank. Collectives do nothing
     during this rehearsal. False: no rehearsal.
@@ -157,6 +171,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
         exact=exact,
         seed=seed,
         loss_guard=loss_guard,
+        islands=islands,
         rehearse=rehearse,
         timeouts=Timeouts() if timeouts is None else timeouts,
     )
@@ -166,6 +181,11 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
             "returns a dict"
         )
 
+    if settings.islands is not None and TRACE_ENV in os.environ:
+        raise ConfigError(
+            "holdfast check runs a script several times, which an island cannot: check it without "
+            "islands=..., as a run of its own"
+        )
     home = _present_directory()
     if settings.checkpoint is not None and (order := os.environ.get(TRACE_ENV)):
         _keep_apart(_root(home, settings.checkpoint), order)
@@ -236,6 +256,7 @@ class Loop:
         try:
             overrides = self._stages.overrides(channel)
             overridden = self._settings.overridden(overrides, stage=self._name)
+            overridden.check_named()
             self._settings = _on_this_machine(overridden, home=self._home)
             self._stages.begin(self._name, self._settings, channel)
             with tuning.tuned():
@@ -397,8 +418,12 @@ def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
     if checkpoint is not None:
         root = redirects.to_write(_root(home, checkpoint))
         checkpoint = dataclasses.replace(checkpoint, root=str(root))
+    islands = settings.islands
+    if islands is not None and not scheme_of(islands.meet):
+        islands = dataclasses.replace(islands, meet=_below(home, islands.meet))
     return dataclasses.replace(
         settings,
+        islands=islands,
         mesh=mesh,
         snapshots=snapshots,
         checkpoint=checkpoint,

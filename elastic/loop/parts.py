@@ -10,6 +10,7 @@ from holdfast.elastic.config import Settings
 from holdfast.elastic.data.work import StepWork
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.islands.island import Island
 from holdfast.elastic.loop.loss_watch import LossWatch
 from holdfast.elastic.loop.session import Session
 from holdfast.elastic.loop.updates.place import LoopPlace
@@ -32,6 +33,7 @@ class RunParts:
     work: StepWork
     watch: UpdateWatch
     losses: LossWatch | None
+    island: Island | None = None
 
     def check(self) -> None:
         """Show progress; raise ``GenerationOverError`` if this generation is over."""

@@ -35,7 +35,6 @@ from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.ckpt.state.flatten import flatten
 from holdfast.ckpt.state.kinds import rebuilt
 from holdfast.ckpt.state.restore import restore, wanted
-from holdfast.ckpt.state.trees.per_rank import CarriedRanks
 from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import AgentChannel, Channel
@@ -49,9 +48,7 @@ from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
 from holdfast.elastic.seeding import kept, seed_all
-from holdfast.elastic.tracked.accepted import check_tracked
-from holdfast.elastic.tracked.cursor import KEY
-from holdfast.elastic.tracked.keeper import CARRIED, StateKeeper
+from holdfast.elastic.tracked.keeper import NOTHING, StateKeeper, with_own
 from holdfast.elastic.tracked.prefetch import Donors, Prefetcher
 
 LIMIT_S: Final = 600.0
@@ -132,14 +129,13 @@ class StageKeeper(StateKeeper):
 
     tracked: Callable[[Mapping[str, Any]], None]
 
-    def track(self, state: Mapping[str, Any]) -> None:
+    def track(self, state: Mapping[str, Any], *, own: Mapping[str, Any] = NOTHING) -> None:
         """See `StateKeeper.track`."""
-        check_tracked(state)
-        whole = {**state, KEY: self.cursor, CARRIED: CarriedRanks()}
+        whole = with_own(state, own, cursor=self.cursor)
         rebuilt.trust(flatten(whole, rank=self._world.rank).rebuilt.values())
         self.tracked(whole)
 
-    def begin(self, count: int) -> None:
+    def begin(self, count: int, *, prepare: Callable[[], None] | None = None) -> None:
         """End the rehearsal."""
         raise _FirstStepError(f"the first of {count} steps would begin now")
 

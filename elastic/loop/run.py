@@ -30,6 +30,7 @@ from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.groups.by_microbatch import ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.islands.island import Island
 from holdfast.elastic.loop.inside import users_line
 from holdfast.elastic.loop.logbook import Position, Write
 from holdfast.elastic.loop.loss_watch import LossWatch
@@ -87,12 +88,17 @@ class Run:
     ) -> None:
         self._settings, self._world = settings, world
         self._pulse, self._keeper = pulse, keeper
-        self._session = Session(channel, world, keeper, seed=settings.seed)
+        self._session = Session(channel, world, keeper, seed=settings.own_seed)
         self._logs = Metrics(settings.batch.microbatches)
         self._work = StepWork(
             channel, settings, world, states=keeper.cursor.places, beat=pulse.beat
         )
-        self._place = LoopPlace(keeper.cursor, seed=settings.seed)
+        self._place = LoopPlace(keeper.cursor, seed=settings.own_seed)
+        self._island = (
+            None
+            if settings.islands is None
+            else Island(channel, settings, world, pulse=pulse, keeper=keeper)
+        )
         self._watch = UpdateWatch(stages=world.record.mesh.pp, exact=settings.exact)
         self._parts = parts = RunParts(
             channel=channel,
@@ -106,6 +112,7 @@ class Run:
             work=self._work,
             watch=self._watch,
             losses=losses,
+            island=self._island,
         )
         self._passes = Passes(parts)
         self._steps = Steps(parts, self._passes, position=position or Position())
@@ -216,7 +223,8 @@ class Run:
         if self._passes.is_tracked:
             raise ConfigError("run.track was called twice; name all state in one call")
         with self._pulse.phase(WorkerPhase.IDLE):
-            self._keeper.track(state)
+            own = {} if self._island is None else self._island.track(state)
+            self._keeper.track(state, own=own)
         self._passes.track({name: module_of(value) for name, value in state.items()})
 
     def steps(self, count: int) -> Iterator[int]:
@@ -519,6 +527,8 @@ class Run:
         self._passes.close()
         drop_named()
         self._work.close()
+        if self._island is not None:
+            self._island.close()
         self._keeper.close()
 
 

@@ -34,6 +34,11 @@ class Session:
         return self._world.record.members
 
     @property
+    def stage(self) -> int:
+        """The number of the decorated functions that the script finished before this one."""
+        return self._world.record.snapshots.stage
+
+    @property
     def sidecar(self) -> SidecarClient:
         """The client of this node's sidecar."""
         return self._keeper.client

@@ -85,7 +85,8 @@ class Steps:
         self._passes.modes.begin()
         stopped = self._agree()
         self._repeats_until = self._reached
-        parts.keeper.begin(completed if stopped else count)
+        prepare = None if parts.island is None else parts.island.begin
+        parts.keeper.begin(completed if stopped else count, prepare=prepare)
         if parts.losses is not None:
             parts.losses.begin(parts.world, completed=completed)
 
@@ -163,7 +164,11 @@ class Steps:
         wished = Wish(gradients.wished)
         if last or wished:
             self._position.hold()
-        parts.keeper.keep(last=last, wished=wished)
+        island = parts.island
+        due = island is not None and island.end_step(last=last)
+        parts.keeper.keep(last=last, wished=wished, due=due)
+        if island is not None:
+            island.kept()
         self._report.end(microbatches=self._passes.trained)
         parts.logs.clear()
         parts.work.sharing.settle()
@@ -192,6 +197,8 @@ class Steps:
             parts.keeper.cursor.stopped = True
             self._end_left()
         parts.keeper.finish()
+        if parts.island is not None:
+            parts.island.finish()
         parts.world.barrier()
 
     def _end_left(self) -> None:

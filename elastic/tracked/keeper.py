@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -55,6 +56,23 @@ _PROTECTED_POLL_S = 0.25
 
 CARRIED = "holdfast-ranks"
 """The name under which the per-rank values of ranks that are gone are tracked."""
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+"""No state beside the user's."""
+
+
+def with_own(state: Mapping[str, Any], own: Mapping[str, Any], *, cursor: Cursor) -> dict[str, Any]:
+    """Return the user's ``state`` with the run's ``own``.
+
+    Raises ``ConfigError`` for a state that a restore could not bring back, and for a name that the
+    run itself has.
+    """
+    check_tracked(state)
+    added = {**own, KEY: cursor, CARRIED: CarriedRanks()}
+    for name in added:
+        if name in state:
+            raise ConfigError(f"run.track: the name {name!r} is taken by the run itself")
+    return {**state, **added}
 
 
 class StateKeeper:
@@ -104,13 +122,12 @@ class StateKeeper:
         if not self._anew:
             self._restorer.open_ahead()
 
-    def track(self, state: Mapping[str, Any]) -> None:
-        """Take charge of ``state`` and restore it if there is a restore point."""
-        check_tracked(state)
-        for name in (KEY, CARRIED):
-            if name in state:
-                raise ConfigError(f"run.track: the name {name!r} is taken by the run itself")
-        self._state = {**state, KEY: self.cursor, CARRIED: CarriedRanks()}
+    def track(self, state: Mapping[str, Any], *, own: Mapping[str, Any] = NOTHING) -> None:
+        """Take charge of ``state`` and restore it if there is a restore point.
+
+        ``own`` is the state of other parts of the run, beside the user's.
+        """
+        self._state = with_own(state, own, cursor=self.cursor)
         if any(isinstance(each, Rebuilt) for _, each in leaves_of(state)):
             flat = flatten(self._state, rank=self._world.rank)
             rebuilt.inspect(flat.rebuilt, gather=self._world.gather)
@@ -229,9 +246,14 @@ class StateKeeper:
         }
         return {what: names for what, names in notes.items() if names}
 
-    def begin(self, count: int) -> None:
-        """Snapshot the state from which the generation starts, so that it can be restored."""
+    def begin(self, count: int, *, prepare: Callable[[], None] | None = None) -> None:
+        """Snapshot the state from which the generation starts, so that it can be restored.
+
+        ``prepare`` may change the state before that; it is not called in a rehearsal.
+        """
         snapshots = self._tracked()
+        if prepare is not None:
+            prepare()
         if (disk := self._settings.disk_target()) is not None:
             self.client.spill(disk)
         if (target := self._settings.target()) is not None and target.grace_s:
@@ -251,8 +273,8 @@ class StateKeeper:
             raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
         return self._snapshots
 
-    def keep(self, *, last: bool, wished: Wish = Wish.NONE) -> None:
-        """Snapshot the step just completed if it is due or a rank ``wished`` for it.
+    def keep(self, *, last: bool, wished: Wish = Wish.NONE, due: bool = False) -> None:
+        """Snapshot the step just completed if it is ``due`` or a rank ``wished`` for it.
 
         If a node is about to leave and there is no parity, the step is also written to the store.
         """
@@ -265,7 +287,7 @@ class StateKeeper:
             or step % checkpoint.every == 0
             or (wished is Wish.LEAVE and not self._world.record.snapshots.parity)
         )
-        if persist or last or wished or step % settings.snapshots.every == 0:
+        if persist or last or wished or due or step % settings.snapshots.every == 0:
             self._snapshot(self._tracked(), persist=persist)
 
     def keep_unfinished(self) -> None:

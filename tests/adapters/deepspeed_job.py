@@ -19,6 +19,7 @@ warnings.filterwarnings("ignore")
 import deepspeed  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.utils import (  # noqa: E402
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -51,6 +52,8 @@ class Net(torch.nn.Module):
 def engine_of(settings: dict[str, Any]) -> Any:
     """Return an engine with two parameter groups, Adam and a schedule."""
     seed = settings.get("seed", 0)
+    if "fp16" in settings:  # torch computes in it on any CPU; DeepSpeed asks for fast instructions
+        type(get_accelerator()).is_fp16_supported = lambda _: True
     torch.manual_seed(seed)
     net = Net(settings.get("tied", True), seed)
     if settings.get("universal"):  # an engine does not load frozen parameters and buffers
@@ -71,6 +74,7 @@ def engine_of(settings: dict[str, Any]) -> Any:
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 1.0,
         **({"bf16": {"enabled": True}} if settings.get("bf16") else {}),
+        **({"fp16": {"enabled": True, **settings["fp16"]}} if "fp16" in settings else {}),
         **({"checkpoint": {"load_universal": True}} if settings.get("universal") else {}),
     }
     engine, *_ = deepspeed.initialize(
@@ -116,12 +120,15 @@ def main() -> None:
     """Load, train, save and report, as the settings say."""
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled, for minutes
     deepspeed.init_distributed(dist_backend="gloo")
     engine, report = engine_of(settings), {}
     if settings.get("load"):
         _, client = engine.load_checkpoint(settings["load"], tag=settings.get("tag"))
         if settings.get("own_steps"):
             own_steps(engine)
+        if settings.get("universal") and "fp16" in settings:  # an engine takes no scale from there
+            vars(engine.optimizer.loss_scaler).update(client["deepspeed_loss_scaler"])
         report = {"client": client.get("tokens"), "steps": engine.global_steps}
     report["losses"] = train(engine, range(settings["first"], settings["last"]))
     report["groups"] = [
@@ -133,6 +140,7 @@ def main() -> None:
         engine.save_checkpoint(settings["save"], client_state=client)
     if settings.get("losses_of"):  # steps after saving, to compare with
         report["after"] = train(engine, range(settings["last"], settings["losses_of"]))
+    report["scaling"] = [engine.skipped_steps, engine.optimizer.cur_scale]
     state = state_of(engine) if settings.get("truth") else {}
     if dist.get_rank() == 0:
         Path(settings["report"]).write_text(json.dumps(report))

@@ -1,9 +1,10 @@
 """Make the stored directories of DeepSpeed in ``tests/format/deepspeed``, and their digests.
 
-    HOLDFAST_ADAPTERS=1 python tests/adapters/make_deepspeed_samples.py
+    HOLDFAST_ADAPTERS=1 python tests/adapters/make_deepspeed_samples.py          all of them
+    HOLDFAST_ADAPTERS=1 python tests/adapters/make_deepspeed_samples.py fp16     only this one
 
 DeepSpeed's own tool joins each of them into a universal directory; the digests of its tensors are
-the expectation. The one of stage 3 is stored too.
+the expectation. The one of `UNIVERSAL` is stored too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +26,21 @@ SAMPLES: Final[dict[str, tuple[int, dict[str, Any]]]] = {
     "zero1": (2, {"stage": 1}),
     "zero2": (3, {"stage": 2, "bf16": True, "zero": {"round_robin_gradients": True}}),
     "zero3": (2, {"stage": 3, "bf16": True, "zero": {"sub_group_size": 60}}),
+    "fp16": (
+        4,
+        {
+            "stage": 3,
+            "fp16": {"initial_scale_power": 17, "hysteresis": 1},
+            "zero": {"zero_hpz_partition_size": 2},
+        },
+    ),
 }
-"""The processes and the settings of each sample; the last has several flat groups per group."""
+"""The processes and the settings of each sample.
+
+``zero3`` has several flat groups per group. The first step of ``fp16`` overflows and is skipped.
+"""
+
+UNIVERSAL: Final = "fp16"
 
 DIGESTS: Final = """
 import hashlib, json, sys
@@ -43,12 +58,14 @@ print("DIGESTS", json.dumps(found))
 
 
 def main() -> None:
-    """Write every sample anew."""
-    shutil.rmtree(ROOT, ignore_errors=True)
-    ROOT.mkdir(parents=True)
-    digests = {}
+    """Write every sample anew, or those that are named."""
+    ROOT.mkdir(parents=True, exist_ok=True)
+    place = ROOT / "digests.json"
+    digests = json.loads(place.read_text()) if place.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, (ranks, settings) in SAMPLES.items():
+        for name in sys.argv[1:] or SAMPLES:
+            ranks, settings = SAMPLES[name]
+            shutil.rmtree(ROOT / name, ignore_errors=True)
             made = Path(scratch) / name
             report = Path(scratch) / "report.json"
             told = {**settings, "first": 0, "last": 2, "save": str(made), "report": str(report)}
@@ -64,10 +81,11 @@ def main() -> None:
             run(*tool, *options)
             said = run("python", "-c", DIGESTS, str(joined))
             digests[name] = json.loads(said.partition("DIGESTS ")[2].splitlines()[0])
-            if settings["stage"] == 3:
+            if name == UNIVERSAL:
+                shutil.rmtree(ROOT / "universal", ignore_errors=True)
                 shutil.copytree(joined, ROOT / "universal" / joined.name)
                 (ROOT / "universal" / "latest_universal").write_text(joined.name)
-    (ROOT / "digests.json").write_text(json.dumps(digests, indent=1) + "\n")
+    place.write_text(json.dumps(digests, indent=1) + "\n")
 
 
 def keep(made: Path, target: Path) -> None:

@@ -62,11 +62,18 @@ def jobs(deepspeed: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[J
     yield Jobs(deepspeed, tmp_path_factory.mktemp("deepspeed"))
 
 
+FP16 = {"initial_scale_power": 17, "hysteresis": 1}
+"""The first step overflows, the second does not."""
+HPZ = {"zero_hpz_partition_size": 2}
+
 SOURCES: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (2, {"stage": 1}),
     "two": (3, {"stage": 2, "zero": {"round_robin_gradients": True}}),
     "three": (2, {"stage": 3, "zero": {"sub_group_size": 60}}),
     "half": (2, {"stage": 3, "bf16": True}),
+    "scaled": (2, {"stage": 1, "fp16": {**FP16, "loss_scale_window": 2}}),
+    "calm": (3, {"stage": 2, "fp16": FP16}),
+    "zones": (4, {"stage": 3, "fp16": FP16, "zero": HPZ}),
     "cpu": (2, {"stage": 2, "bf16": True, "zero": {"offload_optimizer": {"device": "cpu"}}}),
 }
 """Ranks and settings of the runs that save."""
@@ -78,6 +85,11 @@ TARGETS: list[tuple[str, int, dict[str, Any]]] = [
     ("three", 1, {"stage": 1}),
     ("half", 2, {"stage": 3, "bf16": True, "own_steps": True}),
     ("half", 3, {"stage": 2, "bf16": True}),
+    ("scaled", 2, {"stage": 1, "fp16": {}}),
+    ("scaled", 3, {"stage": 3, "fp16": {}, "own_steps": True}),
+    ("calm", 2, {"stage": 2, "bf16": True}),
+    ("zones", 4, {"stage": 3, "fp16": {}, "zero": HPZ, "own_steps": True}),
+    ("zones", 2, {"stage": 1, "fp16": {}}),
     ("cpu", 2, {"stage": 3, "bf16": True, "own_steps": True}),
 ]
 """The saved run, and the ranks and settings of the one that continues."""
@@ -95,16 +107,24 @@ def test_losses_are_equal_after_a_change_of_ranks_and_stage(
     after = jobs.launch(ranks, seed=9, **told)
     assert after.report["client"] == 1234
     assert after.report["steps"] == SAVED
-    limit = 2e-2 if settings.get("bf16") else 2e-5  # gradients are added in another order
+    limit = 2e-2 if {"bf16", "fp16"} & set(settings) else 2e-5  # gradients in another order
     if (ranks, settings["stage"]) == (SOURCES[source][0], SOURCES[source][1]["stage"]):
         limit = 0.0
     assert after.report["losses"] == pytest.approx(before.report["after"], rel=limit, abs=0)
+    if "bf16" not in settings:
+        assert after.report["scaling"] == before.report["scaling"]
     assert [group["weight_decay"] for group in after.report["groups"]] == [0.1, 0.0]
 
 
-def test_whole_tensors_are_those_of_deepspeed(jobs: Jobs, tmp_path: Path) -> None:
-    place = jobs.folder / "truth"
-    job = jobs.launch(2, stage=3, bf16=True, save=str(place), truth=str(tmp_path / "truth.pt"))
+@pytest.mark.parametrize(
+    ("ranks", "settings"), [(2, {"bf16": True}), (4, {"fp16": FP16, "zero": HPZ})]
+)
+def test_whole_tensors_are_those_of_deepspeed(
+    jobs: Jobs, tmp_path: Path, ranks: int, settings: dict[str, Any]
+) -> None:
+    place = tmp_path / "truth"
+    told = {**settings, "save": str(place), "truth": str(tmp_path / "truth.pt")}
+    job = jobs.launch(ranks, stage=3, **told)
     assert len(job.truth) > 10
     with ZeroSource(place) as source:
         found = read_all(source)

@@ -35,7 +35,14 @@ RENAMED = {
     ("rollout_tail", "waited_s_max"): "waited_max_s",
     ("rollout_tail", "carried"): "carried_tokens",
 }
-SINCE = {"events_lost"}
+SINCE = {
+    "events_lost",
+    "island_joined",
+    "island_left",
+    "tide_adopted",
+    "tide_published",
+    "weights_given",
+}
 """Kinds that version 1 did not have."""
 
 GONE = {("fault", "pid")}  # the first of its pids

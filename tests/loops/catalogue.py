@@ -57,7 +57,7 @@ class Loop:
 
     @property
     def is_per_rank(self) -> bool:
-        """Whether each rank has state of its own that reaches the weights."""
+        """True if each rank has state of its own that reaches the weights."""
         return getattr(self.module, "PER_RANK", False)
 
     def has_losses(self, found: list[float]) -> None:

@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, ledger, memory, store
+from mutants import control, ledger, memory, sea, store
 from mutants.bug import Bug, planted
 
-BUGS: Final[tuple[Bug, ...]] = (*control.BUGS, *memory.BUGS, *store.BUGS, *ledger.BUGS)
+BUGS: Final[tuple[Bug, ...]] = (
+    *control.BUGS,
+    *memory.BUGS,
+    *store.BUGS,
+    *ledger.BUGS,
+    *sea.BUGS,
+)
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "control": control.trial,
@@ -17,6 +23,8 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "memory": memory.trial,
     "store": store.trial,
     "ledger": ledger.trial,
+    "sea": sea.trial,
+    "damage": sea.damaged_trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 

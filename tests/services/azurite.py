@@ -95,6 +95,16 @@ def start(folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
+def facts_of(port: int) -> Facts:
+    """Return what a client needs of a server at ``port``."""
+    return {
+        "endpoint": f"http://127.0.0.1:{port}/{ACCOUNT}",
+        "account": ACCOUNT,
+        "key": KEY,
+        "container": CONTAINER,
+    }
+
+
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[Facts]:
     """Run the server; yield what a client needs."""
@@ -102,12 +112,7 @@ def server(folder: Path) -> Iterator[Facts]:
     with (folder / "azurite.out").open("ab") as log:
         process = start(folder, port, log)
         try:
-            facts: Facts = {
-                "endpoint": f"http://127.0.0.1:{port}/{ACCOUNT}",
-                "account": ACCOUNT,
-                "key": KEY,
-                "container": CONTAINER,
-            }
+            facts = facts_of(port)
             await_container(facts, process, folder / "azurite.out")
             yield facts
         finally:

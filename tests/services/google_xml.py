@@ -1,7 +1,8 @@
 """A server for tests of the part of Google Cloud Storage's XML API that obstore calls.
 
 It is ours, written after the published description: generations and their conditions, ranges,
-listings, uploads in parts. It shows that requests fit together, not that Google agrees. Emulators
+listings in pages, uploads in parts. Objects and parts lie in a folder, so that a server that was
+killed knows them again. It shows that requests fit together, not that Google agrees. Emulators
 that can be had lack parts: those of PyPI the whole XML API, fake-gcs-server uploads in parts.
 """
 
@@ -11,20 +12,27 @@ import contextlib
 import hashlib
 import itertools
 import re
+import shutil
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import IO, Final
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from keeper import Facts, keep
+from keeper import Facts, keep, launch
 
 BUCKET: Final = "holdfast"
+TOKEN: Final = "a-token-of-the-tests"
+PAGE: Final = 1000
+"""Most keys of one reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +49,20 @@ class _RefusedError(Exception):
 
 
 class _Bucket:
-    """The objects and the uploads of one bucket."""
+    """The objects and the uploads of one bucket, kept in a folder."""
 
-    def __init__(self) -> None:
-        self.objects: dict[str, _Object] = {}
-        self.uploads: dict[str, dict[int, bytes]] = {}
+    def __init__(self, folder: Path) -> None:
+        self._objects_dir, self._uploads_dir = folder / "objects", folder / "uploads"
+        self._begun_dir = folder / "begun"
+        for each in (self._objects_dir, self._uploads_dir, self._begun_dir):
+            each.mkdir(parents=True, exist_ok=True)
+        self.objects = {unquote(path.name): _read(path) for path in self._objects_dir.iterdir()}
+        self.uploads: dict[str, dict[int, Path]] = {
+            upload.name: {int(part.name): part for part in upload.iterdir()}
+            for upload in self._uploads_dir.iterdir()
+        }
         self.lock = threading.Lock()
-        self._numbers = itertools.count(1_000_000)
+        self._numbers = itertools.count(time.time_ns())
 
     def put(self, key: str, data: bytes, condition: str | None) -> _Object:
         tag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
@@ -55,7 +70,9 @@ class _Bucket:
             there = self.objects.get(key)
             if condition is not None and int(condition) != (there.generation if there else 0):
                 raise _RefusedError(412, "PreconditionFailed")
-            found = self.objects[key] = _Object(data, next(self._numbers), tag)
+            found = _Object(data, next(self._numbers), tag)
+            self._publish(self._file(key), f"{found.generation} {tag}\n".encode() + data)
+            self.objects[key] = found
         return found
 
     def get(self, key: str, generation: str | None) -> _Object:
@@ -64,18 +81,58 @@ class _Bucket:
             raise _RefusedError(404, "NoSuchKey")
         return found
 
+    def delete(self, key: str) -> None:
+        with self.lock:
+            if self.objects.pop(key, None) is None:
+                raise _RefusedError(404, "NoSuchKey")
+            self._file(key).unlink()
+
     def begin(self) -> str:
         with self.lock:
             number = f"upload{next(self._numbers)}"
+            (self._uploads_dir / number).mkdir()
             self.uploads[number] = {}
         return number
 
+    def put_part(self, upload: str, number: int, data: bytes) -> None:
+        parts = self.uploads.get(upload)
+        if parts is None:
+            raise _RefusedError(404, "NoSuchUpload")
+        path = self._uploads_dir / upload / str(number)
+        self._publish(path, data)
+        parts[number] = path
+
     def complete(self, key: str, upload: str, wanted: list[int]) -> _Object:
+        parts = self._pop(upload)
+        found = self.put(key, b"".join(parts[number].read_bytes() for number in wanted), None)
+        shutil.rmtree(self._uploads_dir / upload)
+        return found
+
+    def drop(self, upload: str) -> None:
+        self._pop(upload)
+        shutil.rmtree(self._uploads_dir / upload)
+
+    def _pop(self, upload: str) -> dict[int, Path]:
         with self.lock:
             parts = self.uploads.pop(upload, None)
         if parts is None:
             raise _RefusedError(404, "NoSuchUpload")
-        return self.put(key, b"".join(parts[number] for number in wanted), None)
+        return parts
+
+    def _publish(self, path: Path, data: bytes) -> None:
+        """Write a file that is whole at its name, and not yet there before."""
+        begun = self._begun_dir / str(threading.get_ident())
+        begun.write_bytes(data)
+        begun.replace(path)
+
+    def _file(self, key: str) -> Path:
+        return self._objects_dir / quote(key, safe="")
+
+
+def _read(path: Path) -> _Object:
+    head, _, data = path.read_bytes().partition(b"\n")
+    generation, tag = head.decode().split()
+    return _Object(data, int(generation), tag)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -91,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
         name, _, key = unquote(parts.path).lstrip("/").partition("/")
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                raise _RefusedError(401, "AuthenticationRequired")
             if name != BUCKET:
                 raise _RefusedError(404, "NoSuchBucket")
             self._answer(key, query, data)
@@ -104,13 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
         upload = query.get("uploadId", "")
         match self.command:
             case "GET" if not key:
-                self._reply(200, self._listing(query.get("prefix", ""), query.get("delimiter", "")))
+                self._reply(200, self._listing(query))
             case "GET" | "HEAD":
                 self._send(self.bucket.get(key, query.get("generation")))
             case "PUT" if upload:
-                if upload not in self.bucket.uploads:
-                    raise _RefusedError(404, "NoSuchUpload")
-                self.bucket.uploads[upload][int(query["partNumber"])] = data
+                self.bucket.put_part(upload, int(query["partNumber"]), data)
                 self._reply(200, b"", ETag=f'"{query["partNumber"]}"')
             case "PUT":
                 done = self.bucket.put(key, data, self.headers.get("x-goog-if-generation-match"))
@@ -125,12 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
                 text += f"{self.bucket.begin()}</UploadId></InitiateMultipartUploadResult>"
                 self._reply(200, text.encode())
             case "DELETE" if upload:
-                if self.bucket.uploads.pop(upload, None) is None:
-                    raise _RefusedError(404, "NoSuchUpload")
+                self.bucket.drop(upload)
                 self._reply(204, b"")
             case "DELETE":
-                if self.bucket.objects.pop(key, None) is None:
-                    raise _RefusedError(404, "NoSuchKey")
+                self.bucket.delete(key)
                 self._reply(204, b"")
 
     def _send(self, found: _Object) -> None:
@@ -143,24 +198,28 @@ class _Handler(BaseHTTPRequestHandler):
         ranged = {"Content-Range": f"bytes {first}-{last}/{len(found.data)}"}
         return self._reply(206, found.data[first : last + 1], **_marks(found), **ranged)
 
-    def _listing(self, prefix: str, delimiter: str) -> bytes:
-        files, folders = "", set[str]()
+    def _listing(self, query: dict[str, str]) -> bytes:
+        """Return a page of the keys, each below the last one of the page before."""
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after, text, seen = query.get("continuation-token", ""), "", set[str]()
         for key, found in sorted(self.bucket.objects.items()):
-            if not key.startswith(prefix):
+            folder, is_below, _ = key.removeprefix(prefix).partition(delimiter or "\0")
+            shown = f"{prefix}{folder}{delimiter}" if is_below else key
+            if not key.startswith(prefix) or shown <= after or shown in seen:
                 continue
-            rest = key.removeprefix(prefix)
-            if delimiter and delimiter in rest:
-                folders.add(prefix + rest.partition(delimiter)[0] + delimiter)
+            if len(seen) == PAGE:
+                token = escape(max(seen))
+                text += f"<NextContinuationToken>{token}</NextContinuationToken>"
+                text += "<IsTruncated>true</IsTruncated>"
+                break
+            seen.add(shown)
+            if is_below:
+                text += f"<CommonPrefixes><Prefix>{escape(shown)}</Prefix></CommonPrefixes>"
                 continue
-            files += f"<Contents><Key>{escape(key)}</Key><Size>{len(found.data)}</Size>"
-            files += (
-                f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>{found.tag}</ETag>"
-            )
-            files += "</Contents>"
-        below = "".join(
-            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders
-        )
-        return f"<ListBucketResult>{files}{below}</ListBucketResult>".encode()
+            text += f"<Contents><Key>{escape(key)}</Key><Size>{len(found.data)}</Size>"
+            text += f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>{found.tag}</ETag>"
+            text += "</Contents>"
+        return f"<ListBucketResult>{text}</ListBucketResult>".encode()
 
     def _reply(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
@@ -179,19 +238,37 @@ def _marks(found: _Object) -> dict[str, str]:
     return {"ETag": found.tag, "x-goog-generation": str(found.generation)}
 
 
+def facts_of(port: int) -> Facts:
+    """Return what a client needs of a server at ``port``."""
+    return {"endpoint": f"http://127.0.0.1:{port}", "bucket": BUCKET, "token": TOKEN}
+
+
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[Facts]:
-    """Run the server; yield what a client needs."""
-    del folder
-    handler = type("_BucketHandler", (_Handler,), {"bucket": _Bucket()})
-    running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def server(folder: Path, port: int = 0) -> Iterator[Facts]:
+    """Run the server with its data in ``folder``; yield what a client needs."""
+    handler = type("_BucketHandler", (_Handler,), {"bucket": _Bucket(folder)})
+    running = ThreadingHTTPServer(("127.0.0.1", port), handler)
     running.daemon_threads = True
     threading.Thread(target=running.serve_forever, daemon=True).start()
     try:
-        yield {"endpoint": f"http://127.0.0.1:{running.server_port}", "bucket": BUCKET}
+        yield facts_of(running.server_port)
     finally:
         running.shutdown()
 
 
+def start(folder: Path, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the server as a process of its own."""
+    return launch([sys.executable, __file__, "--serve", str(folder), str(port)], log)
+
+
+def main() -> None:
+    """Keep the service for the tests, or run it until it is killed."""
+    if sys.argv[1] == "--keep":
+        keep(Path(sys.argv[2]), server)
+        return
+    with server(Path(sys.argv[2]), int(sys.argv[3])):
+        signal.pause()
+
+
 if __name__ == "__main__":
-    keep(Path(sys.argv[2]), server)
+    main()

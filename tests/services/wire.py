@@ -13,7 +13,7 @@ _CHUNK = 1 << 16
 class Wire:
     """Forwards what comes to ``endpoint`` to ``target`` (both ``host:port``) while it is whole.
 
-    ``delay_s`` is how long everything takes on its way.
+    ``delay_s`` is how long everything takes on its way, ``taken`` the number of connections so far.
     """
 
     def __init__(self, target: str) -> None:
@@ -25,6 +25,7 @@ class Wire:
         self._sockets: list[socket.socket] = [self._listener]
         self._joined: list[socket.socket] = []
         self.delay_s = 0.0
+        self.taken = 0
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.mend()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -67,6 +68,7 @@ class Wire:
             except OSError:
                 continue
             self._sockets.append(near)
+            self.taken += 1
             threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
     def _join(self, near: socket.socket) -> None:

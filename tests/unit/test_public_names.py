@@ -11,10 +11,13 @@ NAMES = [
     "Batch",
     "Checkpoints",
     "HoldfastError",
+    "Islands",
     "Loader",
     "LossGuard",
     "Mesh",
+    "Nesterov",
     "PerRank",
+    "Quorum",
     "Rebuilt",
     "Run",
     "Snapshots",
@@ -73,7 +76,7 @@ RUN = [
     "world_size",
 ]
 
-MOST_ARGUMENTS = 10
+MOST_ARGUMENTS = 11
 
 
 def test_the_names_are_frozen_and_documented() -> None:
@@ -82,7 +85,7 @@ def test_the_names_are_frozen_and_documented() -> None:
     assert set(NAMES) <= set(dir(holdfast))
 
 
-def test_the_decorator_has_at_most_ten_arguments_all_by_keyword_and_with_a_default() -> None:
+def test_the_decorator_has_at_most_eleven_arguments_all_by_keyword_and_with_a_default() -> None:
     function, *parameters = inspect.signature(holdfast.resilient).parameters.values()
     assert function.kind is inspect.Parameter.POSITIONAL_ONLY
     assert len(parameters) == MOST_ARGUMENTS

@@ -28,7 +28,7 @@ class BenchSetup:
     ``lap`` is called after each round, ``say`` with the current activity. ``free_bytes`` is the
     machine's free memory, for sections that adapt to it. ``minutes`` is the duration of sections
     that train for a given time; None leaves it to the section. ``store`` is the root of the
-    section of that name.
+    section of that name, ``server`` the processes of its server that are on this machine.
     """
 
     size_bytes: int
@@ -40,6 +40,7 @@ class BenchSetup:
     say: Callable[[str], None] = lambda text: None
     minutes: float | None = None
     store: str | None = None
+    server: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,9 @@ class Timings:
         """Add one sample of each name."""
         for name, seconds in found.items():
             self._seconds.setdefault(name, []).append(seconds)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._seconds
 
     def yardstick(self, name: str) -> Yardstick:
         """Return the median of the samples of ``name``."""

@@ -28,7 +28,7 @@ from holdfast.tools.check.verdict import (
     UnfinishedRun,
     lines,
 )
-from holdfast.tools.demo.environment import software
+from holdfast.tools.environment import software
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, report
 from holdfast.tools.terminal import console, print_json
 

@@ -10,6 +10,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.membership.records import TRAINER
+from holdfast.elastic.sea.settings import Islands
 from holdfast.tools.subcommand import positive
 
 
@@ -68,6 +69,17 @@ def add_options(add: Callable[..., Any]) -> None:
         metavar="S",
         help="on SIGTERM take up to S seconds to save the newest protected step (default 0)",
     )
+    add(
+        "--island",
+        metavar="NAME",
+        help="name of this run among the islands of a sea (default: the script's value)",
+    )
+    add(
+        "--sea",
+        metavar="URL",
+        help="place where the islands meet: a directory, s3://bucket/prefix, gs:// or az:// "
+        "(default: the script's value)",
+    )
 
 
 def settings(args: argparse.Namespace) -> dict[str, Json]:
@@ -84,13 +96,14 @@ def settings(args: argparse.Namespace) -> dict[str, Json]:
             "on_error": args.on_checkpoint_error,
         },
         "timeouts": {"stop_grace_s": args.stop_grace_s},
+        "islands": {"name": args.island, "meet": args.sea},
     }
     found: dict[str, Json] = {}
     for group, values in options.items():
         if given := {name: value for name, value in values.items() if value is not None}:
             found[group] = given
     try:
-        Settings(checkpoint=Checkpoints("a script's own")).overridden(found)
+        Settings(checkpoint=Checkpoints("a script's own"), islands=Islands()).overridden(found)
     except ConfigError as error:
         raise ConfigError(f"wrong option: {error}") from error
     return found

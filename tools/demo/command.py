@@ -15,10 +15,10 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
 from holdfast.elastic.membership.records import TRAINER
-from holdfast.tools.demo.environment import machine, software
 from holdfast.tools.demo.job import DemoJobRecord, run_job
 from holdfast.tools.demo.schedule import Kill, schedule
 from holdfast.tools.demo.verdict import Evidence, judge
+from holdfast.tools.environment import machine, software
 from holdfast.tools.report import html, timeline
 from holdfast.tools.report.record import (
     DemoReport,

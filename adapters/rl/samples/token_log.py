@@ -6,10 +6,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from holdfast.adapters.rl.samples.token_record import encode_deltas
 from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory
+from holdfast.adapters.shared.record_logs import LogStore
 from holdfast.ckpt.errors import CapacityError, CkptError
 
 _log = logging.getLogger(__name__)
@@ -20,19 +20,6 @@ _TOKEN_BYTES = 8
 """Approximate size of a token in a record; environment states are weighed by it."""
 
 _TRUNCATE_BYTES = 16 << 10
-
-
-class LogStore(Protocol):
-    """The sidecar client's log operations, or a fake's."""
-
-    def log_open(self, name: str) -> int:
-        """Create or find a log; return the index of its next record."""
-
-    def log_append(self, name: str, records: Sequence[bytes]) -> int:
-        """Append records; return the next index."""
-
-    def log_truncate(self, name: str, keep_from: int) -> None:
-        """Drop the records before index ``keep_from``."""
 
 
 class TokenLog:

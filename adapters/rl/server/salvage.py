@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Set
-from typing import Protocol
 
 import msgspec
 
@@ -13,22 +10,8 @@ from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.samples.token_record import fold
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId
 from holdfast.adapters.rl.server.messages import WorkerIdentity
-from holdfast.ckpt.errors import CkptError, NotFoundError
+from holdfast.adapters.shared.record_logs import LogReader, read_records
 from holdfast.elastic.events import RolloutRecovered
-
-_log = logging.getLogger(__name__)
-
-_RETRY_S = 0.1
-
-
-class LogReader(Protocol):
-    """Reads record logs: the sidecar client, or a fake."""
-
-    def log_read(self, name: str, *, node: str) -> list[bytes]:
-        """Return all records of a log, from any remaining copy."""
-
-    def log_drop(self, name: str, *, node: str) -> None:
-        """Drop a log and its copies."""
 
 
 class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,17 +44,7 @@ def read_log(
 
     ``over`` returns True once the log is not needed any more.
     """
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            return fold(logs.log_read(worker.log, node=worker.node))
-        except NotFoundError:
-            return {}
-        except CkptError as error:
-            if time.monotonic() > deadline or over():
-                _log.warning("the token log of %s is lost: %s", worker.seat, error)
-                return {}
-            time.sleep(_RETRY_S)
+    return read_records(logs, worker.log, fold, node=worker.node, limit_s=limit_s, over=over)
 
 
 def take_over(

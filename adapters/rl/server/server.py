@@ -36,9 +36,10 @@ from holdfast.adapters.rl.server.messages import (
     WorkerExchange,
     WorkerIdentity,
 )
-from holdfast.adapters.rl.server.salvage import LogReader, read_log, take_over
+from holdfast.adapters.rl.server.salvage import read_log, take_over
 from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.adapters.rl.weights.publisher import Publisher
+from holdfast.adapters.shared.record_logs import LogReader
 from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError
 from holdfast.ckpt.transport import Request, RunKey, Server
 from holdfast.ckpt.types import Json

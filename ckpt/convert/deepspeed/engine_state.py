@@ -22,6 +22,9 @@ OPTIMIZER: Final = "optimizer"
 SCHEDULER: Final = "lr_scheduler"
 CLIENT: Final = "client"
 ENGINE: Final = "deepspeed"
+LOSS_SCALER: Final = "loss_scaler"
+KEPT_LOSS_SCALE: Final = f"{ENGINE}_{LOSS_SCALER}"
+"""The entry of a universal directory's client state that has a dynamic loss scale, as a dict."""
 
 COUNTERS: Final = ("global_steps", "global_samples", "skipped_steps")
 SETTINGS: Final = ("data_sampler", "random_ltd", "ds_config", "ds_version", "dp_world_size")
@@ -33,8 +36,8 @@ _LAYOUT: Final = (
 )  # fmt: skip
 _EXPERTS: Final = ("num_experts", "ds_autoep_layers", "autoep_layers")
 _PARALLEL: Final = ("mp_world_size",)
-RESERVED_KEYS: Final = frozenset({*_LAYOUT, *COUNTERS, *SETTINGS, SCHEDULER})
-"""Keys that DeepSpeed itself writes into its model states."""
+RESERVED_KEYS: Final = frozenset({*_LAYOUT, *COUNTERS, *SETTINGS, SCHEDULER, KEPT_LOSS_SCALE})
+"""Keys that DeepSpeed itself or Holdfast writes into its model states."""
 _NAMED: Final = frozenset({MODEL, OPTIMIZER, SCHEDULER, CLIENT, ENGINE})
 _MOST_DIMS: Final = 64
 
@@ -57,11 +60,8 @@ class EngineState:
 
     @property
     def ranks(self) -> int:
-        """The number of data-parallel ranks that saved."""
-        ranks = self.first.need("dp_world_size", int)
-        if self.per_rank and len(self.files) != ranks:
-            raise self.first.damaged(f"was saved by {ranks} ranks, {len(self.files)} have files")
-        return int(ranks)
+        """The number of data-parallel ranks of the run."""
+        return int(self.first.need("dp_world_size", int))
 
     @property
     def step(self) -> int:
@@ -173,6 +173,13 @@ class EngineState:
             if not isinstance(item, torch.Tensor):
                 found[f"{MODEL}.{name}"] = self.encoded(name, item)
         return found
+
+    def kept_loss_scale(self) -> dict[str, Json]:
+        """Return the dynamic loss scale that Holdfast put into a universal directory, encoded."""
+        kept = self.first.get(KEPT_LOSS_SCALE, Mapping)
+        if kept is None:
+            return {}
+        return {f"{ENGINE}.{LOSS_SCALER}": self.encoded(KEPT_LOSS_SCALE, dict(kept))}
 
     def encoded(self, key: str, item: object) -> Json:
         """Return a plain value as JSON. Raises ``StateError`` for any other."""

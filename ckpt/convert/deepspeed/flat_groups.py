@@ -10,6 +10,7 @@ import torch
 
 from holdfast.ckpt.convert.deepspeed.engine_state import (
     ENGINE,
+    LOSS_SCALER,
     MODEL,
     OPTIMIZER,
     Shapes,
@@ -57,10 +58,9 @@ class FlatGroups:
         for count in counts if isinstance(counts, list) else [counts]:
             if count != self.ranks:
                 raise state.refused(
-                    f"each part lies in {count} partitions, and {self.ranks} ranks saved (as MiCS "
-                    "and experts do), which is not read",
-                    "save it with mics_shard_size and experts left out, or export its weights "
-                    "with engine.save_16bit_model",
+                    f"'partition_count' is {count}, and {self.ranks} ranks saved (as with "
+                    "experts), which is not read",
+                    "export its weights with engine.save_16bit_model",
                 )
 
     def _vectors(self, state: PickledState, key: str) -> list[torch.Tensor]:
@@ -174,13 +174,7 @@ class FlatGroups:
                     for name in shapes:
                         found[_state_name(name, key)] = self._encoded(key, items[0])
         found |= group_values(self.base[0], self.shapes)
-        if self.first.content.get("clip_grad") is not None:
-            found[f"{ENGINE}.clip_grad"] = self._encoded(
-                "clip_grad", self.first.content["clip_grad"]
-            )
-        scaler = self.first.content.get("loss_scaler")
-        if self.first.content.get("dynamic_loss_scale") and isinstance(scaler, LossScale):
-            found[f"{ENGINE}.loss_scaler"] = self._encoded("loss_scaler", dict(vars(scaler)))
+        found |= scaling_values(self.first)
         found[f"{ENGINE}.zero_stage"] = self.stage
         return found
 
@@ -191,6 +185,17 @@ class FlatGroups:
 def _stage(state: PickledState) -> int:
     """Return the stage; an optimizer of stage 1 for bf16 does not record it."""
     return int(state.get("zero_stage", int) or 1)
+
+
+def ranks_that_saved(files: Sequence[PickledState], ranks: int) -> int:
+    """Return the number of ranks that saved: all ``ranks``, or with MiCS those of the first group.
+
+    MiCS cuts the state over the ranks of a group, and the other groups have copies of it.
+    """
+    count = files[0].within("optimizer_state_dict").get("partition_count", (int, list))
+    if not isinstance(count, int) or not len(files) <= count < ranks or ranks % count:
+        return ranks
+    return count
 
 
 def check_groups(base: PickledState, flats: int) -> None:
@@ -223,21 +228,31 @@ def group_values(base: PickledState, shapes: Sequence[Shapes]) -> dict[str, Json
     return found
 
 
+def scaling_values(state: PickledState) -> dict[str, Json]:
+    """Return the clipping of gradients and the dynamic loss scale (fp16), encoded.
+
+    A static loss scale is a setting of the configuration and no state.
+    """
+    found: dict[str, object] = {}
+    if state.content.get("clip_grad") is not None:
+        found["clip_grad"] = state.content["clip_grad"]
+    if state.content.get("dynamic_loss_scale"):
+        found[LOSS_SCALER] = dict(vars(state.need(LOSS_SCALER, LossScale)))
+    return {
+        f"{ENGINE}.{key}": plain.encode(item, f"{state.path}: {key}") for key, item in found.items()
+    }
+
+
 def refuse_settings(file: PickledState) -> None:
     """Refuse a configuration under which the files do not hold the state as is."""
     settings = file.content.get("ds_config")
     zero = settings.get("zero_optimization") if isinstance(settings, Mapping) else None
     if not isinstance(zero, Mapping):  # a path to a file, maybe: the layout is checked in any case
         return
-    if isinstance(size := zero.get("mics_shard_size", -1), int) and size > 0:
-        raise file.refused(
-            f"mics_shard_size is {size}: parts of MiCS are not read",
-            "export its weights with engine.save_16bit_model, and convert that file",
-        )
     if zero.get("zero_quantized_nontrainable_weights"):
         raise file.refused(
             "zero_quantized_nontrainable_weights: frozen weights are stored quantized",
-            "save it with this setting left out",
+            "export its weights with engine.save_16bit_model, or train with this setting left out",
         )
     for key in ("offload_optimizer", "offload_param"):
         offload = zero.get(key) or {}

@@ -11,6 +11,8 @@ from holdfast.ckpt.convert.deepspeed.engine_state import (
     CLIENT,
     COUNTERS,
     ENGINE,
+    KEPT_LOSS_SCALE,
+    LOSS_SCALER,
     RESERVED_KEYS,
     SCHEDULER,
     SETTINGS,
@@ -263,13 +265,9 @@ class _UniversalPlanner:
         return names[0] if names else None
 
     def _place_setting(self, key: str, item: Any) -> None:
-        if key == "loss_scaler":
-            raise MismatchError(
-                "ds-universal: the state has a dynamic loss scale (fp16), which is not written: "
-                "the engine would begin with another one. Train with bf16, or leave "
-                f"{ENGINE}.loss_scaler out with --select"
-            )
-        if key == "clip_grad":
+        if key == LOSS_SCALER:
+            self._found.client[KEPT_LOSS_SCALE,] = item
+        elif key == "clip_grad":
             self._found.clip_grad = item
         elif key in COUNTERS or key in SETTINGS:
             self._found.engine[key] = item

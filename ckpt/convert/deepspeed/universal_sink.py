@@ -18,7 +18,11 @@ import torch
 from holdfast.ckpt.checkpoints.commit import new_tag
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.deepspeed.directory import LATEST_UNIVERSAL, OPTIMIZER, PARAMETERS
-from holdfast.ckpt.convert.deepspeed.engine_state import SCHEDULER
+from holdfast.ckpt.convert.deepspeed.engine_state import (
+    KEPT_LOSS_SCALE,
+    LOSS_SCALER,
+    SCHEDULER,
+)
 from holdfast.ckpt.convert.deepspeed.universal_plan import (
     STEP,
     KeptTensor,
@@ -138,8 +142,14 @@ class UniversalSink(Closing):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people about the behaviour of an engine of stage 3."""
+        """Sentences for people: values that an engine does not take by itself as it loads."""
         found = []
+        if (KEPT_LOSS_SCALE,) in self._plan.client:
+            found.append(
+                "The dynamic loss scale is in the client state. After load_checkpoint, an fp16 "
+                f"engine takes it by vars(engine.optimizer.{LOSS_SCALER}).update("
+                f"client[{KEPT_LOSS_SCALE!r}])."
+            )
         if any(isinstance(step, torch.Tensor) for step in self._steps.values()):
             found.append(
                 "An engine of ZeRO stage 3 lets all groups share one step tensor after loading: "

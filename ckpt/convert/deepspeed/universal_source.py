@@ -15,9 +15,9 @@ from holdfast.ckpt.convert.deepspeed.directory import (
     rank_files,
     tag_of,
 )
-from holdfast.ckpt.convert.deepspeed.engine_state import ENGINE, MODEL, EngineState
+from holdfast.ckpt.convert.deepspeed.engine_state import MODEL, EngineState
 from holdfast.ckpt.convert.deepspeed.engine_state import OPTIMIZER as OPTIMIZER_NAME
-from holdfast.ckpt.convert.deepspeed.flat_groups import group_values
+from holdfast.ckpt.convert.deepspeed.flat_groups import group_values, scaling_values
 from holdfast.ckpt.convert.deepspeed.mapped import MappedTensor, whole_tensor
 from holdfast.ckpt.convert.deepspeed.pickles import PickledState
 from holdfast.ckpt.convert.deepspeed.universal_plan import STEP, WEIGHT
@@ -63,14 +63,7 @@ class UniversalSource(NamedTensors):
         for number, group in enumerate(engine.groups):
             for name in group:
                 self._add_step(number, name)
-        if self._state.content.get("clip_grad") is not None:
-            clip = plain.encode(self._state.content["clip_grad"], f"{self._state.path}: clip_grad")
-            self.add_values({f"{ENGINE}.clip_grad": clip})
-        if self._state.content.get("dynamic_loss_scale"):
-            raise self._state.refused(
-                "has a dynamic loss scale (fp16), which is not read",
-                "convert it with --from ds-zero",
-            )
+        self.add_values(engine.kept_loss_scale() | scaling_values(self._state))
         self.add_engine(engine)
 
     def _parameter(self, name: str) -> dict[str, Path]:

@@ -9,7 +9,7 @@ from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.convert.deepspeed.client_state import take_client
 from holdfast.ckpt.convert.deepspeed.directory import LATEST, rank_files, tag_of
 from holdfast.ckpt.convert.deepspeed.engine_state import MODEL, EngineState
-from holdfast.ckpt.convert.deepspeed.flat_groups import FlatGroups
+from holdfast.ckpt.convert.deepspeed.flat_groups import FlatGroups, ranks_that_saved
 from holdfast.ckpt.convert.deepspeed.mapped import MappedTensor
 from holdfast.ckpt.convert.deepspeed.pickles import PickledState
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StateError
@@ -89,13 +89,16 @@ class ZeroSource(NamedTensors):
         engine = EngineState(
             [PickledState.load(file) for file in files.models], per_rank=files.per_rank
         )
-        if len(files.optimizers) != engine.ranks:
-            raise NotFoundError(
-                f"{tag}: {engine.ranks} ranks saved it, {len(files.optimizers)} have a file "
-                "*_optim_states.pt; copy the files of every node into one directory"
-            )
+        optimizers = [PickledState.load(file) for file in files.optimizers]
+        ranks = ranks_that_saved(optimizers, engine.ranks)
+        for kind, count in (("optim", len(optimizers)), ("model", len(files.models))):
+            if count != (ranks if kind == "optim" or files.per_rank else 1):
+                raise NotFoundError(
+                    f"{tag}: {ranks} ranks saved it, {count} have a file *_{kind}_states.pt; copy "
+                    "the files of every node into one directory"
+                )
         super().__init__(f"DeepSpeed checkpoint {tag}", step=engine.step)
-        flat = FlatGroups([PickledState.load(file) for file in files.optimizers], engine.groups)
+        flat = FlatGroups(optimizers, engine.groups)
         if flat.by_weights != files.per_rank:
             raise CorruptError(
                 f"{tag}: has the model states of another stage than stage {flat.stage}: two "

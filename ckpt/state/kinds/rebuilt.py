@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from holdfast.ckpt.errors import ArgumentError, MismatchError, StateError
-from holdfast.ckpt.native import isal, runs_apart
+from holdfast.ckpt.native import isal
 from holdfast.ckpt.state import torch_dtypes
-from holdfast.ckpt.state.copying import resolved
 from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.local_boxes import Leaf, LocalBox, local_boxes_of, local_of, mark_of
 from holdfast.ckpt.state.plain import DIGEST
+from holdfast.ckpt.state.tensor_shares import combined, packed, shares_of
 from holdfast.ckpt.types import Json
 
 _UNCHECKED: Final = ""
@@ -150,12 +150,8 @@ def inspect(
     a plain value and returns every rank's value, in rank order. Raises ``MismatchError`` if two
     ranks have built different contents.
     """
-    shares = {
-        fqn: {_place(box): f"{_share(box, leaf):x}" for box in local_boxes_of(fqn, leaf)}
-        for _, tensors in holders.values()
-        for fqn, leaf in tensors.items()
-    }
-    digests = _combined(gather(shares))
+    tensors_of = {fqn: leaf for _, tensors in holders.values() for fqn, leaf in tensors.items()}
+    digests = combined(gather(shares_of(tensors_of)), differs=_differ)
     for holder, tensors in holders.values():
         holder.note(
             {
@@ -177,43 +173,12 @@ def trust(holders: Iterable[tuple[Rebuilt, Mapping[str, Leaf]]]) -> None:
         )
 
 
-def _combined(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> dict[str, str]:
-    """Return the digests of tensors from all ranks' shares."""
-    seen: dict[str, dict[str, tuple[int, str]]] = {}
-    for rank, shares in enumerate(everyone):
-        for fqn, places in shares.items():
-            mine = seen.setdefault(fqn, {})
-            for place, share in places.items():
-                other, known = mine.setdefault(place, (rank, share))
-                if known != share:
-                    raise MismatchError(
-                        f"{fqn} is Rebuilt, and ranks {other} and {rank} have built different "
-                        "contents: build it alike on all ranks, from the same file or the run's "
-                        "seed"
-                    )
-    found = {}
-    for fqn, mine in seen.items():
-        whole = 0
-        for _, share in mine.values():
-            whole ^= int(share, 16)
-        found[fqn] = f"{whole:016x}"
-    return found
-
-
-def _place(box: LocalBox) -> str:
-    return f"{box.box.offset}{box.box.shape}"
-
-
-def _packed(box: LocalBox) -> torch.Tensor:
-    return torch_dtypes.as_carrier(resolved(box.local)).cpu().contiguous()
-
-
-def _share(box: LocalBox, leaf: Leaf) -> int:
-    packed = _packed(box)
-    return runs_apart.share(
-        packed.data_ptr(), box.box, shape=tuple(leaf.shape), itemsize=packed.itemsize
+def _differ(fqn: str, rank: int, other: int) -> MismatchError:
+    return MismatchError(
+        f"{fqn} is Rebuilt, and ranks {rank} and {other} have built different contents: build it "
+        "alike on all ranks, from the same file or the run's seed"
     )
 
 
 def _crc32c(box: LocalBox) -> int:
-    return isal.crc32c(_packed(box).reshape(-1).view(torch.uint8).numpy().data)
+    return isal.crc32c(packed(box).reshape(-1).view(torch.uint8).numpy().data)

@@ -27,7 +27,7 @@ from holdfast.ckpt.store.s3.read import S3File, fetch
 from holdfast.ckpt.store.s3.unfinished import UploadTarget, sweep, unpublished
 from holdfast.ckpt.store.s3.upload import write
 
-_URL: Final = re.compile(r"s3://([^/?#]+)(?:/(.*))?")
+_URL: Final = re.compile(r"s3://([^/?#]+)(?:/(.*))?", re.IGNORECASE)
 _AT_ONCE: Final = 1000
 _PASSING: Final = frozenset(("InternalError", "SlowDown", "ServiceUnavailable"))
 

@@ -55,7 +55,7 @@ def hurt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Struck]:
 
 
 def answered(coordinator: Coordinator, *, deadline_s: float = 60.0) -> bool:
-    """Whether it answers before the time is up."""
+    """Say if it answers before the time is up."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
         with contextlib.suppress(CoordinatorError):

@@ -41,7 +41,7 @@ class Peers:
         return self.injector.strike(struck(kind, lasts_s=60, **fields), victim, self.site)
 
     def arrives(self, sender: Remote, to: str, receiver: Remote, at: str, *, s: float) -> bool:
-        """Whether a message that is sent now arrives within the given number of seconds."""
+        """Say if a message that is sent now arrives within the given number of seconds."""
         word = f"{time.monotonic_ns()};"
         sender.does(f"{to}.send(b'{word}')")
         message = receiver.does(f"({at}.settimeout({s}), {at}.recv(1000).decode())[1]")

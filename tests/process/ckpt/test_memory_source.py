@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from thread_gather import ThreadGather
 from torch import nn
 
 from holdfast.ckpt.memory.maps import SlotMaps
@@ -74,24 +75,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(tmp_path, stack)
 
 
-class Meeting:
-    """An all-gather between two threads."""
-
-    def __init__(self) -> None:
-        self._barrier = threading.Barrier(len(RANK_NODES), timeout=250)
-        self._values: dict[int, Any] = {}
-
-    def gather(self, rank: int) -> Any:
-        def gather(value: Any) -> list[Any]:
-            self._values[rank] = value
-            self._barrier.wait()
-            everyone = [self._values[r] for r in range(len(RANK_NODES))]
-            self._barrier.wait()
-            return everyone
-
-        return gather
-
-
 def build(seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 5))
@@ -108,7 +91,7 @@ def train(state: dict[str, Any], step: int) -> None:
 
 def run_ranks(cluster: Cluster, steps: int) -> list[str]:
     """Train two replicas that snapshot every step; return the state's hash at each."""
-    meeting, hashes, errors = Meeting(), [], []
+    gather, hashes, errors = ThreadGather(len(RANK_NODES)).of, [], []
 
     def rank_body(rank: int, state: dict[str, Any]) -> None:
         snapshotter = Snapshotter(
@@ -117,7 +100,7 @@ def run_ranks(cluster: Cluster, steps: int) -> list[str]:
             generation=1,
             rank=rank,
             world_size=len(RANK_NODES),
-            gather=meeting.gather(rank),
+            gather=gather(rank),
         )
         try:
             for step in range(steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from service_fixtures import S3Place
+from object_places import S3Place
 
 from holdfast import ckpt
 from holdfast.adapters.dcp import HoldfastReader, HoldfastWriter

@@ -69,7 +69,7 @@ class Holder:
 
 
 def seen_before_the_memory_was_freed(directory: Path) -> bool:
-    """Whether the death was noticed; the kernel is faster if the observer gets no processor."""
+    """Say if the death was noticed; the kernel is faster if the observer gets no processor."""
     directory.mkdir()
     holder = Holder(directory, nbytes=1 << 29)
     os.kill(holder.child.pid, signal.SIGKILL)

@@ -42,7 +42,7 @@ def machines(tmp_path: Path, lan: Lan) -> Iterator[Machines]:
 
 
 def acts(pid: int) -> bool:
-    """Whether a process may still do something: it is there, and more than its exit status."""
+    """Say if a process may still do something: it is there, and more than its exit status."""
     try:
         return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:

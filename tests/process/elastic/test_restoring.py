@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from restoring_ranks import (
-    NODES,
     RANK_NODES,
     Ranks,
     build,
@@ -20,23 +18,14 @@ from restoring_ranks import (
     value,
     without_memory,
 )
-from sidecar_group import SidecarGroup, sidecar_group
+from sidecar_group import SidecarGroup
 
 from holdfast import ckpt
 from holdfast.ckpt.errors import FencedError
 from holdfast.ckpt.memory.records import BlockSource, RestorePoint
 from holdfast.elastic.errors import GenerationOverError, JobFailedError, StateLostError
 
-
-@pytest.fixture(params=[False, True], ids=["", "opened ahead"], autouse=True)
-def _ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ranks, "ahead", request.param)
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[SidecarGroup]:
-    with sidecar_group(tmp_path, *NODES, threads=True) as group:
-        yield group
+pytestmark = pytest.mark.usefixtures("opened_ahead")
 
 
 def test_an_intact_point_is_restored_from_where_it_lies(group: SidecarGroup) -> None:

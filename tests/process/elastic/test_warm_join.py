@@ -93,7 +93,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def prefetched(event: Event) -> bool:
-    """Whether a rank restored from bytes that it had fetched before."""
+    """Say if a rank restored from bytes that it had fetched before."""
     tiers = event["tiers"] if event["kind"] == "restored" else {}
     return bool(tiers.get("prefetched", {}).get("bytes"))
 

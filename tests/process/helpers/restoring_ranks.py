@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from sidecar_group import SidecarGroup, inventories
+from thread_gather import ThreadGather
 from torch import nn
 
 from holdfast.ckpt.memory.fixed_files import HEADER_BYTES
@@ -64,20 +65,9 @@ class Ranks:
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
-        self._barrier = threading.Barrier(len(RANK_NODES), timeout=250)
-        self._said: dict[int, Any] = {}
+        self.gather = ThreadGather(len(RANK_NODES)).of
         self.events: list[RestoreFailed] = []
         self.fenced = False
-
-    def gather(self, rank: int) -> Callable[[Any], list[Any]]:
-        def gather(said: Any) -> list[Any]:
-            self._said[rank] = said
-            self._barrier.wait()
-            everyone = [self._said[r] for r in range(len(RANK_NODES))]
-            self._barrier.wait()
-            return everyone
-
-        return gather
 
     def check(self) -> None:
         if self.fenced:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -17,14 +19,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from object_places import ObjectPlace
 from rich.console import Console
-from service_fixtures import CloudPlace
 
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.ckpt.store.places import open_store
-from holdfast.tools.bench import command, start
-from holdfast.tools.bench.data_path import lost_time
+from holdfast.tools.bench import command, start, tables
+from holdfast.tools.bench.data_path import lost_time, storage
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, Yardstick, in_turn
+from holdfast.tools.bench.sections import SECTIONS
 from holdfast.tools.cli import EXIT_FAILED, EXIT_USAGE, main
 
 PEERLESS = {
@@ -41,7 +44,7 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    *("rl", "store", "tuning"),
+    *("rl", "store", "tuning", "islands", "lines"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -57,7 +60,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All sections but those apart, tiny, in a process of their own."""
     place, target = tmp_path_factory.mktemp("bench"), tmp_path_factory.mktemp("out") / "f.json"
     before = left_in_memory()
-    sections = [name for name in command.SECTIONS if name not in APART]
+    sections = [name for name in SECTIONS if name not in APART]
     done = subprocess.run(
         [
             *(*COMMAND, *sections, "--megabytes", "1", "--repeat", "2"),
@@ -87,10 +90,51 @@ def left_in_memory() -> set[str]:
 
 def test_every_section_is_measured(found: dict[str, Any]) -> None:
     sections = dict.fromkeys(figure["section"] for figure in found["figures"])
-    assert {*sections, *APART} == {*command.SECTIONS}
+    assert {*sections, *APART} == {*SECTIONS}
     assert (found["megabytes"], found["repeat"]) == (1, 2)
+    assert found["left"] == []
+    assert found["sections"].keys() == sections.keys()
     assert found["machine"]["cores"] >= 1
     assert {"holdfast", "torch", "python"} <= found["versions"].keys()
+
+
+def test_a_run_that_is_stopped_keeps_the_sections_that_ended(tmp_path: Path) -> None:
+    place, target = tmp_path / "place", tmp_path / "figures.json"
+    place.mkdir()
+    words = ("verify", "plan", "--megabytes", "1", "--repeat", "1", "--json", target)
+    run = subprocess.Popen(
+        [*COMMAND, *words, "--dir", place],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert any("verify --deep" in line for line in run.stdout)  # the file was first
+    run.send_signal(signal.SIGINT)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    found = json.loads(target.read_text())
+    assert {figure["section"] for figure in found["figures"]} == {"verify"}
+    assert found["left"] == ["plan"]
+    assert list(place.iterdir()) == []
+
+
+def test_a_large_state_has_the_fixed_costs_of_a_small_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "FIXED_BYTES", 1 << 20)
+    laps: list[None] = []
+    setup = BenchSetup(
+        size_bytes=2 << 20, repeat=1, directory=tmp_path, lap=lambda: laps.append(None)
+    )
+    rows = {row.name: row.size_bytes for row in storage.reshard(setup)}
+    assert len(laps) == 2
+    assert rows.keys() == {
+        f"{small}4 → {writers} writers" for small in ("", "1 MiB: ") for writers in (2, 3)
+    }
+    assert rows["1 MiB: 4 → 2 writers"] < rows["4 → 2 writers"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def figures_of(
@@ -110,6 +154,14 @@ def figures_of(
     assert left_in_memory() <= before
     figures: list[dict[str, Any]] = json.loads(done.stdout)["figures"]
     return figures
+
+
+@pytest.mark.exhaustive
+def test_islands_are_timed_beside_ddp_and_send_far_less(tmp_path: Path) -> None:
+    found = figures_of("islands", tmp_path, megabytes=1, timeout_s=600)
+    values = {figure["name"]: figure["value"] for figure in found}
+    assert values["no limit, DDP: sent"] == 4.0
+    assert values["no limit, islands: fewer"] > 100
 
 
 @pytest.mark.exhaustive
@@ -311,7 +363,7 @@ def test_the_table_says_what_was_compared_with_what(width: int) -> None:
         extra=(("peak", 12.5, "MiB"),),
     )
     console = Console(file=io.StringIO(), width=width)
-    command.show([row], console=console)
+    tables.show([row], console=console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for phrase in (
@@ -468,15 +520,33 @@ def test_sums_are_timed_and_only_those_in_float32_depend_on_the_number_of_ranks(
 
 
 def test_a_store_is_measured_beside_its_plain_client(
-    cloud_environment: CloudPlace, capsys: pytest.CaptureFixture[str]
+    object_environment: ObjectPlace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--store", cloud_environment.url, "--megabytes", "12", "--repeat", "1", "--json", "-")
+    root, pid = object_environment.url, str(os.getpid())  # any process may stand for the server's
+    words = ("--store", root, "--server", pid, "--megabytes", "12", "--repeat", "1", "--json", "-")
     assert main(["bench", "store", *words]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
-    beside = {figure["name"]: figure["versus"] for figure in figures if figure["versus"]}
-    assert beside == {"write": "obstore put", "read": "obstore get"}
-    assert "write: processor time" in {figure["name"] for figure in figures}
-    assert open_store(cloud_environment.url).names("") == []
+    plain = "boto3" if object_environment.kind == "s3" else "obstore"
+    assert {(figure["name"], figure["versus"]) for figure in figures if figure["versus"]} == {
+        (ours, f"{plain} {theirs}{number}")
+        for ours, theirs in (("write", "put"), ("read", "get"))
+        for number in ("", ", eight at once")
+    }
+    extra = {figure["name"]: figure["value"] for figure in figures if not figure["versus"]}
+    assert extra["write: processor time of write"] > 0
+    assert extra[f"read: processor time of {plain} get, eight at once"] > 0
+    assert "write: processor time of the server for write" in extra
+    assert extra[f"write: {plain} put / {plain} get"] > 0
+    assert open_store(root).names("") == []
+
+
+@pytest.mark.parametrize("text", ["x", "", "0", "4711,"])
+def test_processes_of_a_server_that_are_not_there_are_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "store", "--server", text])
+    assert "does not name running processes" in capsys.readouterr().err
 
 
 def test_a_store_that_is_not_named_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from doubles.checkpoints import sample_arrays, write_checkpoint
-from service_fixtures import S3Place
+from object_places import S3Place
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps
 from holdfast.ckpt.store.places import open_store

@@ -19,6 +19,7 @@ import holdfast
 from holdfast.elastic.config import Batch, Checkpoints, Mesh, Settings, Snapshots, Timeouts
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
+from holdfast.elastic.sea.settings import Islands
 
 NEEDED: Final[dict[type, dict[str, Any]]] = {
     Batch: {"microbatches": 1},
@@ -89,6 +90,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "exact": st.sampled_from((None, "float32", "int64")),
         "seed": st.integers(0, 2**63 - 1),
         "loss_guard": st.none() | st.just(LossGuard()),
+        "islands": st.none() | st.just(Islands()),
         "rehearse": st.booleans(),
         "timeouts": st.just(Timeouts(stop_grace_s=1)),
     },

@@ -14,8 +14,13 @@ from holdfast.ckpt import torch_private
 
 PACKAGE = ROOT / "src" / "holdfast"
 THE_MODULE = PACKAGE / "ckpt" / "torch_private.py"
-OF_OTHERS = (PACKAGE / "adapters" / "hf", PACKAGE / "adapters" / "torchtitan")
-"""Subclasses of transformers' Trainer and of torchtitan's manager, with methods private to them."""
+OF_OTHERS = (
+    PACKAGE / "adapters" / "hf",
+    PACKAGE / "adapters" / "torchtitan",
+    PACKAGE / "adapters" / "lightning" / "fitting",
+)
+"""Subclasses of transformers' Trainer, torchtitan's manager and Lightning's loops; methods private
+to these."""
 
 
 OTHERS = {

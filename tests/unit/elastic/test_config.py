@@ -12,6 +12,7 @@ from holdfast.elastic.config import Batch, Checkpoints, Mesh, Settings, Snapshot
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.sea.settings import Islands
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,18 @@ from holdfast.elastic.membership.records import JobSpec
         (Mesh, {"ep": 0}, "ep=0"),
         (Mesh, {"dp": 3, "ep": 2}, "dp is no multiple of ep"),
         (Mesh, {"shard": 3, "ep": 2}, "give an ep that divides shard"),
+        (Settings, {"islands": Islands(), "mesh": Mesh(pp=2)}, "islands with Mesh(pp=2)"),
+        (
+            Settings,
+            {"islands": Islands(), "mesh": Mesh(ep=(1, 2)), "batch": Batch(microbatches=2)},
+            "islands with Mesh(ep=(1, 2))",
+        ),
+        (Settings, {"islands": Islands(), "mesh": Mesh(device="cuda")}, "Mesh(device='cuda')"),
+        (
+            Settings,
+            {"islands": Islands(), "loss_guard": LossGuard(spike="rollback")},
+            "islands with a LossGuard that rolls back",
+        ),
         (
             Settings,
             {"mesh": Mesh(ep=(4, 2)), "batch": Batch(microbatches=6)},
@@ -210,6 +223,33 @@ def test_as_many_steps_stay_in_memory_as_a_loss_guard_may_go_back(
     snapshots, guard = Snapshots(keep=keep, every=every), LossGuard(steps_back=steps_back)
     assert Settings(snapshots=snapshots, loss_guard=guard).job().keep == kept
     assert Settings(snapshots=snapshots).job().keep == keep
+
+
+def test_a_launcher_names_an_island_and_its_meeting_place() -> None:
+    overrides: dict[str, Any] = {"islands": {"name": "oslo", "meet": "/d/{stage}"}}
+    found = Settings(islands=Islands(bits=8)).overridden(overrides, stage="tune")
+    assert found.islands == Islands(name="oslo", meet="/d/tune", bits=8)
+    found.check_named()
+    with pytest.raises(ConfigError, match="the script is none: write"):
+        Settings().overridden(overrides)
+    Settings().check_named()
+
+
+@pytest.mark.parametrize("missing", ["name", "meet"])
+def test_an_island_without_a_name_or_a_place_is_refused(missing: str) -> None:
+    values: dict[str, Any] = {"name": "oslo", "meet": "/d", missing: ""}
+    with pytest.raises(ConfigError, match=rf"Islands\({missing}=''\): an island needs"):
+        Settings(islands=Islands(**values)).check_named()
+
+
+def test_islands_have_other_samples_and_one_seed_of_their_first_weights() -> None:
+    alone, *islands = (
+        Settings(seed=3, islands=islands)
+        for islands in (None, Islands(name="a"), Islands(name="b"))
+    )
+    assert alone.own_seed == 3
+    assert len({3, *(each.own_seed for each in islands)}) == 3
+    assert {each.seed for each in islands} == {3}
 
 
 def test_what_is_said_of_checkpoints_changes_nothing_where_there_are_none() -> None:

@@ -10,7 +10,6 @@ processor time is not.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +31,7 @@ from holdfast.tools.bench.kinds import FULL
 from holdfast.tools.bench.nodes import SLOTS, Nodes
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Timings, stopwatch
 from holdfast.tools.bench.state import MANY_LAYERS, BenchState, MirrorMemory
+from holdfast.tools.environment import cpu_s
 
 MEMCPY: Final = "memcpy of all ranks' state"
 OURS: Final = (trainee.HOLDFAST, trainee.PARITY, trainee.PERSIST)
@@ -258,11 +258,11 @@ class TraineeCrew:
     def train(self, way: str, *, steps: int, products: int, every: int = 0) -> TogetherWindow:
         """Train one window on all ranks."""
         window = TrainingWindow(way=way, steps=steps, every=every, products=products)
-        before_s = sum(map(_cpu_s, self._sidecars))
+        before_s = sum(map(cpu_s, self._sidecars))
         for pipe in self._pipes:
             pipe.send(window)
         found = [answer(pipe) for pipe in self._pipes]
-        sidecars_s = sum(map(_cpu_s, self._sidecars)) - before_s
+        sidecars_s = sum(map(cpu_s, self._sidecars)) - before_s
         return TogetherWindow(
             seconds=max(each.seconds for each in found),
             cpu_s=sum(each.cpu_s for each in found) + sidecars_s,
@@ -281,12 +281,6 @@ def answer(pipe: Connection) -> WindowOutcome:
     except EOFError as error:
         raise PeerError("a training process ended early; run with a smaller --megabytes") from error
     return found
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used so far (``proc(5)``)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def end(process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:

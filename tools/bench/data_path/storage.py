@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +36,8 @@ SAME = "same layout"
 DCP_SAVE, DCP_LOAD, SAFETENSORS = "DCP save", "DCP load", "safetensors load_file + copy"
 VERIFY = "verify --deep"
 CHANGES = ((4, 2), (2, 4), (4, 3), (4, 1))
+FIXED_BYTES = 32 << 20
+"""A state so small that the costs of a restore besides its bytes show."""
 _STEP = 1
 _PIECE = 8 << 20
 
@@ -88,6 +91,22 @@ def _written(name: str, write: Callable[[Path], object], path: Path) -> Case:
 
 def restore(setup: BenchSetup) -> list[BenchRow]:
     """Time loading into live tensors from the page cache, which the warm-up fills."""
+    return _and_small(_restored, setup)
+
+
+def _and_small(
+    measure: Callable[[BenchSetup], list[BenchRow]], setup: BenchSetup
+) -> list[BenchRow]:
+    """Return the rows for the state, and for a larger one those of a small one too."""
+    rows = measure(setup)
+    if setup.size_bytes > FIXED_BYTES:
+        small = replace(setup, size_bytes=FIXED_BYTES, lap=lambda: None)
+        title = f"{FIXED_BYTES >> 20} MiB: "
+        rows += [replace(row, name=f"{title}{row.name}") for row in measure(small)]
+    return rows
+
+
+def _restored(setup: BenchSetup) -> list[BenchRow]:
     state, target = BenchState(setup.size_bytes, seed=0), BenchState(setup.size_bytes, seed=1)
     place = setup.directory
     write_raw(state, place / "raw")
@@ -230,6 +249,10 @@ def _dcp_save(state: BenchState, path: Path) -> None:
 
 def reshard(setup: BenchSetup) -> list[BenchRow]:
     """Time rewriting a checkpoint of four ranks for two and for three."""
+    return _and_small(_resharded, setup)
+
+
+def _resharded(setup: BenchSetup) -> list[BenchRow]:
     state = BenchState(setup.size_bytes, seed=0)
     source_root = setup.directory / "four"
     save_as(state, source_root, ranks=4)

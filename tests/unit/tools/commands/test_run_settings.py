@@ -36,6 +36,13 @@ def test_only_what_is_given_overrides_the_script(tmp_path: Path) -> None:
     }
 
 
+def test_an_island_gets_its_name_and_the_place_where_it_meets_others(tmp_path: Path) -> None:
+    found = settings(tmp_path, "--island", "oslo", "--sea", "s3://bucket/sea")
+    assert found == {"islands": {"name": "oslo", "meet": "s3://bucket/sea"}}
+    with pytest.raises(ConfigError, match="Islands\\(name='a/b'\\)"):
+        settings(tmp_path, "--island", "a/b")
+
+
 def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'much' is not a size"):
         settings(tmp_path, "--memory", "much")

@@ -116,7 +116,6 @@ def refused(tmp_path: Path, *, stage: int = 1, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mics_shard_size": 2}, "parts of MiCS are not read"),
         ({"offload_optimizer": {"device": "nvme"}}, "on the cpu"),
         ({"offload_param": {"device": "nvme"}}, "on the cpu"),
         ({"zero_quantized_nontrainable_weights": True}, "stored quantized"),
@@ -140,11 +139,13 @@ def test_offload_to_the_cpu_is_read(tmp_path: Path) -> None:
         assert torch.equal(tensor_of(source, "model.w"), parameters()["w"])
 
 
-def test_other_partition_counts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_partition_counts_are_refused(tmp_path: Path, count: int) -> None:
     def change(found: dict[str, Any]) -> None:
-        found["optimizer_state_dict"]["partition_count"] = 1
+        found["optimizer_state_dict"]["partition_count"] = count
 
-    assert "each part lies in 1 partitions" in refused(tmp_path, stage=3, optim=change)
+    said = refused(tmp_path, stage=3, optim=change)
+    assert f"'partition_count' is {count}, and 2 ranks saved" in said
 
 
 def test_elastic_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -213,6 +214,25 @@ def test_steps_that_differ_between_ranks_are_noticed(tmp_path: Path) -> None:
         state[0]["step"] = torch.tensor(next(steps))
 
     assert "the files are of different steps" in damaged(tmp_path, optim=change)
+
+
+def test_a_dynamic_loss_scale_without_its_scaler_is_damage(tmp_path: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["optimizer_state_dict"]["dynamic_loss_scale"] = True
+
+    assert "'loss_scaler' is a NoneType" in damaged(tmp_path, optim=change)
+
+
+def test_a_loss_scale_that_a_script_passed_on_is_not_that_of_its_engine(tmp_path: Path) -> None:
+    """A script may save the client state that it loaded from a universal directory."""
+
+    def change(found: dict[str, Any]) -> None:
+        found |= {"deepspeed_loss_scaler": {"cur_scale": 8.0}, "tokens": 3}
+
+    write_zero(tmp_path, stage=1, model=change)
+    with ZeroSource(tmp_path) as source:
+        assert source.values["tokens"] == 3
+        assert not [name for name in source.values if "loss_scaler" in name]
 
 
 @pytest.mark.parametrize("key", ["global_steps", "dp_world_size"])

@@ -1,0 +1,139 @@
+"""An island's numbers, which are part of the run's state beside the sea's weights."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.ckpt.types import learn
+from holdfast.elastic.errors import ConfigError
+
+NONE: Final = -1
+_MARKS: Final = 128
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A work under way: taken after ``step`` steps and ``samples`` samples of this run."""
+
+    tide: int
+    portion: int
+    step: int
+    digest: str
+    nbytes: int
+    weight: int
+    samples: int
+    base: int
+    state: str
+
+
+class IslandNumbers(msgspec.Struct, kw_only=True):
+    """IslandNumbers of an island.
+
+    ``lineage`` is that of its `Entered`, -1 before it; ``entered`` counts the merges before that.
+    ``adopted`` counts those that it has adopted, ``bases`` those of each portion, and ``states``
+    are the digests after them.
+    ``samples`` are those trained so far; ``since`` has for each portion the number at its last
+    merged work, ``named`` the base after that merge. ``sents`` are the works under way; ``pace``
+    is the number of merges that the last arrival adopted. ``marks`` are [step, adopted] of late.
+    """
+
+    island: str
+    lineage: int = NONE
+    entered: int = 0
+    adopted: int = 0
+    samples: int = 0
+    pace: int = 1
+    sents: list[Sent] = []
+    bases: list[int] = []
+    states: list[str] = []
+    since: list[int] = []
+    named: list[int] = []
+    marks: list[tuple[int, int]] = []
+
+
+class IslandCounters:
+    """The numbers as an object that a run can track."""
+
+    def __init__(self, island: str, *, portions: int) -> None:
+        zeros = [0] * portions
+        self.now = IslandNumbers(
+            island=island,
+            bases=[*zeros],
+            states=[""] * portions,
+            since=[*zeros],
+            named=[*zeros],
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save."""
+        found: dict[str, Any] = msgspec.to_builtins(self.now)
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state. Raises ``ConfigError`` if it is another island's."""
+        saved = msgspec.convert(state, IslandNumbers)
+        if saved.island != self.now.island:
+            raise ConfigError(
+                f"the saved state is that of the island {saved.island!r}, this one is "
+                f"{self.now.island!r}: its samples and its place in the sea belong to the name; "
+                f"give Islands(name={saved.island!r}), or another checkpoint directory"
+            )
+        if len(saved.bases) != len(self.now.bases):
+            raise ConfigError(
+                f"the saved island has {len(saved.bases)} portions, this one "
+                f"{len(self.now.bases)}; give Islands(portions={len(saved.bases)})"
+            )
+        self.now = saved
+
+    def begin_anew(self) -> None:
+        """Forget the sea; the samples are counted on."""
+        zeros = [0] * len(self.now.bases)
+        now = self.now
+        now.lineage, now.sents, now.marks = NONE, [], []
+        now.adopted = now.entered = 0
+        now.pace = 1
+        now.bases, now.named = [*zeros], [*zeros]
+        now.since = [now.samples for _ in zeros]
+
+    def weight(self, portion: int, *, least: int = 1) -> int:
+        """Return the samples that were trained for a portion in each of its merges.
+
+        They are those since its last merged work.
+        """
+        now = self.now
+        rounds = 1 + max(0, now.bases[portion] - now.named[portion])
+        return max(least, (now.samples - now.since[portion]) // rounds)
+
+    def due(self) -> list[int]:
+        """Return the portions that are sent now: as many as were merged since the last time.
+
+        So a slow island, which adopts several merges at once, sends each portion as often.
+        """
+        portions = len(self.now.bases)
+        return [(self.now.adopted + each) % portions for each in range(self.now.pace)]
+
+    def note_arrived(self, adopted: int) -> None:
+        """Note that an arrival adopted so many merges; nothing is under way then."""
+        self.now.sents = []
+        self.now.pace = min(max(1, adopted), len(self.now.bases))
+
+    def note_adopted(self, portion: int, *, state: str, step: int, named: bool) -> None:
+        """Count a merge of a portion; ``named``: own work is in it."""
+        now = self.now
+        now.adopted += 1
+        now.bases[portion] += 1
+        now.states[portion] = state
+        if named:
+            now.named[portion] = now.bases[portion]
+            sent = [each.samples for each in now.sents if each.portion == portion]
+            now.since[portion] = sent[0] if sent else now.samples
+        now.marks = [*now.marks, (step, now.adopted)][-_MARKS:]
+
+    def adopted_at(self, step: int) -> int:
+        """Return the merges that the state after ``step`` steps had adopted, or fewer."""
+        found = [adopted for at, adopted in self.now.marks if at <= step]
+        return found[-1] if found else self.now.entered
+
+
+learn(globals())

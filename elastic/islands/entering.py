@@ -1,0 +1,158 @@
+"""The way of an island without a state into the sea, as rank 0 decides it.
+
+The first island founds the sea. Islands that build the same first weights join before the first
+merge. Every other is given the weights by a member: nobody without a state founds or heals a sea.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from holdfast.ckpt.errors import NotFoundError
+from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LoadWeights, adoption
+from holdfast.elastic.islands.courier import beat_s
+from holdfast.elastic.islands.logbook import SeaLogbook
+from holdfast.elastic.islands.mailbox import Mailbox
+from holdfast.elastic.islands.messages import Asked, Sign
+from holdfast.elastic.sea.records import Entered, Founded, Left, Parameter, agreed, difference
+from holdfast.elastic.sea.settings import Islands
+
+_BEATS: Final = 3
+"""An island that lives shows it within so many beats."""
+
+
+class Entrance:
+    """One island on its way in. ``first`` is the digest of its first weights."""
+
+    def __init__(
+        self,
+        logbook: SeaLogbook,
+        mailbox: Mailbox,
+        islands: Islands,
+        *,
+        parameters: Sequence[Parameter],
+        first: str,
+        weight: int,
+        run: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._logbook, self._mailbox, self._islands = logbook, mailbox, islands
+        self._parameters, self._first, self._weight = tuple(parameters), first, weight
+        self._run, self._clock, self._began_s = run, clock, clock()
+        self._request: Asked | None = None
+        self._adopted: int | None = None
+        self._sign: Sign | None = None
+        self._seen_s: float | None = None
+        self._stirred_s = self._began_s
+        self._signs: dict[str, Sign | None] = {}
+
+    def next(self) -> tuple[Command, list[bytes]]:
+        """Return what all ranks do next, and the payloads of an `AdoptMerge`.
+
+        Raises ``ConfigError`` for settings that are not the sea's, and for a name that another
+        living island has; ``SeaError`` where nobody can give the sea's weights.
+        """
+        self._logbook.poll()
+        view, me = self._logbook.view, self._islands.name
+        if view.founded is None:
+            self._found()
+            return AwaitNews(), []
+        if wrong := difference(view.founded, self._islands, self._parameters):
+            raise ConfigError(
+                f"the sea at {self._islands.meet} has other settings: {wrong}; give all islands "
+                "the same, or meet elsewhere"
+            )
+        if me in view.members and self._is_alive():
+            return AwaitNews(), []
+        if self._adopted is None:
+            if view.tide or view.founded.digest != self._first:
+                return self._asked(), []
+            self._adopted = 0
+        if self._adopted < view.tide:
+            return self._follow(self._adopted)
+        if me in view.members:  # only now: the others wait for a member
+            self._logbook.append(Left(number=view.length, island=me, why="lost"))
+        number = self._logbook.view.length
+        if self._logbook.view.tide > view.tide or not self._logbook.append(
+            Entered(number=number, island=me, tide=view.tide, weight=self._weight, lineage=number)
+        ):
+            return AwaitNews(), []
+        if self._request is not None:
+            self._mailbox.close_request(self._request)
+        return GoOn(lineage=number), []
+
+    def _found(self) -> None:
+        self._logbook.append(
+            Founded(
+                number=0,
+                settings=agreed(self._islands),
+                parameters=self._parameters,
+                digest=self._first,
+            )
+        )
+
+    def _is_alive(self) -> bool:
+        """Return whether it is still open if another run with this name lives.
+
+        Raises ``ConfigError`` if one does.
+        """
+        sign, now = self._mailbox.sign(self._islands.name), self._clock()
+        if sign is None or sign.run == self._run:
+            return False
+        if self._seen_s is None:
+            self._sign, self._seen_s = sign, now
+        if sign != self._sign:
+            raise ConfigError(
+                f"another run is the island {self._islands.name!r} of {self._islands.meet}: give "
+                "each island a name of its own"
+            )
+        return now - self._seen_s < _BEATS * beat_s(self._islands)
+
+    def _asked(self) -> Command:
+        """Ask for the sea's weights; return what to do until they are here, and then."""
+        view, me = self._logbook.view, self._islands.name
+        if not view.members.keys() - {me}:
+            raise SeaError(
+                f"the sea at {self._islands.meet} has no island any more that could give its "
+                "weights: start one of them with its checkpoints, or meet elsewhere"
+            )
+        if self._request is None:
+            self._request = Asked(island=me, id=f"{me}-{secrets.token_hex(8)}")
+            self._mailbox.ask(self._request)
+            self._stirred_s = self._clock()
+        if (given := self._mailbox.given(self._request)) is not None:
+            root = self._mailbox.given_root(self._request, by=given.by)
+            self._adopted = given.tide
+            return LoadWeights(root=root, tide=given.tide, bases=given.bases)
+        self._watch()
+        return AwaitNews()
+
+    def _watch(self) -> None:
+        """Raise ``SeaError`` if no member has shown any life for as long as one is waited for."""
+        now = self._clock()
+        others = self._logbook.view.members.keys() - {self._islands.name}
+        signs = {island: self._mailbox.sign(island) for island in others}
+        if signs != self._signs:
+            self._signs, self._stirred_s = signs, now
+        if now - self._stirred_s > self._islands.patience_s:
+            raise SeaError(
+                f"none of {', '.join(sorted(signs))} answers in the sea at {self._islands.meet}: "
+                "start one of them with its checkpoints, or meet elsewhere"
+            )
+
+    def _follow(self, tide: int) -> tuple[Command, list[bytes]]:
+        """Return the next merge, or ask anew if its payloads are gone."""
+        record = self._logbook.merged[tide]
+        try:
+            data = [self._mailbox.payload(part.island, part.digest) for part in record.parts]
+        except NotFoundError:
+            self._adopted = None
+            if self._request is not None:
+                self._mailbox.close_request(self._request)
+                self._request = None
+            return AwaitNews(), []
+        self._adopted = tide + 1
+        return adoption(record), data

@@ -1,0 +1,460 @@
+"""A run as an island: the work between its steps, on all ranks.
+
+Everything happens at the end of a step, before its snapshot, so that every snapshot has one
+consistent state: the sea's weights, the work under way and the numbers that belong to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast.ckpt import api
+from holdfast.ckpt.checkpoints.catalog import committed
+from holdfast.ckpt.errors import CkptError, StoreError
+from holdfast.ckpt.store.places import open_store
+from holdfast.elastic.channel.base import Channel, WorkerPhase
+from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.config import Settings
+from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.events import (
+    Event,
+    IslandJoined,
+    IslandLeft,
+    TideAdopted,
+    TidePublished,
+    WeightsGiven,
+)
+from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.islands.arriving import Arrival
+from holdfast.elastic.islands.commands import (
+    AdoptMerge,
+    EnterAnew,
+    GiveWeights,
+    GoOn,
+    KeepModules,
+    LoadWeights,
+)
+from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
+from holdfast.elastic.islands.courier import Courier, Outgoing
+from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.errands import Errands
+from holdfast.elastic.islands.giving import Giving, remove_given
+from holdfast.elastic.islands.logbook import SeaLogbook
+from holdfast.elastic.islands.mailbox import Mailbox, digest_of
+from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.islands.tensors import Merge, SeaTensors
+from holdfast.elastic.islands.together import Decide, Said, Together
+from holdfast.elastic.sea.records import Work
+from holdfast.elastic.tracked.keeper import StateKeeper
+
+_log = logging.getLogger(__name__)
+
+KEY: Final = "holdfast-islands"
+"""The name under which the island's state is tracked, next to the user's state."""
+
+WEIGHTS: Final = "weights"
+"""The folder below the meeting place with the weights at the end."""
+
+_PROTECTED_WAIT_S: Final = 0.02
+
+
+class Island:
+    """One generation's part of an island.
+
+    All ranks call `track`, `begin`, `end_step`, `kept` and `finish` in the same order; all of them
+    but `track` are collective.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        settings: Settings,
+        world: GenerationWorld,
+        *,
+        pulse: Pulse,
+        keeper: StateKeeper,
+    ) -> None:
+        assert settings.islands is not None
+        self._channel, self._settings, self._islands = channel, settings, settings.islands
+        self._world, self._pulse, self._keeper = world, pulse, keeper
+        self._counters = IslandCounters(self._islands.name, portions=self._islands.portions)
+        self._tensors: SeaTensors | None = None
+        self._store = open_store(self._islands.meet)
+        self._mailbox = Mailbox(self._store)
+        self._logbook = SeaLogbook(self._store, island=self._islands.name)
+        self._giving = Giving(self._mailbox, name=self._islands.name)
+        self._together = Together(world, pulse, patience_s=self._islands.patience_s)
+        self._courier: Courier | None = None
+        self._errands: Errands | None = None
+        self._fresh: list[Outgoing] = []
+        self._waits_since_s: float | None = None
+        self._has_begun = False
+        batch = settings.batch
+        self._samples = batch.microbatches * batch.size
+
+    # -- the state -------------------------------------------------------------------------------
+
+    def track(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is tracked beside ``state``: the sea's weights, and the work under way.
+
+        Raises ``ConfigError`` for parameters that an island cannot merge.
+        """
+        self._tensors = tensors = SeaTensors(state, self._world, self._islands)
+        return {
+            KEY: {
+                "weights": tensors.weights,
+                "momentum": tensors.momentum,
+                "payload": tensors.payload,
+                "counters": self._counters,
+            }
+        }
+
+    # -- the begin -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Enter the sea, or go on in it with the state that was restored."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        tensors, now = self._required(), self._counters.now
+        with self._pulse.phase(WorkerPhase.WAIT):
+            if now.lineage == NONE:
+                self._enter(tensors)
+            else:
+                self._together.settled(self._look)
+        self._open()
+        self._fresh = [
+            self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
+            for sent in now.sents
+        ]
+        self.kept()
+
+    def _look(self) -> Said:
+        """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
+        self._logbook.poll()
+        view, me = self._logbook.view, self._islands.name
+        known = view.members.get(me) or view.former.get(me)
+        if known is None or known.lineage < self._counters.now.lineage:
+            raise SeaError(
+                f"the state of the island {me} belongs to another sea than that at "
+                f"{self._islands.meet}: give the meeting place that it had, or begin with another "
+                "checkpoint directory"
+            )
+        return GoOn(), []
+
+    def _enter(self, tensors: SeaTensors) -> None:
+        """Get the sea's weights and join it."""
+        began_s, now = time.perf_counter(), self._counters.now
+        tensors.begin()
+        entrance = Entrance(
+            self._logbook,
+            self._mailbox,
+            self._islands,
+            parameters=tensors.parameters,
+            first=tensors.digest_of_weights(),
+            weight=self._islands.every * self._samples,
+            run=self._channel.run,
+            clock=time.monotonic,
+        )
+        now.states = tensors.digests(range(self._islands.portions))
+        how, roots = "built", list[str]()
+        while not isinstance(said := self._together.told(entrance.next), GoOn):
+            match said:
+                case LoadWeights():
+                    how, roots = "given", [*roots, said.root]
+                    self._load(tensors, said)
+                case AdoptMerge():
+                    self._adopt(tensors, said)
+                case _:
+                    self._together.pause()
+        now.lineage, now.entered = said.lineage, now.adopted
+        tensors.take_weights()
+        for root in roots if self._world.rank == 0 else ():
+            remove_given(root)
+        self._emit(
+            IslandJoined(
+                island=self._islands.name,
+                tide=now.adopted,
+                lineage=now.lineage,
+                how=how,
+                seconds=time.perf_counter() - began_s,
+            )
+        )
+
+    def _load(self, tensors: SeaTensors, said: LoadWeights) -> None:
+        """Take the weights that another island gave."""
+        now = self._counters.now
+        api.load(said.root, {"weights": tensors.weights, "momentum": tensors.momentum})
+        now.adopted, now.bases, now.named = said.tide, list(said.bases), list(said.bases)
+        now.states = tensors.digests(range(self._islands.portions))
+
+    def _enter_anew(self, tensors: SeaTensors) -> None:
+        """Enter the sea with its weights; own work that is not merged is dropped."""
+        _log.warning("the island %s has fallen too far behind: it enters anew", self._islands.name)
+        self._end_errands()
+        self._counters.begin_anew()
+        self._enter(tensors)
+        self._open()
+
+    def _open(self) -> None:
+        """Start the courier at rank 0."""
+        if self._world.rank:
+            return
+        self._courier = Courier(
+            self._logbook,
+            self._mailbox,
+            self._islands,
+            lineage=self._counters.now.lineage,
+            clock=time.monotonic,
+            protected=self._is_protected,
+            sign=self._sign,
+            told=self._tell_published,
+        )
+        self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
+
+    def _is_protected(self, step: int) -> bool:
+        try:
+            reached = self._keeper.client.protected_step(
+                generation=self._world.generation, at_least=step, timeout_s=_PROTECTED_WAIT_S
+            )
+        except CkptError:
+            return False  # the generation ends, or the sidecar is busy
+        return reached >= step
+
+    def _sign(self, number: int) -> Sign:
+        """Return a sign of life; called on the courier's thread."""
+        since_s = self._waits_since_s
+        return Sign(
+            island=self._islands.name,
+            run=self._channel.run,
+            number=number,
+            needs=self._needs(),
+            step=self._keeper.cursor.step,
+            tide=self._counters.now.adopted,
+            waiting_s=0.0 if since_s is None else time.monotonic() - since_s,
+            sent_bytes=self._mailbox.sent,
+            fetched_bytes=self._mailbox.fetched,
+        )
+
+    def _needs(self) -> int:
+        """Return the oldest tide that a state to which this island may go back has not adopted."""
+        if self._settings.checkpoint is None:
+            step = self._keeper.protection().step
+        else:
+            try:
+                step = self._keeper.client.durable_step()
+            except CkptError:
+                step = -1
+        return self._counters.adopted_at(step)
+
+    def _tell_published(self, work: Work) -> None:
+        self._channel.emit(
+            TidePublished(
+                tide=work.tide,
+                portion=work.portion,
+                weight=work.weight,
+                bytes=work.nbytes,
+                sent_bytes=self._mailbox.sent,
+            )
+        )
+
+    # -- the end of a step -----------------------------------------------------------------------
+
+    def end_step(self, *, last: bool) -> bool:
+        """Do what is due after a step that the cursor counts; return whether to take a snapshot."""
+        tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
+        now.samples += self._samples
+        if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
+            self._arrive(tensors)
+        if last:
+            self._merge_all(tensors)
+        elif step % self._islands.stride == 0:
+            self._depart(tensors)
+            return True
+        return False
+
+    def kept(self) -> None:
+        """Publish the works of this step as soon as its snapshot is protected."""
+        fresh, self._fresh = self._fresh, []
+        if fresh and self._errands is not None:
+            self._errands.courier.send(fresh)
+            self._errands.call()
+
+    def _merge_all(self, tensors: SeaTensors) -> None:
+        """Merge every portion once more; then the sea's weights are the parameters."""
+        for _ in range(self._islands.portions):
+            self._depart(tensors)
+            self.kept()
+            self._arrive(tensors, hurries=True)
+        tensors.take_weights()
+
+    def _depart(self, tensors: SeaTensors) -> None:
+        """Take the progress of the portions that are due as works of the next tides."""
+        self._keeper.fence()
+        now = self._counters.now
+        for portion in self._counters.due():
+            payload = tensors.encode(portion)
+            sent = Sent(
+                tide=now.adopted,
+                portion=portion,
+                step=self._keeper.cursor.step,
+                digest=digest_of(payload),
+                nbytes=len(payload),
+                weight=self._counters.weight(portion),
+                samples=now.samples,
+                base=now.bases[portion],
+                state=now.states[portion],
+            )
+            now.sents.append(sent)
+            self._fresh.append(self._outgoing(sent, payload))
+
+    def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
+        work = Work(
+            island=self._islands.name,
+            lineage=self._counters.now.lineage,
+            tide=sent.tide,
+            portion=sent.portion,
+            weight=sent.weight,
+            digest=sent.digest,
+            nbytes=sent.nbytes,
+            base=sent.base,
+            state=sent.state,
+        )
+        return Outgoing(work=work, payload=payload, step=sent.step)
+
+    def _arrive(self, tensors: SeaTensors, *, hurries: bool = False) -> None:
+        """Adopt the merge of the work under way, with a quorum every later one too."""
+        self._keeper.fence()
+        began_s, first = time.perf_counter(), self._counters.now.adopted
+        self._waits_since_s = time.monotonic()
+        arrival = self._arrival(hurries=hurries)
+        with self._pulse.phase(WorkerPhase.WAIT):
+            while not isinstance(said := self._together.told(arrival), GoOn):
+                match said:
+                    case AdoptMerge():
+                        self._adopt(tensors, said, waited_s=time.perf_counter() - began_s)
+                        began_s = time.perf_counter()
+                    case GiveWeights():
+                        self._give(tensors, said)
+                    case EnterAnew():
+                        self._enter_anew(tensors)
+                        first = self._counters.now.adopted
+                        break
+        self._waits_since_s = None
+        several = self._islands.wait != "all"
+        self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
+
+    def _arrival(self, *, hurries: bool) -> Decide:
+        """Return the decisions of an arrival, which rank 0 makes."""
+        errands, counters = self._errands, self._counters
+        if errands is None:
+            return _unasked
+        return Arrival(
+            errands.courier,
+            self._islands,
+            adopted=lambda: counters.now.adopted,
+            weight=counters.weight(counters.now.adopted % self._islands.portions),
+            await_news=errands.await_news,
+            check=errands.check,
+            clock=time.monotonic,
+            nbytes=self._required().nbytes,
+            hurries=hurries,
+        ).next
+
+    def _adopt(self, tensors: SeaTensors, said: AdoptMerge, *, waited_s: float = 0.0) -> None:
+        merge = Merge(portion=said.portion, weights=said.weights, whole=said.whole, own=said.own)
+        tensors.adopt(merge, self._together.data)
+        self._together.data = []
+        (state,) = tensors.digests([said.portion])
+        step, named = self._keeper.cursor.step, said.own >= 0
+        self._counters.note_adopted(said.portion, state=state, step=step, named=named)
+        if self._errands is not None:
+            self._errands.courier.adopted(said.tide)
+        self._emit(
+            TideAdopted(
+                tide=said.tide,
+                portion=said.portion,
+                step=step,
+                islands=len(said.weights),
+                whole=said.whole,
+                named=named,
+                state=state,
+                waited_s=waited_s,
+                fetched_bytes=self._mailbox.fetched,
+            )
+        )
+
+    def _give(self, tensors: SeaTensors, said: GiveWeights) -> None:
+        """Save the sea's weights for an island that asked for them."""
+        began_s, now = time.perf_counter(), self._counters.now
+        state = {"weights": tensors.weights, "momentum": tensors.momentum}
+        given = Given(by=self._islands.name, tide=now.adopted, bases=tuple(now.bases))
+        try:
+            api.save(said.root, state, step=now.adopted)
+            if self._world.rank == 0:
+                self._giving.answer(said.request, given, root=said.root)
+        except (StoreError, OSError) as error:
+            _log.warning("the weights cannot be given now; trying again: %s", error)
+            self._together.pause()
+            return
+        seconds = time.perf_counter() - began_s
+        self._emit(WeightsGiven(island=said.request.island, tide=now.adopted, seconds=seconds))
+
+    # -- the end of the run ----------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Leave the sea: the run is over, and its last step durable.
+
+        The last island to leave saves the run's modules at the meeting place.
+        """
+        if not self._has_begun:
+            return
+        with self._pulse.phase(WorkerPhase.WAIT):
+            if isinstance(said := self._together.settled(self._leave), KeepModules):
+                api.save(said.root, self._required().modules, step=self._keeper.cursor.step)
+
+    def _leave(self) -> Said:
+        self._end_errands()
+        self._giving.tidy()
+        if self._courier is not None and self._courier.leave():
+            self._emit(IslandLeft(island=self._islands.name, why="done"))
+        root = self._store.where(WEIGHTS)
+        if self._logbook.view.members or committed(open_store(root)):
+            return GoOn(), []
+        return KeepModules(root=root), []
+
+    def close(self) -> None:
+        """Stop the courier, and release the tensors."""
+        self._close_errands()
+        self._tensors = None
+
+    def _end_errands(self) -> None:
+        """Stop the courier, so that nobody else uses the logbook from now on."""
+        if self._errands is not None and not self._errands.end(self._islands.patience_s):
+            raise StoreError(
+                f"{self._islands.meet}: a call has not come back for {self._islands.patience_s:g} "
+                "s; check the store, then start again"
+            )
+        self._errands = None
+
+    def _close_errands(self) -> None:
+        errands, self._errands = self._errands, None
+        if errands is not None:
+            errands.close()
+
+    def _emit(self, event: Event) -> None:
+        if self._world.rank == 0:
+            self._channel.emit(event)
+
+    def _required(self) -> SeaTensors:
+        if self._tensors is None:
+            raise ConfigError("call run.track(model=..., optimizer=...) before the first step")
+        return self._tensors
+
+
+def _unasked() -> Said:
+    """Stand for the decisions of rank 0 at other ranks, where nobody asks for them."""
+    return GoOn(), []

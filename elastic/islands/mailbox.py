@@ -1,0 +1,175 @@
+"""The files by which islands meet, beside the logbook: works, payloads, signs of life, requests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, TypeVar
+
+import msgspec
+
+from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.store.base import Store
+from holdfast.elastic.islands import messages
+from holdfast.elastic.islands.messages import Asked, Given, Sign
+from holdfast.elastic.sea import records
+from holdfast.elastic.sea.records import Work
+
+_SMALL_BYTES: Final = 1 << 20
+_DIGEST_BYTES: Final = 16
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
+
+def digest_of(payload: bytes) -> str:
+    """Return the digest that names a payload."""
+    return hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+class Mailbox:
+    """One island's access to the files of all; ``sent`` and ``fetched`` count payloads' bytes."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sent = self.fetched = 0
+
+    # -- works and payloads ----------------------------------------------------------------------
+
+    def publish(self, work: Work, payload: bytes) -> Work:
+        """Publish a work with its payload; return the one that counts: the first of its tide.
+
+        An island that went back may have published the same tide before, with other bits.
+        """
+        key = work.island, work.lineage, work.tide, work.portion
+        if (known := self.work(*key)) is not None:
+            return known
+        self.store.write(_payload(work.island, work.digest), [payload])
+        self.sent += len(payload)
+        self.store.replace(_work(*key), records.encode(work), expected=None)
+        return self.work(*key) or work
+
+    def work(self, island: str, lineage: int, tide: int, portion: int) -> Work | None:
+        """Return an island's work of a portion, taken at a tide; None while there is none."""
+        name = _work(island, lineage, tide, portion)
+        if (data := self._read(name)) is None:
+            return None
+        return records.decode_work(data, origin=self.store.where(name))
+
+    def works_of(self, island: str) -> list[tuple[int, int, int]]:
+        """Return lineage, tide and portion of each work that an island has published."""
+        return [_numbers(name) for name in self.store.names(f"works/{island}")]
+
+    def payload(self, island: str, digest: str) -> bytes:
+        """Return the payload of this digest.
+
+        Raises ``NotFoundError`` if it was removed, ``CorruptError`` if its bytes are others.
+        """
+        name = _payload(island, digest)
+        data = self.store.read(name)
+        if digest_of(data) != digest:
+            raise CorruptError(
+                f"{self.store.where(name)}: its {len(data)} bytes are not those of its name; "
+                "restore the file"
+            )
+        self.fetched += len(data)
+        return data
+
+    def forget_before(self, island: str, tide: int) -> None:
+        """Remove an island's works of earlier tides, and every payload that no work names.
+
+        Only the island itself may call it, while it publishes nothing.
+        """
+        kept = set[str]()
+        old: list[str] = []
+        for name in self.store.names(f"works/{island}"):
+            if _numbers(name)[1] < tide:
+                old.append(f"works/{island}/{name}")
+            elif (data := self._read(f"works/{island}/{name}")) is not None:
+                kept.add(records.decode_work(data, origin=name).digest)
+        self.store.delete(old)
+        names = self.store.names(f"payloads/{island}")
+        self.store.delete(f"payloads/{island}/{name}" for name in names if name not in kept)
+
+    # -- signs of life ---------------------------------------------------------------------------
+
+    def show(self, island: str, sign: Sign) -> None:
+        """Publish a sign of life."""
+        self.store.write(_sign(island), [messages.encode(sign)])
+
+    def sign(self, island: str) -> Sign | None:
+        """Return the last sign of life of an island, None if there was none."""
+        return self._message(_sign(island), Sign)
+
+    # -- requests for weights --------------------------------------------------------------------
+
+    def ask(self, request: Asked) -> None:
+        """Ask for the sea's weights; a new request replaces the island's last one."""
+        self.store.write(_asked(request.island), [messages.encode(request)])
+
+    def asked(self) -> list[Asked]:
+        """Return the requests that are open."""
+        names = [f"asked/{name}" for name in self.store.names("asked")]
+        found = [self._message(name, Asked) for name in names]
+        return [each for each in found if each is not None]
+
+    def given_root(self, request: Asked, *, by: str) -> str:
+        """Return the root of the checkpoint with which an island answers a request."""
+        return self.store.where(f"given/{request.id}/{by}")
+
+    def give(self, request: Asked, answer: Given) -> None:
+        """Publish the answer to a request, unless another island was faster."""
+        name = _answer(request.id)
+        self.store.replace(name, messages.encode(answer), expected=None)
+
+    def given(self, request: Asked) -> Given | None:
+        """Return the answer to a request, None while there is none."""
+        return self._message(_answer(request.id), Given)
+
+    def close_request(self, request: Asked) -> None:
+        """Remove a request and the answer to it; the weights stay."""
+        current = self._message(_asked(request.island), Asked)
+        if current is not None and current.id == request.id:
+            self.store.delete([_asked(request.island)])
+        self.store.delete([_answer(request.id)])
+        self.store.remove(f"given/{request.id}")
+
+    def is_open(self, request: Asked) -> bool:
+        """Return whether an island still waits for the answer to its request."""
+        return self._message(_asked(request.island), Asked) == request
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def _message(self, name: str, kind: type[_Kind]) -> _Kind | None:
+        if (data := self._read(name)) is None:
+            return None
+        return messages.decode(data, kind, origin=self.store.where(name))
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self.store.read(name, most_bytes=_SMALL_BYTES)
+        except NotFoundError:
+            return None
+
+
+def _work(island: str, lineage: int, tide: int, portion: int) -> str:
+    return f"works/{island}/{lineage:08d}-{tide:08d}-{portion:04d}.json"
+
+
+def _numbers(name: str) -> tuple[int, int, int]:
+    """Return lineage, tide and portion in the name of a work's file."""
+    lineage, tide, portion = map(int, name.removesuffix(".json").split("-"))
+    return lineage, tide, portion
+
+
+def _payload(island: str, digest: str) -> str:
+    return f"payloads/{island}/{digest}"
+
+
+def _sign(island: str) -> str:
+    return f"alive/{island}.json"
+
+
+def _asked(island: str) -> str:
+    return f"asked/{island}.json"
+
+
+def _answer(request: str) -> str:
+    return f"given/{request}/answer.json"

@@ -1,0 +1,135 @@
+"""The settings of an island and of the sea that it belongs to. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Final, Literal, TypeAlias
+
+from holdfast.ckpt import checks
+from holdfast.elastic.errors import ConfigError
+
+Bits: TypeAlias = Literal[4, 8, 16, 32]
+"""Bits of a payload for each number."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""The names of islands: they are parts of file names."""
+
+_ONE = checks.count(1, remedy="give 1 or more")
+_BITS: Final = (4, 8, 16, 32)
+
+
+def _bits(value: object) -> str:
+    is_one = isinstance(value, int) and not isinstance(value, bool) and value in _BITS
+    return "" if is_one else "give 4, 8, 16 or 32"
+
+
+def _name(value: object) -> str:
+    if value == "" or (isinstance(value, str) and NAME.fullmatch(value)):
+        return ""
+    return "give up to 63 letters, digits, '.', '_' and '-' that begin with a letter or digit"
+
+
+_NESTEROV: Final[Mapping[str, checks.Rule]] = {
+    "lr": checks.number(0, 100, above=True, remedy="give a number above 0, at most 100"),
+    "momentum": checks.number(0, 0.9999, remedy="give a number from 0 to 0.9999"),
+}
+_QUORUM: Final[Mapping[str, checks.Rule]] = {
+    "share": checks.number(0, 1, above=True, remedy="give a part of the sea, above 0, at most 1"),
+    "grace_s": checks.number(0, checks.LONGEST_S, remedy="give 0 or more seconds"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """The outer step: the merged progress of islands is a gradient for Nesterov's momentum."""
+
+    lr: float = 0.7
+    momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, _NESTEROV, error=ConfigError)
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """A tide is merged once the islands there have ``share`` of the sea's weight.
+
+    Then it waits ``grace_s`` seconds more for the others.
+    """
+
+    share: float
+    _: KW_ONLY
+    grace_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, _QUORUM, error=ConfigError)
+
+
+_ISLANDS: Final[Mapping[str, checks.Rule]] = {
+    "name": _name,
+    "meet": checks.instance(str, remedy=f"give {checks.ROOTS}, as a string"),
+    "every": checks.count(1, remedy="give 1 or more steps"),
+    "portions": _ONE,
+    "overlap": checks.count(1, remedy="give 1 or more steps; a merge takes time"),
+    "bits": _bits,
+    "outer": checks.instance(Nesterov, remedy="give outer=holdfast.Nesterov(...)"),
+    "wait": checks.either(
+        "all", checks.instance(Quorum, remedy="give 'all' or holdfast.Quorum(...)")
+    ),
+    "patience_s": checks.number(
+        0, checks.LONGEST_S, above=True, remedy="give a number of seconds above 0"
+    ),
+    "founders": _ONE,
+    "age_limit": checks.count(0, remedy="give 0 or more merges"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Islands:
+    """This run's part in a sea: an island, which merges its weights with those of others.
+
+    ``name`` tells the island from the others. ``meet`` is where they all meet: a directory,
+    ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``. Both may be left to
+    the command line (``holdfast run --island oslo --sea s3://bucket/sea``). Within ``every`` steps
+    each of the ``portions`` of the weights is merged once: it is sent with ``bits`` per parameter,
+    and the merge is adopted ``overlap`` steps later. ``outer`` is the step that the mean of all
+    islands' progress makes.
+
+    ``wait``: a merge waits for ``"all"`` islands, or for a `Quorum`. An island that is silent for
+    ``patience_s`` is put out; it may come back. With a quorum, progress that is based on weights
+    more than ``age_limit`` merges of a portion old is sent anew before it is merged. The first
+    merge waits until ``founders`` islands are there.
+    """
+
+    name: str = ""
+    meet: str = ""
+    every: int = 40
+    portions: int = 4
+    overlap: int = 5
+    bits: Bits = 4
+    outer: Nesterov = Nesterov()
+    wait: Literal["all"] | Quorum = "all"
+    patience_s: float = 600.0
+    founders: int = 1
+    age_limit: int = 4
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, _ISLANDS, error=ConfigError)
+        if self.every % self.portions:
+            raise ConfigError(
+                f"Islands(every={self.every}, portions={self.portions}): each portion has a tide "
+                f"of its own; give a multiple of {self.portions} steps"
+            )
+        if self.overlap >= self.stride:
+            raise ConfigError(
+                f"Islands(every={self.every}, portions={self.portions}, overlap={self.overlap}): "
+                f"the next tide begins after {self.stride} steps; give a smaller overlap, or a "
+                f"larger every"
+            )
+
+    @property
+    def stride(self) -> int:
+        """The steps from one tide to the next."""
+        return self.every // self.portions

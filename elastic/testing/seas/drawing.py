@@ -1,0 +1,78 @@
+"""Seas and faults drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from holdfast.elastic.sea.settings import Islands, Nesterov, Quorum
+from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaStrike
+
+PATIENCE_S: Final = 40.0
+
+_SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "freeze", "cut", "slow", "flaky")
+_LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "lose", "freeze", "cut")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voyage:
+    """A drawn sea.
+
+    ``is_calm``: no fault lasts as long as an island's patience, none loses all. ``is_alike``: the
+    weights at the end are those of the quiet sea, if no island leaves before its end.
+    """
+
+    crews: Sequence[SeaCrew]
+    strikes: Sequence[SeaStrike]
+    exact: bool
+    is_calm: bool
+    is_alike: bool
+
+
+def voyage(seed: int, *, trio: bool = False) -> Voyage:
+    """Draw a sea of two to five islands, and up to six faults; or a longer calm one of three."""
+    draw = Random(f"voyage {seed}")
+    count, portions = draw.choice((2, 2, 3, 3, 4, 5)), draw.choice((1, 2, 2, 3))
+    stride = draw.choice((2, 3, 4))
+    is_quorum, is_calm = draw.random() < 0.4, draw.random() < 0.5
+    steps = stride * portions * draw.choice((2, 3, 4))
+    if trio:
+        count, is_quorum, is_calm, steps = 3, False, True, stride * portions * 5
+    names = [f"i{at}" for at in range(count)]
+    late = names[-1:] if not is_calm and count > 2 and draw.random() < 0.4 else []
+    quorum = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2)))
+    crews = [
+        SeaCrew(
+            islands=Islands(
+                name=name,
+                meet="sea",
+                every=stride * portions,
+                portions=portions,
+                overlap=draw.randint(1, stride - 1),
+                wait=quorum if is_quorum else "all",
+                age_limit=2,
+                outer=Nesterov(),
+                patience_s=PATIENCE_S,
+                founders=count - len(late),
+            ),
+            steps=steps,
+            seconds=draw.choice((0.5, 1.0, 2.0)),
+            after_s=draw.uniform(10, 40) if name in late else draw.uniform(0, 2),
+        )
+        for name in names
+    ]
+    longest_s = 0.4 * PATIENCE_S if is_calm else 2.5 * PATIENCE_S
+    strikes = [
+        SeaStrike(
+            kind=draw.choice(_SHORT if is_calm else _LONG),
+            island=draw.choice(names),
+            at_s=draw.uniform(4, 50),
+            seconds=draw.uniform(0.5, longest_s),
+        )
+        for _ in range(draw.randint(0, 6))
+    ]
+    exact = draw.random() < 0.7
+    is_alike = exact and not is_quorum and not late
+    return Voyage(crews=crews, strikes=strikes, exact=exact, is_calm=is_calm, is_alike=is_alike)

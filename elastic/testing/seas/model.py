@@ -1,0 +1,413 @@
+"""A model of an island's run: the production courier, entrance and arrivals around a ledger.
+
+It does between steps what `holdfast.elastic.islands.island` does, with integers for tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from holdfast.ckpt.errors import StoreError
+from holdfast.elastic.errors import SeaError
+from holdfast.elastic.islands.arriving import Arrival
+from holdfast.elastic.islands.commands import AdoptMerge, EnterAnew, GiveWeights, GoOn, LoadWeights
+from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
+from holdfast.elastic.islands.courier import Courier, Outgoing
+from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.logbook import SeaLogbook
+from holdfast.elastic.islands.mailbox import Mailbox, digest_of
+from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.sea.records import Parameter, Work
+from holdfast.elastic.sea.settings import Islands
+from holdfast.elastic.testing.seas import ledger
+from holdfast.elastic.testing.seas.ledger import Units
+from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
+from holdfast.elastic.testing.seas.store import SimulatedStore
+from holdfast.elastic.testing.seas.tasks import SeaTask, Tasks
+
+SAMPLES: Final = 8
+TURNED_AWAY: Final = "turned away"
+"""In place of final weights: the island came without a state when the sea was over."""
+
+PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """The tracked state of a run after ``step`` steps."""
+
+    step: int
+    numbers: IslandNumbers
+    sea: list[dict[str, int]]
+    own: list[Units]
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    expected: list[int] = field(default_factory=list)
+
+
+class ModelIsland:
+    """An island that trains ``steps`` steps; kills and restores are the simulation's.
+
+    ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
+    work.
+    """
+
+    def __init__(
+        self,
+        islands: Islands,
+        *,
+        steps: int,
+        seconds: float,
+        tasks: Tasks,
+        store: SimulatedStore,
+        oracle: Oracle,
+        random: Random,
+        exact: bool,
+    ) -> None:
+        self.islands, self.steps, self.seconds = islands, steps, seconds
+        self._tasks, self._store, self._oracle, self._random = tasks, store, oracle, random
+        self._exact = exact
+        self.name = islands.name
+        self.runs = self.attempts = self.crashes = 0
+        self.final: str | None = None
+        self.snapshots: dict[int, tuple[RunState, float, float]] = {}
+        self._life: _Run | None = None
+
+    # -- the process -----------------------------------------------------------------------------
+
+    def start(self, *, after_s: float = 0.0, run: bool = True) -> None:
+        """Start the process; it continues from the newest snapshot that is left."""
+        self.attempts += 1
+        self.runs += run
+        self._tasks.start(self._main, group=self.name, after_s=after_s)
+
+    def newest(self, *, durable: bool) -> int | None:
+        """Return the newest step that is protected, or that is in a checkpoint."""
+        now_s = self._tasks.now_s
+        found = [s for s, (_, p, d) in self.snapshots.items() if (d if durable else p) <= now_s]
+        return max(found, default=None)
+
+    def lose(self, *, from_step: int | None) -> None:
+        """Lose the snapshots after a step, None for all."""
+        kept = {s: x for s, x in self.snapshots.items() if from_step is not None and s <= from_step}
+        self.snapshots = kept
+
+    def damage(self) -> None:
+        """Change a number of the sea's weights in the memory of the process."""
+        if self._life is not None:
+            self._life.damage(self._random)
+            self._oracle.astray.add(self.name)
+
+    def _main(self) -> None:
+        newest = max(self.snapshots, default=None)
+        if newest is None:
+            self._oracle.stateless.add(self.name)
+            portions = range(self.islands.portions)
+            counters = IslandCounters(self.name, portions=len(portions))
+            state = RunState(
+                step=0, numbers=counters.now, sea=[{} for _ in portions], own=[{} for _ in portions]
+            )
+        else:
+            state = copy.deepcopy(self.snapshots[newest][0])
+        try:
+            self._life = _Run(self, state)
+            self._life.main()
+        except StoreError:
+            self.crashes += 1
+            self._tasks.start(self._restart, group="nature")
+        except SeaError:
+            if self.name in self._oracle.astray:
+                self.lose(from_step=None)
+                self._tasks.start(self._restart, group="nature")
+            elif state.numbers.lineage != NONE:
+                raise
+            elif self._oracle.is_lost(self.name):
+                self.final = TURNED_AWAY
+            else:  # nobody answered it for long
+                self._tasks.start(self._restart, group="nature")
+
+    def _restart(self) -> None:
+        """Start the process again from what it keeps in memory, as an agent does."""
+        self._tasks.kill(self.name)
+        self.lose(from_step=self.newest(durable=False))
+        self.start(after_s=2.0, run=False)
+
+
+class _Run:
+    """One life of the process."""
+
+    def __init__(self, model: ModelIsland, state: RunState) -> None:
+        self._m, self._s = model, state
+        self._islands = model.islands
+        self._counters = IslandCounters(model.name, portions=model.islands.portions)
+        self._counters.now = state.numbers
+        self._mailbox = Mailbox(model._store)  # type: ignore[arg-type]
+        self._logbook = SeaLogbook(model._store, island=model.name)  # type: ignore[arg-type]
+        self._attempt = 0 if model._exact else model.attempts
+        self._courier: Courier | None = None
+        self._task: SeaTask | None = None
+        self._error: Exception | None = None
+        self._turns = 0
+
+    def main(self) -> None:
+        s, m = self._s, self._m
+        if s.numbers.lineage == NONE:
+            self._enter()
+        else:
+            self._logbook.poll()
+        self._open()
+        if s.numbers.sents:
+            self._send()
+        while s.step < m.steps:
+            m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
+            self._train()
+            is_last = s.step == m.steps
+            self._end_step(last=is_last)
+            self._snapshot()
+        m._tasks.sleep(1.0)
+        assert self._courier is not None
+        self._closed()
+        self._courier.leave()
+        m.final = ledger.digest(s.sea)
+
+    def damage(self, random: Random) -> None:
+        """Change a number of the sea's weights."""
+        sums = random.choice(self._s.sea)
+        sums[self._m.name] = sums.get(self._m.name, 0) + 1
+
+    def _train(self) -> None:
+        s = self._s
+        s.step += 1
+        for portion, own in enumerate(s.own):
+            q = ledger.quantity(self._m.name, s.step, portion, attempt=self._attempt)
+            own[s.step] = own.get(s.step, 0) + q
+            s.expected[portion] += q
+
+    def _snapshot(self) -> None:
+        m, s = self._m, self._s
+        now_s, draw = m._tasks.now_s, m._random.random
+        durable_s = now_s + 1 + 4 * draw() if s.step % 3 == 0 else float("inf")
+        state = copy.deepcopy(s)
+        m.snapshots = {k: x for k, x in m.snapshots.items() if k < s.step and k >= s.step - 12}
+        m.snapshots[s.step] = state, now_s + 0.05 + draw(), durable_s
+        if s.numbers.sents and s.numbers.sents[0].step == s.step:
+            self._send()
+
+    # -- entering --------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        m, s = self._m, self._s
+        entrance = Entrance(
+            self._logbook,
+            self._mailbox,
+            self._islands,
+            parameters=PARAMETERS,
+            first=ledger.digest("first"),
+            weight=self._islands.every * SAMPLES,
+            run=f"{m.name}-{m.runs}",
+            clock=m._tasks.clock,
+        )
+        s.numbers.states = [ledger.digest(each) for each in s.sea]
+        while True:
+            said, data = entrance.next()
+            match said:
+                case GoOn():
+                    break
+                case LoadWeights():
+                    self._load(said)
+                case AdoptMerge():
+                    self._adopt(said, data)
+                case _:
+                    m._tasks.sleep(0.2)
+        s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
+        s.own = [{} for _ in s.own]
+        s.expected = [each.get(m.name, 0) for each in s.sea]
+        m._oracle.astray.discard(m.name)
+
+    def _load(self, said: LoadWeights) -> None:
+        s = self._s
+        name = said.root.removeprefix("sea/") + "/weights"
+        s.sea = json.loads(self._m._store.read(name))
+        s.numbers.adopted, s.numbers.bases = said.tide, list(said.bases)
+        s.numbers.named = list(said.bases)
+        s.numbers.states = [ledger.digest(each) for each in s.sea]
+
+    def _open(self) -> None:
+        m = self._m
+        self._error = None
+        self._courier = Courier(
+            self._logbook,
+            self._mailbox,
+            self._islands,
+            lineage=self._s.numbers.lineage,
+            clock=m._tasks.clock,
+            protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
+            sign=self._sign,
+        )
+        courier = self._courier
+        self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+
+    def _sign(self, number: int) -> Sign:
+        m = self._m
+        return Sign(island=m.name, run=f"{m.name}-{m.runs}", number=number, needs=self._needs())
+
+    def _needs(self) -> int:
+        found = self._m.newest(durable=True)
+        step = -1 if found is None else found
+        return self._counters.adopted_at(step)
+
+    def _errands(self, courier: Courier) -> None:
+        tasks, failing_s = self._m._tasks, 0.0
+        while courier is self._courier:
+            try:
+                changed = courier.turn()
+                failing_s = 0.0
+            except StoreError as error:
+                failing_s = failing_s or tasks.now_s
+                changed = False
+                if tasks.now_s - failing_s > self._islands.patience_s:
+                    self._error = error
+                    return
+            self._turns += 1
+            tasks.sleep(0.01 if changed else 0.5)
+
+    def _closed(self) -> None:
+        task, self._task = self._task, None
+        courier, self._courier = self._courier, None
+        while task is not None and not task.is_over:
+            self._m._tasks.sleep(0.1)
+        self._courier = courier
+
+    # -- the end of a step -----------------------------------------------------------------------
+
+    def _end_step(self, *, last: bool) -> None:
+        now, s = self._s.numbers, self._s
+        now.samples += SAMPLES
+        if now.sents and (last or s.step >= now.sents[0].step + self._islands.overlap):
+            self._arrive()
+        if last:
+            for _ in range(self._islands.portions):
+                self._depart()
+                self._send()
+                self._arrive(hurries=True)
+            s.own = [{} for _ in s.own]
+        elif s.step % self._islands.stride == 0:
+            self._depart()
+
+    def _depart(self) -> None:
+        now, s = self._s.numbers, self._s
+        for portion in self._counters.due():
+            units = ledger.sent(s.own[portion])
+            payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
+            s.payloads[portion] = payload
+            now.sents.append(
+                Sent(
+                    tide=now.adopted,
+                    portion=portion,
+                    step=s.step,
+                    digest=digest_of(payload),
+                    nbytes=len(payload),
+                    weight=self._counters.weight(portion),
+                    samples=now.samples,
+                    base=now.bases[portion],
+                    state=now.states[portion],
+                )
+            )
+
+    def _send(self) -> None:
+        assert self._courier is not None
+        self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
+
+    def _outgoing(self, sent: Sent) -> Outgoing:
+        work = Work(
+            island=self._m.name,
+            lineage=self._s.numbers.lineage,
+            tide=sent.tide,
+            portion=sent.portion,
+            weight=sent.weight,
+            digest=sent.digest,
+            nbytes=sent.nbytes,
+            base=sent.base,
+            state=sent.state,
+        )
+        payload = self._s.payloads[sent.portion]
+        return Outgoing(work=work, payload=payload, step=sent.step)
+
+    def _arrive(self, *, hurries: bool = False) -> None:
+        courier, first = self._courier, self._s.numbers.adopted
+        assert courier is not None
+        arrival = Arrival(
+            courier,
+            self._islands,
+            adopted=lambda: self._s.numbers.adopted,
+            weight=self._counters.weight(self._s.numbers.adopted % self._islands.portions),
+            await_news=self._await_news,
+            check=self._check,
+            clock=self._m._tasks.clock,
+            nbytes=lambda _portion: ledger.PAYLOAD_BYTES,
+            hurries=hurries,
+        )
+        while True:
+            said, data = arrival.next()
+            match said:
+                case GoOn():
+                    break
+                case AdoptMerge():
+                    self._adopt(said, data)
+                case GiveWeights():
+                    self._give(said)
+                case EnterAnew():
+                    self._closed()
+                    self._courier = None
+                    self._counters.begin_anew()
+                    self._s.numbers = self._counters.now
+                    self._enter()
+                    self._open()
+                    first = self._s.numbers.adopted
+                    break
+        several = self._islands.wait != "all"
+        self._counters.note_arrived(self._s.numbers.adopted - first if several else 1)
+
+    def _await_news(self, timeout_s: float) -> None:
+        seen, until_s = self._turns, self._m._tasks.now_s + timeout_s
+        while self._turns == seen and self._m._tasks.now_s < until_s:
+            self._m._tasks.sleep(0.1)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _adopt(self, said: AdoptMerge, data: list[bytes]) -> None:
+        s, portion = self._s, said.portion
+        sums = dict(s.sea[portion])
+        for one in data:
+            island, _, units = ledger.unpacked(one)
+            sums[island] = sums.get(island, 0) + sum(units.values())
+        s.sea[portion] = sums
+        if said.own >= 0:
+            s.own[portion] = ledger.without(s.own[portion], ledger.unpacked(data[said.own])[2])
+        state = ledger.digest(sums)
+        self._counters.note_adopted(portion, state=state, step=s.step, named=said.own >= 0)
+        if self._courier is not None:
+            self._courier.adopted(said.tide)
+        if self._m.name in self._m._oracle.astray:
+            return
+        if state != self._m._oracle.state(portion, s.numbers.bases[portion]):
+            raise SeaFaultError(f"{self._m.name} has other weights after tide {said.tide}")
+        if s.expected and s.numbers.lineage != NONE:
+            has = sums.get(self._m.name, 0) + sum(s.own[portion].values())
+            if has != s.expected[portion]:
+                raise SeaFaultError(
+                    f"{self._m.name} has {has} of its work of portion {portion} after tide "
+                    f"{said.tide}, did {s.expected[portion]}"
+                )
+
+    def _give(self, said: GiveWeights) -> None:
+        m, s = self._m, self._s
+        root = said.root.removeprefix("sea/")
+        m._store.write(f"{root}/weights", [json.dumps(s.sea).encode()])
+        given = Given(by=m.name, tide=s.numbers.adopted, bases=tuple(s.numbers.bases))
+        self._mailbox.give(said.request, given)

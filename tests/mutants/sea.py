@@ -1,0 +1,216 @@
+"""Bugs of a sea of islands, found by the simulator of seas in drawn voyages under drawn faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.elastic.islands.commands import AdoptMerge, AwaitNews
+from holdfast.elastic.sea import records
+from holdfast.elastic.sea.records import Merged, Part, Record
+from holdfast.elastic.sea.view import View
+from holdfast.elastic.testing.seas.drawing import voyage
+from holdfast.elastic.testing.seas.oracle import SeaFaultError
+from holdfast.elastic.testing.seas.sea import SeaStrike, sail
+from mutants.bug import Bug
+
+
+def trial(seed: int) -> str:
+    """Run the voyage of a seed; return the promise that was broken, or ""."""
+    drawn = voyage(seed)
+    try:
+        found = sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
+        if drawn.is_alike:
+            quiet = sail(drawn.crews, (), seed=seed, exact=drawn.exact)
+            if found.left.keys() == {"done"} and found.final != quiet.final:
+                return "the weights differ from those of the quiet sea"
+    except SeaFaultError as fault:
+        return str(fault)
+    return ""
+
+
+def damaged_trial(seed: int) -> str:
+    """Damage the weights of one island of three: it must be put out, and the sea stay right."""
+    draw = random.Random(f"planted damage {seed}")
+    drawn = voyage(seed, trio=True)
+    name = draw.choice(drawn.crews).islands.name
+    strike = SeaStrike(kind="damage", island=name, at_s=draw.uniform(3, 6), seconds=1.0)
+    try:
+        found = sail(drawn.crews, [strike], seed=seed, exact=drawn.exact)
+    except SeaFaultError as fault:
+        return str(fault)
+    return "" if found.left.get("astray", 0) == 1 else f"{name} was not put out"
+
+
+# -- the bugs --------------------------------------------------------------------------------------
+
+
+def _adopts_as_if_not_named(real: Callable[..., Any]) -> Any:
+    def adoption(record: Merged, *, own: str = "") -> AdoptMerge:
+        found: AdoptMerge = real(record, own="")
+        return found
+
+    return adoption
+
+
+def _adopts_as_if_named(real: Callable[..., Any]) -> Any:
+    def adoption(record: Merged, *, own: str = "") -> AdoptMerge:
+        found: AdoptMerge = real(record, own=own)
+        return found if own else msgspec.structs.replace(found, own=0)
+
+    return adoption
+
+
+def _renormalises(_real: Any) -> Any:
+    return lambda self, parts: sum(part.weight for part in parts)
+
+
+def _compares_no_digest(_real: Any) -> Any:
+    return lambda self, portion, parts: ()
+
+
+def _lets_the_minority_decide(_real: Any) -> Any:
+    def majority(self: View, group: Iterable[Part]) -> str:
+        return min(group, key=lambda part: part.weight).state
+
+    return majority
+
+
+def _forgets_the_merged(real: Callable[..., View]) -> Any:
+    def merged(self: View, record: Merged) -> View:
+        view = real(self, record)
+        kept = {n: replace(m, merged=self.members[n].merged) for n, m in view.members.items()}
+        return replace(view, members=kept)
+
+    return merged
+
+
+def _takes_any_works_for_enough(_real: Any) -> Any:
+    return lambda self, parts: bool(parts)
+
+
+def _overwrites_a_record(_real: Any) -> Any:
+    def append(self: Any, record: Record) -> bool:
+        name = f"logbook/{record.number:08d}.json"
+        self._store.write(name, [records.encode(record)])
+        self.poll()
+        return True
+
+    return append
+
+
+def _remembers_old_silence(_real: Any) -> Any:
+    def greet(self: Any, now: float) -> None:
+        for island in self.logbook.view.members:
+            self._heard.setdefault(island, now)
+
+    return greet
+
+
+def _removes_payloads_early(real: Callable[..., None]) -> Any:
+    def forget(self: Any, island: str, tide: int) -> None:
+        real(self, island, max(each[1] for each in self.works_of(island)))
+
+    return forget
+
+
+def _is_no_stranger(_real: Any) -> Any:
+    def asked(self: Any) -> AwaitNews:
+        self._adopted = self._logbook.view.tide
+        return AwaitNews()
+
+    return asked
+
+
+def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
+    return Bug(name=name, about=about, where=where, broken=broken, trial="sea", seed=seed)
+
+
+_VIEW: Final = "holdfast.elastic.sea.view:View"
+_ISLANDS: Final = "holdfast.elastic.islands"
+
+BUGS: Final = (
+    _bug(
+        "own-work-kept",
+        "an island keeps its own work although the merge names it",
+        f"{_ISLANDS}.commands:adoption",
+        _adopts_as_if_not_named,
+        0,
+    ),
+    _bug(
+        "own-work-dropped",
+        "an island drops its own work although the merge does not name it",
+        f"{_ISLANDS}.commands:adoption",
+        _adopts_as_if_named,
+        5,
+    ),
+    _bug(
+        "mean-renormalised",
+        "a mean is taken over the islands that are there instead of over all",
+        f"{_VIEW}.whole",
+        _renormalises,
+        6,
+    ),
+    _bug(
+        "merged-again",
+        "a work may be merged again",
+        f"{_VIEW}._merged",
+        _forgets_the_merged,
+        6,
+    ),
+    _bug(
+        "too-few",
+        "a merge waits for nobody",
+        f"{_VIEW}.is_enough",
+        _takes_any_works_for_enough,
+        0,
+    ),
+    _bug(
+        "record-overwritten",
+        "a record is written where there is one",
+        f"{_ISLANDS}.logbook:SeaLogbook.append",
+        _overwrites_a_record,
+        0,
+    ),
+    _bug(
+        "silence-remembered",
+        "an island that came back is put out for its silence before",
+        f"{_ISLANDS}.courier:Courier._greet",
+        _remembers_old_silence,
+        5,
+    ),
+    _bug(
+        "payload-removed",
+        "an island removes payloads that others still need",
+        f"{_ISLANDS}.mailbox:Mailbox.forget_before",
+        _removes_payloads_early,
+        6,
+    ),
+    _bug(
+        "empty-founder",
+        "an island without a state enters with its first weights",
+        f"{_ISLANDS}.entering:Entrance._asked",
+        _is_no_stranger,
+        4,
+    ),
+    Bug(
+        name="digest-uncompared",
+        about="the digests of the sea's weights are not compared",
+        where=f"{_VIEW}.astray",
+        broken=_compares_no_digest,
+        trial="damage",
+        seed=0,
+    ),
+    Bug(
+        name="minority-right",
+        about="the digest of the smallest weight counts",
+        where=f"{_VIEW}._majority",
+        broken=_lets_the_minority_decide,
+        trial="damage",
+        seed=0,
+    ),
+)

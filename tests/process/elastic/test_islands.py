@@ -1,0 +1,182 @@
+"""Islands: runs far apart train one model, and what becomes of it is what the logbook says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from island_jobs import SCRIPT, sea
+from jobs import Job, hurt, launched, trainers
+
+import holdfast
+
+TWO = ("--founders", 2)
+NAMES = ("bari", "lima", "oslo")
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the result of two islands that nothing disturbs, and the folder of their sea."""
+    with sea(tmp_path_factory.mktemp("quiet")) as waters:
+        for name in ("lima", "oslo"):
+            waters.start(name, *TWO)
+        first, second = waters.finish("lima", "oslo")
+        assert first["hash"] == second["hash"]
+        return {"hash": first["hash"], "meet": waters.meet, "merged": waters.records("merged")}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the hash of the weights of three islands that nothing disturbs."""
+    with sea(tmp_path_factory.mktemp("three")) as waters:
+        for name in NAMES:
+            waters.start(name, "--founders", 3)
+        (found,) = {result["hash"] for result in waters.finish(*NAMES)}
+        return str(found)
+
+
+def test_islands_end_with_equal_weights_which_the_last_one_saves(quiet: dict[str, Any]) -> None:
+    assert [len(record["parts"]) for record in quiet["merged"]] == [2] * 7
+    steps = sorted(each.name for each in (quiet["meet"] / "weights").iterdir())
+    assert steps == ["step-000000000024"]
+
+
+def _lose(job: Job, seat: str) -> None:
+    """Kill a worker at the gate, and wait for the next generation."""
+    job.await_step(13)
+    hurt(job.worker(seat))
+    job.await_event(lambda e: e["kind"] == "reformed" and e["generation"] > 1)
+
+
+def test_two_sharded_ranks_that_lose_a_worker_are_an_island_like_one_rank(
+    tmp_path: Path, quiet: dict[str, Any]
+) -> None:
+    with sea(tmp_path) as waters:
+        gate = tmp_path / "gate"
+        flags = waters.flags("lima", *TWO, "--fsdp", "--parity", 1, "--gate", 13, gate)
+        config = trainers(SCRIPT, flags, run_dir=tmp_path / "run", nodes=2)
+        waters.start("oslo", *TWO)
+        with launched(config) as job:
+            _lose(job, "trainer/1")
+            gate.touch()
+            assert job.finish().ok
+        (other,) = waters.finish("oslo")
+        found = json.loads(waters.result("lima").read_text())
+        assert found["hash"] == other["hash"] == quiet["hash"]
+
+
+def test_an_island_that_goes_back_to_a_checkpoint_ends_with_the_same_weights(
+    tmp_path: Path, quiet: dict[str, Any]
+) -> None:
+    with sea(tmp_path) as waters:
+        stored = ("--checkpoint", tmp_path / "stored", "--checkpoint-every", 7)
+        waters.start("oslo", *TWO)
+        waters.start("lima", *TWO, *stored, "--gate", 13, tmp_path / "never")
+        waters.until(lambda: len(waters.records("merged")) == 2)
+        waters.until((tmp_path / "stored" / "step-000000000007" / "manifest.json").exists)
+        waters.kill("lima")
+        waters.start("lima", *TWO, *stored)
+        first, second = waters.finish("lima", "oslo")
+        assert first["hash"] == second["hash"] == quiet["hash"]
+        assert "entered" not in [each["kind"] for each in waters.records()[3:]]
+
+
+def test_an_island_that_lost_its_state_is_given_the_sea_s_weights(tmp_path: Path) -> None:
+    with sea(tmp_path) as waters:
+        waters.start("oslo", *TWO)
+        waters.start("lima", *TWO, "--gate", 13, tmp_path / "never")
+        waters.until(lambda: len(waters.records("merged")) == 2)
+        waters.kill("lima")
+        waters.start("lima", *TWO, "--steps", 16)
+        waters.finish("lima", "oslo")
+        left = waters.records("left")[0]
+        assert (left["island"], left["why"]) == ("lima", "lost")
+        *_, back = waters.records("entered")
+        assert (back["island"], back["lineage"]) == ("lima", back["number"])
+        assert back["tide"] >= 2
+        after = [each for each in waters.records("merged") if each["number"] > back["number"]]
+        assert "lima" in [part["island"] for each in after for part in each["parts"]]
+        assert list((waters.meet / "asked").iterdir()) == []
+
+
+def test_a_silent_island_is_put_out_and_comes_back_with_its_work(tmp_path: Path) -> None:
+    with sea(tmp_path) as waters:
+        gate = tmp_path / "gate"
+        waters.start("oslo", *TWO, "--patience", 5, "--gate", 15, gate)
+        waters.start("lima", *TWO, "--patience", 5, "--gate", 13, gate)
+        waters.until(lambda: len(waters.records("merged")) == 2)
+        os.kill(waters.pid("lima"), signal.SIGSTOP)
+        waters.until(lambda: bool(waters.records("left")))
+        gate.touch()
+        waters.until(lambda: len(waters.records("merged")) >= 3)
+        os.kill(waters.pid("lima"), signal.SIGCONT)
+        waters.finish("lima", "oslo")
+        entered = waters.records("entered")
+        first = next(each for each in entered if each["island"] == "lima")
+        assert (entered[2]["island"], entered[2]["lineage"]) == ("lima", first["number"])
+
+
+def test_with_a_quorum_slow_and_late_islands_take_part(tmp_path: Path) -> None:
+    with sea(tmp_path) as waters:
+        gate, half = tmp_path / "gate", ("--quorum", 0.5)
+        waters.start("fast", *half, *TWO, "--steps", 40, "--pace", 0.05, "--gate", 9, gate)
+        waters.start("slow", *half, *TWO, "--pace", 0.2)
+        waters.until(lambda: len(waters.records("merged")) >= 1)
+        waters.start("late", *half, "--steps", 16)
+        waters.until((waters.meet / "asked" / "late.json").exists)
+        gate.touch()
+        waters.finish("fast", "slow", "late")
+        *_, late = waters.records("entered")
+        assert (late["island"], late["lineage"]) == ("late", late["number"])
+        assert late["tide"] >= 1
+        named = {part["island"] for each in waters.records("merged") for part in each["parts"]}
+        assert named == {"fast", "slow", "late"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(20))
+def test_three_islands_of_two_ranks_that_lose_workers_end_as_undisturbed_ones(
+    tmp_path: Path, three: str, seed: int
+) -> None:
+    random = Random(seed)
+    with sea(tmp_path) as waters, ExitStack() as jobs:
+        gate = tmp_path / "gate"
+        running = []
+        for name in NAMES:
+            flags = ["--founders", 3, "--fsdp", "--parity", 1, "--gate", 13, gate]
+            config = trainers(
+                SCRIPT, waters.flags(name, *flags), run_dir=tmp_path / f"run-{name}", nodes=2
+            )
+            running.append(jobs.enter_context(launched(config)))
+        for job in random.sample(running, 2):
+            _lose(job, f"trainer/{random.randrange(2)}")
+        gate.touch()
+        assert all(job.finish().ok for job in running)
+        hashes = {json.loads(waters.result(name).read_text())["hash"] for name in NAMES}
+        assert hashes == {three}
+
+
+def test_what_does_not_fit_the_sea_is_refused_by_name(
+    tmp_path: Path, quiet: dict[str, Any]
+) -> None:
+    with sea(tmp_path) as waters:
+        waters.meet = quiet["meet"]
+        waters.start("a", "--bits", 8)
+        waters.start("b")
+        waters.start("c", "--name", "")
+        said = {name: waters.exit(name) for name in "abc"}
+        assert all(status for status, _ in said.values())
+        assert "bits is 8 here and 4 in the sea" in said["a"][1]
+        assert "no island any more that could give its weights" in said["b"][1]
+        assert "Islands(name=''): an island needs a name and a meeting place" in said["c"][1]
+
+
+def test_the_public_names_are_those_of_the_settings() -> None:
+    assert holdfast.Islands().wait == "all"
+    assert holdfast.Islands(wait=holdfast.Quorum(0.8, grace_s=5)).outer == holdfast.Nesterov()

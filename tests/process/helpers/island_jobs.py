@@ -1,0 +1,105 @@
+"""Islands as processes of their own, started by hand, and the logbook that they write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tree import HELPERS
+
+SCRIPT = HELPERS / "island_training.py"
+DEADLINE_S = 240.0
+
+_WORLD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Sea:
+    """The islands of one test, below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.meet = folder, folder / "sea"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def flags(self, name: str, *flags: object) -> list[str]:
+        """Return the flags of an island's script."""
+        fixed = ["--name", name, "--meet", self.meet, "--result", self.result(name)]
+        return [str(each) for each in (*fixed, *flags)]
+
+    def start(self, name: str, *flags: object) -> None:
+        """Start an island as a run of one rank."""
+        log = (self.folder / f"{name}.log").open("ab")
+        self._running[name] = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *self.flags(name, *flags)],
+            stdout=log,
+            stderr=log,
+            env=_WORLD,
+            start_new_session=True,
+        )
+
+    def result(self, name: str) -> Path:
+        """Return the file with an island's result."""
+        return self.folder / f"{name}.json"
+
+    def pid(self, name: str) -> int:
+        """Return the process of an island."""
+        return self._running[name].pid
+
+    def kill(self, name: str) -> None:
+        """Kill an island with everything that belongs to it."""
+        running = self._running.pop(name)
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+    def finish(self, *names: str) -> list[dict[str, Any]]:
+        """Wait for the end of islands; return their results."""
+        return [self._finish(name) for name in names]
+
+    def exit(self, name: str) -> tuple[int, str]:
+        """Wait for the end of an island; return its status and its output."""
+        status = self._running.pop(name).wait(DEADLINE_S)
+        return status, (self.folder / f"{name}.log").read_text()
+
+    def _finish(self, name: str) -> dict[str, Any]:
+        status, said = self.exit(name)
+        assert status == 0, said[-4000:]
+        found: dict[str, Any] = json.loads(self.result(name).read_text())
+        return found
+
+    def records(self, kind: str = "") -> list[dict[str, Any]]:
+        """Return the records of the logbook, of one kind or all."""
+        paths = sorted((self.meet / "logbook").glob("*.json"))
+        found = [msgspec.json.decode(path.read_bytes()) for path in paths]
+        return [record for record in found if kind in ("", record["kind"])]
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds."""
+        end_s = time.monotonic() + DEADLINE_S
+        while not holds():
+            said = {n: (self.folder / f"{n}.log").read_text()[-2000:] for n in self._running}
+            assert time.monotonic() < end_s, (self.records(), said)
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """End every island."""
+        for name in list(self._running):
+            self.kill(name)
+
+
+@contextmanager
+def sea(folder: Path) -> Iterator[Sea]:
+    """Yield a sea; on leaving, all its islands have ended."""
+    folder.mkdir(exist_ok=True)
+    found = Sea(folder)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,90 @@
+"""An island that takes very little time: its name and its way of sharding are flags.
+
+With ``--gate STEP FILE`` it waits once that step is complete, until the file exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from tiny_training import wait_for
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import holdfast
+from holdfast import elastic
+from holdfast.ckpt.state.hashing import state_hash
+
+
+def settings(args: argparse.Namespace) -> holdfast.Islands:
+    """Return the island that the flags say."""
+    return holdfast.Islands(
+        name=args.name,
+        meet=args.meet,
+        every=8,
+        portions=2,
+        overlap=2,
+        bits=args.bits,
+        wait=holdfast.Quorum(args.quorum) if args.quorum else "all",
+        patience_s=args.patience,
+        founders=args.founders,
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train as the flags say."""
+    torch.set_num_threads(1)
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+
+    @elastic.resilient(
+        batch=elastic.Batch(microbatches=4, size=2),
+        exact="float32",
+        checkpoint=args.checkpoint
+        and elastic.Checkpoints(args.checkpoint, every=args.checkpoint_every),
+        snapshots=elastic.Snapshots(parity=args.parity),
+        islands=settings(args),
+    )
+    def train(run: elastic.Run) -> None:
+        layers = nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 17), nn.Tanh(), nn.Linear(17, 1)
+        model = nn.Sequential(*layers)
+        if args.fsdp:
+            fully_shard(model, mesh=run.data_mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        run.track(model=model, optimizer=optimizer)
+        for step in run.steps(args.steps):
+            if args.gate and step == int(args.gate[0]):
+                wait_for(Path(args.gate[1]), run)
+            for batch in run.microbatches(data):
+                loss = (model(batch).squeeze(-1) - batch.sum(-1).sin()).square().mean()
+                run.backward(loss)
+                run.log(loss=loss)
+            run.step(optimizer)
+            time.sleep(args.pace)
+        result = {"hash": state_hash({"model": model}), "loss": run.metrics["loss"]}
+        if run.is_leader:
+            Path(args.result).write_text(json.dumps(result))
+
+    train()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--meet", required=True)
+    parser.add_argument("--result", required=True)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--founders", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=600.0)
+    parser.add_argument("--quorum", type=float, default=0.0)
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--parity", type=int, default=0)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--checkpoint-every", type=int, default=100)
+    parser.add_argument("--gate", nargs=2)
+    parser.add_argument("--pace", type=float, default=0.0)
+    main(parser.parse_args())

@@ -1,0 +1,94 @@
+"""The outer step: the formula, operation by operation, and the same bits on any processor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from exploring import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.elastic.sea.outer import stepped
+from holdfast.elastic.sea.settings import Nesterov
+
+SCRIPT = """
+import hashlib, numpy as np
+from holdfast.elastic.sea import payload
+from holdfast.elastic.sea.outer import stepped
+from holdfast.elastic.sea.settings import Nesterov
+rng = np.random.default_rng(7)
+n = 70001
+w, m = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+digest = hashlib.blake2b()
+for bits in (4, 8, 16, 32):
+    parts = [
+        (payload.encode((rng.standard_normal(n) * 10.0**-k).astype(np.float32), bits), 5 + k)
+        for k in range(3)
+    ]
+    gradient = payload.mean(parts, whole=20, bits=bits, n=n)
+    stepped(w, m, gradient, Nesterov(lr=0.7, momentum=0.9))
+    for data in (*(part for part, _ in parts), gradient, w, m):
+        digest.update(bytes(data))
+print(digest.hexdigest())
+"""
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.integers(0, 200), st.integers(0, 1 << 30), st.floats(0.01, 2), st.floats(0, 0.99))
+def test_a_step_is_the_formula_with_each_operation_rounded(
+    n: int, seed: int, lr: float, momentum: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    w, m, g = (rng.standard_normal(n).astype(np.float32) for _ in range(3))
+    before = g.copy()
+    right_m = np.array([_f(_f(a * _f(momentum)) + b) for a, b in zip(m, g, strict=True)], "f4")
+    ahead = [_f(_f(a * _f(momentum)) + b) for a, b in zip(right_m, g, strict=True)]
+    right_w = np.array([_f(a - _f(b * _f(lr))) for a, b in zip(w, ahead, strict=True)], "f4")
+    stepped(w, m, g, Nesterov(lr, momentum))
+    assert (w.tobytes(), m.tobytes()) == (right_w.tobytes(), right_m.tobytes())
+    assert g.tobytes() == before.tobytes()
+
+
+def _f(value: Any) -> np.float32:
+    return np.float32(value)
+
+
+def test_a_long_vector_has_the_bits_of_its_parts() -> None:
+    n = (1 << 16) * 2 + 77
+    rng = np.random.default_rng(1)
+    w, m, g = (rng.standard_normal(n).astype(np.float32) for _ in range(3))
+    parts = [(w[at].copy(), m[at].copy()) for at in (slice(0, 1000), slice(1000, n))]
+    stepped(w, m, g, Nesterov())
+    stepped(*parts[0], g[:1000], Nesterov())
+    stepped(*parts[1], g[1000:], Nesterov())
+    for k in range(2):
+        joined = np.concatenate([part[k] for part in parts])
+        assert joined.tobytes() == (w, m)[k].tobytes()
+
+
+@pytest.mark.slow
+def test_merges_have_the_same_bits_with_any_instructions_of_the_processor() -> None:
+    features = (
+        "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL X86_V3 X86_V4"
+    )
+    found = set()
+    for extra in (
+        {},
+        {"NPY_DISABLE_CPU_FEATURES": features, "ATEN_CPU_CAPABILITY": "default"},
+        {"NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512_SKX X86_V4", "ATEN_CPU_CAPABILITY": "avx2"},
+    ):
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", SCRIPT],
+            env={**os.environ, **extra},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        found.add(run.stdout)
+    assert len(found) == 1

@@ -1,0 +1,167 @@
+"""Seas of islands on virtual time: production couriers, arrivals and entrances, a store that fails.
+
+A ledger of integers says which work is in the sea's weights: every step's, once. A failure prints
+the seed; ``pytest tests/sim/test_seas.py --sim-seed 7`` replays it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.elastic.sea.settings import Islands, Quorum
+from holdfast.elastic.testing.seas.drawing import Voyage, voyage
+from holdfast.elastic.testing.seas.fleet import Fleet
+from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
+
+SEEDS = range(24)
+MANY = range(400)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Leaves and failures of the store are what these tests are about."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def crews(count: int, *, steps: int = 24, wait: object = "all") -> list[SeaCrew]:
+    return [
+        SeaCrew(
+            islands=Islands(
+                name=f"i{at}",
+                meet="sea",
+                every=6,
+                portions=2,
+                overlap=1,
+                patience_s=60,
+                founders=count,
+                wait=wait,  # type: ignore[arg-type]
+            ),
+            steps=steps,
+            seconds=1.0,
+        )
+        for at in range(count)
+    ]
+
+
+def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) -> list[SeaStrike]:
+    return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
+
+
+def sailed(drawn: Voyage, seed: int) -> SeaReport:
+    return sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
+
+
+def check(seed: int) -> None:
+    """Run the voyage of a seed; in exact mode its weights are those of the quiet sea."""
+    drawn = voyage(seed)
+    found = sailed(drawn, seed)
+    if drawn.is_alike and found.left.keys() == {"done"}:
+        assert found.final == sail(drawn.crews, (), seed=seed).final, f"seed {seed}"
+
+
+@pytest.fixture(scope="module")
+def calm() -> SeaReport:
+    return sail(crews(3), (), seed=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_sea_keeps_its_promises(seed: int, request: pytest.FixtureRequest) -> None:
+    replayed = request.config.getoption("--sim-seed", None)
+    check(seed if replayed is None else replayed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", MANY)
+def test_many_drawn_seas_keep_their_promises(seed: int) -> None:
+    check(1000 + seed)
+
+
+def test_a_quiet_sea_merges_everything_and_all_leave(calm: SeaReport) -> None:
+    assert calm.left == {"done": 3}
+    assert calm.tides == 24 // 3 - 1 + 2
+    assert calm.crashes == 0
+
+
+@pytest.mark.parametrize("kind", ["kill", "wipe", "freeze", "cut", "slow", "flaky"])
+def test_a_fault_shorter_than_patience_changes_no_bit(kind: Kind, calm: SeaReport) -> None:
+    found = sail(crews(3), strike(kind, 1, at_s=16, seconds=25), seed=1)
+    assert (found.final, found.left) == (calm.final, calm.left)
+
+
+def test_all_islands_killed_at_once_come_back_to_the_same_weights(calm: SeaReport) -> None:
+    found = sail(crews(3), strike("wipe", 0, 1, 2, at_s=12), seed=2)
+    assert (found.final, found.left) == (calm.final, calm.left)
+
+
+def test_nobody_is_put_out_while_the_store_is_gone(calm: SeaReport) -> None:
+    """All are silent, but nobody could look; so no silence counts."""
+    found = sail(crews(3), strike("cut", 0, 1, 2, seconds=54), seed=3)
+    assert (found.final, found.left) == (calm.final, calm.left)
+
+
+@pytest.mark.parametrize("kind", ["freeze", "cut", "kill"])
+def test_a_silent_island_is_put_out_and_comes_back_with_its_work(kind: Kind) -> None:
+    found = sail(crews(3, steps=120), strike(kind, 2, seconds=100), seed=4)
+    assert found.left == {"silent": 1, "done": 3}
+
+
+def test_an_island_that_lost_its_state_is_given_the_weights() -> None:
+    found = sail(crews(3, steps=60), strike("lose", 0, at_s=20), seed=5)
+    assert found.left == {"lost": 1, "done": 3}
+
+
+def test_a_late_island_enters() -> None:
+    late = dataclasses.replace(crews(3, steps=60)[2], after_s=25)
+    early = [
+        dataclasses.replace(each, islands=dataclasses.replace(each.islands, founders=2))
+        for each in (*crews(3, steps=60)[:2], late)
+    ]
+    found = sail(early, (), seed=6)
+    assert found.left == {"done": 3}
+
+
+def test_with_a_quorum_a_silent_island_stops_nobody() -> None:
+    quorum = crews(4, steps=60, wait=Quorum(0.6, grace_s=1))
+    calm_s = sail(quorum, (), seed=7).seconds
+    found = sail(quorum, strike("freeze", 3, seconds=40), seed=7)
+    assert found.left == {"done": 4}
+    assert found.seconds < calm_s + 45
+
+
+def test_damaged_weights_stop_their_island_and_not_the_sea() -> None:
+    found = sail(crews(3, steps=60), strike("damage", 1, at_s=10), seed=8)
+    assert found.left == {"astray": 1, "done": 3}
+
+
+def test_nothing_grows_with_the_tides() -> None:
+    short, long = (sail(crews(2, steps=steps), (), seed=9) for steps in (90, 300))
+    assert long.tides > 3 * short.tides
+    assert long.files <= short.files * 1.25
+
+
+@pytest.mark.parametrize("wait", ["all", Quorum(0.8, grace_s=1)], ids=["all", "quorum"])
+@pytest.mark.parametrize(("count", "tides"), [(4, 60), (64, 12), (512, 4)])
+def test_many_islands_agree_on_one_chain(count: int, tides: int, wait: object) -> None:
+    many(count, tides, wait)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("wait", ["all", Quorum(0.8, grace_s=1)], ids=["all", "quorum"])
+@pytest.mark.parametrize("seed", range(3))
+def test_thousands_of_islands_agree_on_one_chain(seed: int, wait: object) -> None:
+    many(4096, 4, wait, seed=seed)
+
+
+def many(count: int, tides: int, wait: object, *, seed: int = 1) -> None:
+    islands = Islands(every=4, portions=2, overlap=1, patience_s=90, wait=wait)  # type: ignore[arg-type]
+    fleet = Fleet(islands, count, tides=tides, seed=seed)
+    fleet.sail()
+    assert fleet.view.tide == tides
+    assert fleet.view.length == sum(fleet.records.values())
+    assert fleet.lost or count > 64, "no two islands decided at once"

@@ -1,0 +1,146 @@
+"""The way of an island without a state into the sea."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from doubles import seas
+
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LoadWeights
+from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.logbook import SeaLogbook
+from holdfast.elastic.islands.mailbox import Mailbox
+from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.sea.records import Left, Parameter
+from holdfast.elastic.sea.settings import Islands
+
+ISLANDS = Islands(name="a", meet="sea", every=4, portions=2, overlap=1, patience_s=80)
+PARAMETERS = (Parameter(name="weight", shape=(2, 3)), Parameter(name="bias", shape=(3,)))
+
+
+class Newcomer:
+    """An island on its way in, with a clock that the test moves."""
+
+    def __init__(
+        self, folder: Path, name: str = "a", *, first: object = "first", run: str = "r"
+    ) -> None:
+        store, self.now_s = LocalStore(folder), 0.0
+        self.logbook, self.mailbox = SeaLogbook(store, island=name), Mailbox(store)
+        self.entrance = Entrance(
+            self.logbook,
+            self.mailbox,
+            replace(ISLANDS, name=name),
+            parameters=PARAMETERS,
+            first=seas.digest(first),
+            weight=32,
+            run=run,
+            clock=lambda: self.now_s,
+        )
+
+    def says(self) -> Command:
+        """Return the next command that is not to wait, or the tenth."""
+        for _ in range(10):
+            said, _ = self.entrance.next()
+            if not isinstance(said, AwaitNews):
+                break
+        return said
+
+
+def _merged(newcomer: Newcomer, *names: str) -> None:
+    logbook = newcomer.logbook
+    logbook.poll()
+    works = (seas.work(logbook.view, name) for name in names)
+    logbook.append(seas.merged(logbook.view, *works))
+
+
+def test_the_first_island_founds_and_others_with_its_weights_join(tmp_path: Path) -> None:
+    assert Newcomer(tmp_path).says() == GoOn(lineage=1)
+    other = Newcomer(tmp_path, "b")
+    assert other.says() == GoOn(lineage=2)
+    assert list(other.logbook.view.members) == ["a", "b"]
+    assert other.logbook.view.weights == {"a": 32, "b": 32}
+
+
+def test_other_weights_or_a_merge_need_the_weights_of_a_member(tmp_path: Path) -> None:
+    first = Newcomer(tmp_path)
+    first.says()
+    late = Newcomer(tmp_path, "b", first="other")
+    assert late.says() == AwaitNews()
+    _merged(first, "a")
+    (request,) = first.mailbox.asked()
+    first.mailbox.give(request, Given(by="a", tide=1, bases=(1, 0)))
+    said = late.says()
+    assert isinstance(said, LoadWeights)
+    assert (said.tide, said.bases, said.root.endswith(f"{request.id}/a")) == (1, (1, 0), True)
+    assert late.says() == GoOn(lineage=3)
+    assert late.mailbox.asked() == []
+
+
+def test_an_island_that_lost_its_state_enters_again_under_its_name(tmp_path: Path) -> None:
+    first = Newcomer(tmp_path)
+    first.says()
+    Newcomer(tmp_path, "b").says()
+    _merged(first, "a", "b")
+    again = Newcomer(tmp_path, "b")
+    again.says()
+    assert "b" in again.logbook.view.members, "others wait for it meanwhile"
+    first.mailbox.give(first.mailbox.asked()[0], Given(by="a", tide=1, bases=(1, 0)))
+    assert isinstance(again.says(), LoadWeights)
+    said = again.says()
+    assert said == GoOn(lineage=again.logbook.view.members["b"].joined)
+    assert again.logbook.left == "lost"
+
+
+def test_a_name_that_lives_elsewhere_is_refused(tmp_path: Path) -> None:
+    first = Newcomer(tmp_path, run="one")
+    first.says()
+    second = Newcomer(tmp_path, run="two")
+    first.mailbox.show("a", Sign(island="a", run="one", number=1, needs=0))
+    assert second.says() == AwaitNews()
+    first.mailbox.show("a", Sign(island="a", run="one", number=2, needs=0))
+    with pytest.raises(ConfigError, match="another run is the island 'a'"):
+        second.says()
+
+
+def test_a_name_that_gives_no_sign_any_more_is_free(tmp_path: Path) -> None:
+    first = Newcomer(tmp_path, run="one")
+    first.says()
+    first.mailbox.show("a", Sign(island="a", run="one", number=1, needs=0))
+    second = Newcomer(tmp_path, run="two")
+    assert second.says() == AwaitNews()
+    second.now_s += 60
+    assert second.says() == GoOn(lineage=3)
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    Newcomer(tmp_path).says()
+    other = Newcomer(tmp_path, "b")
+    other.entrance._islands = replace(ISLANDS, name="b", bits=8)
+    with pytest.raises(ConfigError, match="bits is 8 here and 4 in the sea"):
+        other.says()
+
+
+def test_nobody_heals_a_sea_that_has_no_island(tmp_path: Path) -> None:
+    first = Newcomer(tmp_path)
+    first.says()
+    _merged(first, "a")
+    first.logbook.append(Left(number=first.logbook.view.length, island="a", why="done"))
+    with pytest.raises(SeaError, match="no island any more that could give"):
+        Newcomer(tmp_path, "b").says()
+
+
+def test_islands_that_do_not_answer_are_waited_for_as_long_as_patience(tmp_path: Path) -> None:
+    first = Newcomer(tmp_path)
+    first.says()
+    _merged(first, "a")
+    late = Newcomer(tmp_path, "b")
+    assert late.says() == AwaitNews()
+    late.now_s = 79
+    assert late.says() == AwaitNews()
+    late.now_s = 200
+    with pytest.raises(SeaError, match="none of a answers"):
+        late.says()

@@ -1,0 +1,63 @@
+"""The courier's thread: it goes round, brings news, and its errors come to the training."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from holdfast.ckpt.errors import StoreError
+from holdfast.elastic.errors import SeaError
+from holdfast.elastic.islands.errands import Errands
+
+DEADLINE_S = 60.0
+
+
+class Rounds:
+    """Stands for a courier: counts its rounds, and fails as it is told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.count, self.error = 0, error
+        self.reached = threading.Semaphore(0)
+
+    def turn(self) -> bool:
+        self.count += 1
+        self.reached.release()
+        if self.error is not None:
+            raise self.error
+        return False
+
+
+def _errands(rounds: Any, *, patience_s: float = 600.0) -> Errands:
+    return Errands(rounds, patience_s=patience_s)
+
+
+def test_training_can_wait_for_the_next_round() -> None:
+    rounds = Rounds()
+    with _errands(rounds) as errands:
+        before = rounds.count
+        errands.await_news(DEADLINE_S)
+        assert rounds.count > before
+        errands.check()
+    ended = rounds.count
+    errands.close()
+    assert rounds.count == ended
+
+
+def test_a_store_that_fails_is_tried_again() -> None:
+    rounds = Rounds(StoreError("away"))
+    with _errands(rounds) as errands:
+        for _ in range(3):
+            assert rounds.reached.acquire(timeout=DEADLINE_S)
+            errands.call()
+        errands.check()
+
+
+@pytest.mark.parametrize("error", [StoreError("away"), SeaError("two records")])
+def test_what_lasts_comes_to_the_training(error: Exception) -> None:
+    patience_s = 0.0 if isinstance(error, StoreError) else 600.0
+    with _errands(Rounds(error), patience_s=patience_s) as errands:
+        errands._thread.join(DEADLINE_S)
+        with pytest.raises(type(error), match=str(error)):
+            errands.check()

@@ -1,0 +1,1 @@
+"""The benchmark of islands: beside DDP, on lines of limited bandwidth."""

@@ -1,0 +1,138 @@
+"""`holdfast islands`: look at a sea, and repeat its merges."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Final, cast
+
+from rich.live import Live
+
+from holdfast.ckpt.store.places import open_store
+from holdfast.tools.islands.glance import PATIENCE_S, listen, look
+from holdfast.tools.islands.status import SeaStatus, status
+from holdfast.tools.islands.tables import sea_view
+from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
+from holdfast.tools.terminal import console, place, print_json, step_number
+
+_STATUS: Final = """\
+examples:
+  holdfast islands status --sea s3://bucket/sea
+  holdfast islands status --sea s3://bucket/sea --listen 60     also the seconds of a tide
+  holdfast islands status --sea runs/sea --json | jq '.waits_for'
+
+The files of a store have no ages that all clocks agree on. So the command reads them twice, and an
+island whose sign of life has changed between is alive. It writes nothing.
+"""
+
+_REPLAY: Final = """\
+examples:
+  holdfast islands replay --sea s3://bucket/sea --from runs/oslo            the newest checkpoint
+  holdfast islands replay --sea s3://bucket/sea --from runs/oslo --step 400
+  holdfast islands replay --sea s3://bucket/sea                             payloads alone
+
+A replay begins with the weights that --from names: a checkpoint that an island wrote while it
+trained, or one of the model with the first weights of the sea. From there it makes each merge anew
+from the payloads, by the code of the islands, and compares the result with the digest that islands
+state later. Islands remove payloads that nobody needs any more, so an old merge cannot be repeated;
+the command says which. Without --from it checks the records and the payloads that are there.
+Exit codes: 0 nothing is wrong, 1 a result differs or a payload is damaged, 2 wrong command line.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = subparsers.add_parser(
+        "islands",
+        help="look at runs that merge their weights, and repeat their merges",
+        description="Islands are runs that merge their weights with each other through a store; "
+        "together they are a sea. These commands read the files that they keep there.",
+    )
+    inner = cast(
+        "Subparsers", parser.add_subparsers(dest="islands", metavar="COMMAND", required=True)
+    )
+    _declare_status(inner)
+    _declare_replay(inner)
+    return parser
+
+
+def _declare_status(inner: Subparsers) -> None:
+    parser = inner.add_parser(
+        "status",
+        help="show the islands of a sea, its merges, and whom they wait for",
+        description="Shows the islands of a sea with their weights, signs of life and works for "
+        "the next merge, the islands that this merge waits for, and the bytes that it needs of an "
+        "island's line.",
+        epilog=_STATUS,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument(
+        "--sea", type=place, required=True, metavar="URL", help="the place that islands meet at"
+    )
+    parser.add_argument(
+        "--listen",
+        type=positive_number,
+        metavar="S",
+        help="seconds between the two looks (default: until all islands gave a sign of life, at "
+        f"most {PATIENCE_S:g})",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="look again and again, until all islands have left"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, one line each time")
+
+
+def _declare_replay(inner: Subparsers) -> None:
+    parser = inner.add_parser(
+        "replay",
+        help="repeat the merges of a sea, and compare the digests of the results",
+        description="Repeats the merges of a logbook from their payloads, and compares the digest "
+        "of each result with the one that the islands state.",
+        epilog=_REPLAY,
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
+    add(
+        "--from",
+        dest="source",
+        type=place,
+        metavar="CHECKPOINT",
+        help="the checkpoint to begin with: of an island, or of the model with the first weights",
+    )
+    add("--step", type=step_number, metavar="STEP", help="its step (default: the newest)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the inner command."""
+    if args.islands == "replay":
+        from holdfast.tools.islands import replaying  # with torch, which the status does not need
+
+        return replaying.run(args)
+    shown, found = console(), _looks(args)
+    if args.json or not (args.watch and shown.is_terminal):
+        for each in found:
+            if args.json:
+                print_json(each)
+            else:
+                shown.print(sea_view(each))
+            sys.stdout.flush()
+        return 0
+    with Live(sea_view(next(found)), console=shown, auto_refresh=False) as live:
+        for each in found:
+            live.update(sea_view(each), refresh=True)
+    return 0
+
+
+def _looks(args: argparse.Namespace) -> Iterator[SeaStatus]:
+    """Yield the status, with ``--watch`` again and again while there are islands."""
+    store = open_store(args.sea)
+    before = look(store)
+    while True:
+        after = listen(store, before, for_s=args.listen)
+        yield status(args.sea, before, after)
+        if not args.watch or not after.view.members:
+            return
+        before = after
