@@ -33,7 +33,7 @@ Compute = Callable[[Any], tuple[Any, Any, Any]]
 """Returns the loss, the logits and the labels of a batch."""
 
 
-class Place(dict[str, Any]):
+class PlaceOfBatch(dict[str, Any]):
     """The place of a batch in the Trainer's loop: the batch itself only if metrics ask for it."""
 
     def __init__(self, number: int) -> None:
@@ -64,16 +64,16 @@ class DividedEvaluation:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[PlaceOfBatch]:
         if not isinstance(self._loader, DataLoaderStateMixin):
-            yield from map(Place, range(self._count))
+            yield from map(PlaceOfBatch, range(self._count))
             return
         self._loader.begin()
         try:
             for number in range(self._count):
                 # The Trainer and compute_metrics ask for it.
                 self._loader.end_of_dataloader = number == self._count - 1
-                yield Place(number)
+                yield PlaceOfBatch(number)
         finally:
             self._loader.end()
 
@@ -86,7 +86,7 @@ class DividedEvaluation:
         finally:
             self._trainer.preprocess_logits_for_metrics = self._preprocess
 
-    def step(self, place: Place, compute: Compute) -> tuple[Any, Any, Any]:
+    def step(self, place: PlaceOfBatch, compute: Compute) -> tuple[Any, Any, Any]:
         """Return what came out of a batch; the first one of a round computes this rank's own."""
         size = self._run.world_size
         if place.number % size == 0:

@@ -16,7 +16,7 @@ from holdfast.adapters.hf.accepted import check_arguments
 from holdfast.adapters.hf.arguments import HoldfastArguments
 from holdfast.adapters.hf.evaluation import (
     DividedEvaluation,
-    Place,
+    PlaceOfBatch,
     divides,
     seed_of,
     seeded,
@@ -149,7 +149,7 @@ class ResilientTrainer(Trainer):  # type: ignore[misc]
 
         if self._generation is not None:
             self._generation.run.check()  # leave as soon as the ranks change
-        if self._evaluation is not None and isinstance(inputs, Place):
+        if self._evaluation is not None and isinstance(inputs, PlaceOfBatch):
             return self._evaluation.step(inputs, compute)
         return compute(inputs)
 
