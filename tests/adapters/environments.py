@@ -98,14 +98,6 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         variables={"HF_HUB_OFFLINE": "1"},
         holdfast=True,
     ),
-    "trl": Environment(
-        requirements=(
-            *("torch==2.13.0", "trl==1.16.0", "peft==0.21.2", "datasets==5.2.0"),
-            *("transformers==5.23.0", "accelerate==1.15.0", "tensorboard==2.20.0"),
-        ),
-        variables={"HF_HUB_OFFLINE": "1"},
-        holdfast=True,
-    ),
     "ray": Environment(
         requirements=(
             *("torch==2.13.0", "ray==2.60.0"),

@@ -108,6 +108,18 @@ def test_a_zero_directory_becomes_universal(tmp_path: Path, stage: int) -> None:
             assert back.values["deepspeed.global_samples"] == 48
 
 
+def test_16_bit_master_weights_are_read_and_not_written(tmp_path: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        flats = found["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+        flats[:] = [flat.bfloat16() for flat in flats]
+
+    write_zero(tmp_path / "z", stage=1, optim=change)
+    with ZeroSource(tmp_path / "z") as source:
+        assert source.specs["model.w"].dtype == "bfloat16"
+        with pytest.raises(MismatchError, match=r"model\.\w is bfloat16"):
+            written(source, tmp_path / "u")
+
+
 def test_files_are_those_that_an_engine_loads(tmp_path: Path) -> None:
     written(saved(tmp_path / "h", state()), tmp_path / "u")
     tag = tmp_path / "u" / "global_step6"
