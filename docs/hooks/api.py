@@ -21,7 +21,7 @@ FACES: Final = {
     "holdfast.adapters.torchtitan": "torchtitan's checkpoints in Holdfast's format.",
     "holdfast.adapters.torchtitan.override": "The same, from torchtitan's command line.",
     "holdfast.adapters.accelerate": "Checkpoints of all that an Accelerator has prepared.",
-    "holdfast.adapters.lightning": "`fit` for a LightningModule, checkpoints of Fabric and Trainer.",
+    "holdfast.adapters.lightning": "`fit` for a LightningModule, and Fabric's checkpoints.",
     "holdfast.adapters.ray": "Jobs on the nodes of a Ray cluster.",
 }
 """Public module → one sentence about it. Nothing else is public."""
