@@ -14,8 +14,8 @@ from holdfast.elastic.sea import records
 from holdfast.elastic.sea.records import Merged, Part, Record
 from holdfast.elastic.sea.view import View
 from holdfast.elastic.testing.seas.drawing import voyage
-from holdfast.elastic.testing.seas.oracle import SeaFault
-from holdfast.elastic.testing.seas.sea import Strike, sail
+from holdfast.elastic.testing.seas.oracle import SeaFaultError
+from holdfast.elastic.testing.seas.sea import SeaStrike, sail
 from mutants.bug import Bug
 
 
@@ -28,7 +28,7 @@ def trial(seed: int) -> str:
             quiet = sail(drawn.crews, (), seed=seed, exact=drawn.exact)
             if found.left.keys() == {"done"} and found.final != quiet.final:
                 return "the weights differ from those of the quiet sea"
-    except SeaFault as fault:
+    except SeaFaultError as fault:
         return str(fault)
     return ""
 
@@ -38,10 +38,10 @@ def damaged_trial(seed: int) -> str:
     draw = random.Random(f"planted damage {seed}")
     drawn = voyage(seed, trio=True)
     name = draw.choice(drawn.crews).islands.name
-    strike = Strike(kind="damage", island=name, at_s=draw.uniform(3, 6), seconds=1.0)
+    strike = SeaStrike(kind="damage", island=name, at_s=draw.uniform(3, 6), seconds=1.0)
     try:
         found = sail(drawn.crews, [strike], seed=seed, exact=drawn.exact)
-    except SeaFault as fault:
+    except SeaFaultError as fault:
         return str(fault)
     return "" if found.left.get("astray", 0) == 1 else f"{name} was not put out"
 

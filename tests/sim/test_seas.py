@@ -15,7 +15,7 @@ import pytest
 from holdfast.elastic.sea.settings import Islands, Quorum
 from holdfast.elastic.testing.seas.drawing import Voyage, voyage
 from holdfast.elastic.testing.seas.fleet import Fleet
-from holdfast.elastic.testing.seas.sea import Crew, Kind, SeaReport, Strike, sail
+from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
 
 SEEDS = range(24)
 MANY = range(400)
@@ -29,9 +29,9 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def crews(count: int, *, steps: int = 24, wait: object = "all") -> list[Crew]:
+def crews(count: int, *, steps: int = 24, wait: object = "all") -> list[SeaCrew]:
     return [
-        Crew(
+        SeaCrew(
             islands=Islands(
                 name=f"i{at}",
                 meet="sea",
@@ -49,8 +49,8 @@ def crews(count: int, *, steps: int = 24, wait: object = "all") -> list[Crew]:
     ]
 
 
-def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) -> list[Strike]:
-    return [Strike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
+def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) -> list[SeaStrike]:
+    return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
 
 
 def sailed(drawn: Voyage, seed: int) -> SeaReport:

@@ -16,10 +16,11 @@ from tree import ROOT
 import holdfast
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.errors import Stopped
+from holdfast.elastic.testing.seas.tasks import Killed
 from holdfast.tools.cli import Terminated
 
 CODES: Final = ROOT / "tests/format/error_codes.txt"
-CONTROL_FLOW: Final = {Stopped, Terminated}
+CONTROL_FLOW: Final = {Killed, Stopped, Terminated}
 PACKAGES: Final = ("ckpt", "elastic", "adapters", "tools")
 
 

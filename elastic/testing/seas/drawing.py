@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from holdfast.elastic.sea.settings import Islands, Nesterov, Quorum
-from holdfast.elastic.testing.seas.sea import Crew, Kind, Strike
+from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaStrike
 
 PATIENCE_S: Final = 40.0
 
@@ -24,8 +24,8 @@ class Voyage:
     weights at the end are those of the quiet sea, if no island leaves before its end.
     """
 
-    crews: Sequence[Crew]
-    strikes: Sequence[Strike]
+    crews: Sequence[SeaCrew]
+    strikes: Sequence[SeaStrike]
     exact: bool
     is_calm: bool
     is_alike: bool
@@ -44,7 +44,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
     late = names[-1:] if not is_calm and count > 2 and draw.random() < 0.4 else []
     quorum = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2)))
     crews = [
-        Crew(
+        SeaCrew(
             islands=Islands(
                 name=name,
                 meet="sea",
@@ -65,7 +65,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
     ]
     longest_s = 0.4 * PATIENCE_S if is_calm else 2.5 * PATIENCE_S
     strikes = [
-        Strike(
+        SeaStrike(
             kind=draw.choice(_SHORT if is_calm else _LONG),
             island=draw.choice(names),
             at_s=draw.uniform(4, 50),

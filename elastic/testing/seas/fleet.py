@@ -17,7 +17,7 @@ from holdfast.elastic.sea.decide import Since, decide
 from holdfast.elastic.sea.records import Entered, Founded, Left, Merged, Parameter, Work, agreed
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
-from holdfast.elastic.testing.seas.oracle import SeaFault
+from holdfast.elastic.testing.seas.oracle import SeaFaultError
 
 _DECIDERS: Final = 6
 """Islands that look at a tide at the same time, on average."""
@@ -64,7 +64,7 @@ class Fleet:
         self._merged: Counter[tuple[str, int, int, int]] = Counter()
 
     def sail(self) -> None:
-        """Run until all tides are merged. Raises ``SeaFault`` for a promise that was broken."""
+        """Run until all tides are merged. Raises ``SeaFaultError`` for a broken promise."""
         events = [(self._draw.uniform(0, ship.seconds), at) for at, ship in enumerate(self.ships)]
         heapq.heapify(events)
         looks = max(1, len(self.ships) // _DECIDERS)
@@ -77,7 +77,7 @@ class Fleet:
             self._act(ship)
             if count % looks == 0 or self._is_due():
                 self._decide()
-        raise SeaFault(f"{self.view.tide} of {self._tides} tides were merged")
+        raise SeaFaultError(f"{self.view.tide} of {self._tides} tides were merged")
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Fleet:
         elif isinstance(record, Left) and record.why == "silent":
             heard = {ship.name: ship.heard_s for ship in self.ships}[record.island]
             if self.now_s - heard <= self._patience_s:
-                raise SeaFault(f"{record.island} was put out after {self.now_s - heard:.1f} s")
+                raise SeaFaultError(f"{record.island} was put out after {self.now_s - heard:.1f} s")
         self.view = self.view.after(record)
         self._views = [*self._views[-3:], self.view]
         self.records[type(record).__name__] += 1
@@ -183,14 +183,14 @@ class Fleet:
         here = {part.island: part.weight for part in record.parts}
         whole = sum(here.get(name, member.weight) for name, member in members.items())
         if record.whole != whole:
-            raise SeaFault(f"tide {record.tide} weighs {record.whole}, its members {whole}")
+            raise SeaFaultError(f"tide {record.tide} weighs {record.whole}, its members {whole}")
         if self._islands.wait == "all" and here.keys() != members.keys():
-            raise SeaFault(f"tide {record.tide} did not wait for all")
+            raise SeaFaultError(f"tide {record.tide} did not wait for all")
         for part in record.parts:
             key = part.island, members[part.island].lineage, record.portion, part.base
             self._merged[key] += 1
             if self._merged[key] > 1:
-                raise SeaFault(f"tide {record.tide} merges a work of {part.island} again")
+                raise SeaFaultError(f"tide {record.tide} merges a work of {part.island} again")
 
     @property
     def _patience_s(self) -> float:

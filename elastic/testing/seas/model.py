@@ -25,9 +25,9 @@ from holdfast.elastic.sea.records import Parameter, Work
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.ledger import Units
-from holdfast.elastic.testing.seas.oracle import Oracle, SeaFault
+from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.store import SimulatedStore
-from holdfast.elastic.testing.seas.tasks import Task, Tasks
+from holdfast.elastic.testing.seas.tasks import SeaTask, Tasks
 
 SAMPLES: Final = 8
 TURNED_AWAY: Final = "turned away"
@@ -148,7 +148,7 @@ class _Run:
         self._logbook = SeaLogbook(model._store, island=model.name)  # type: ignore[arg-type]
         self._attempt = 0 if model._exact else model.attempts
         self._courier: Courier | None = None
-        self._task: Task | None = None
+        self._task: SeaTask | None = None
         self._error: Exception | None = None
         self._turns = 0
 
@@ -396,11 +396,11 @@ class _Run:
         if self._m.name in self._m._oracle.astray:
             return
         if state != self._m._oracle.state(portion, s.numbers.bases[portion]):
-            raise SeaFault(f"{self._m.name} has other weights after tide {said.tide}")
+            raise SeaFaultError(f"{self._m.name} has other weights after tide {said.tide}")
         if s.expected and s.numbers.lineage != NONE:
             has = sums.get(self._m.name, 0) + sum(s.own[portion].values())
             if has != s.expected[portion]:
-                raise SeaFault(
+                raise SeaFaultError(
                     f"{self._m.name} has {has} of its work of portion {portion} after tide "
                     f"{said.tide}, did {s.expected[portion]}"
                 )

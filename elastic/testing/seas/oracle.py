@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.sea.records import SeaSettings
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.store import Files
@@ -15,7 +16,7 @@ LATELY_S: Final = 6.0
 """An island may not know yet what others did within the last seconds."""
 
 
-class SeaFault(AssertionError):
+class SeaFaultError(InternalError):
     """The sea broke a promise."""
 
 
@@ -67,10 +68,10 @@ class Oracle:
         return self.digests[portion][base]
 
     def payload(self, island: str, digest: str) -> bytes:
-        """Return a payload. Raises ``SeaFault`` if there is none."""
+        """Return a payload. Raises ``SeaFaultError`` if there is none."""
         name = f"payloads/{island}/{digest}"
         if name not in self.files.data:
-            raise SeaFault(f"record {len(self.records)} names {name}, which is not there")
+            raise SeaFaultError(f"record {len(self.records)} names {name}, which is not there")
         return self.files.data[name]
 
     # -- inside ----------------------------------------------------------------------------------
@@ -79,16 +80,16 @@ class Oracle:
         if not name.startswith("logbook/"):
             return
         if name in self._raw:
-            raise SeaFault(f"{name} was written twice")
+            raise SeaFaultError(f"{name} was written twice")
         self._raw[name] = data
         record = json.loads(data)
         number = int(name.removeprefix("logbook/").removesuffix(".json"))
         if number != len(self.records) or record["number"] != number:
-            raise SeaFault(f"{name} is record {record['number']}, due is {len(self.records)}")
+            raise SeaFaultError(f"{name} is record {record['number']}, due is {len(self.records)}")
         match record["kind"]:
             case "founded":
                 if number:
-                    raise SeaFault("the sea was founded twice")
+                    raise SeaFaultError("the sea was founded twice")
             case "entered":
                 self._entered(record)
             case "left":
@@ -100,9 +101,11 @@ class Oracle:
     def _entered(self, record: dict[str, Any]) -> None:
         island = record["island"]
         if island in self.members:
-            raise SeaFault(f"{island} entered twice")
+            raise SeaFaultError(f"{island} entered twice")
         if record["lineage"] not in (record["number"], self._lineages.get(island)):
-            raise SeaFault(f"{island} comes back with lineage {record['lineage']}, not its own")
+            raise SeaFaultError(
+                f"{island} comes back with lineage {record['lineage']}, not its own"
+            )
         self.members[island] = record["weight"]
         self._entered_s[island] = self._clock()
         self._lineages[island] = record["lineage"]
@@ -110,49 +113,49 @@ class Oracle:
     def _left(self, record: dict[str, Any]) -> None:
         island, why = record["island"], record["why"]
         if self.members.pop(island, None) is None:
-            raise SeaFault(f"{island} left, but took no part")
+            raise SeaFaultError(f"{island} left, but took no part")
         self.left[why] += 1
         if why == "silent":
             self._silent(island)
             self.stateless.add(island)  # the others may remove what it would need
         if why == "lost" and island not in self.stateless:
-            raise SeaFault(f"{island} begins anew, but has its state")
+            raise SeaFaultError(f"{island} begins anew, but has its state")
         if why == "astray" and island not in self.astray:
-            raise SeaFault(f"{island} was put out as astray; its weights were right")
+            raise SeaFaultError(f"{island} was put out as astray; its weights were right")
 
     def _silent(self, island: str) -> None:
         """Judge that an island was put out.
 
-        One that came back seconds ago may be; one that entered seconds ago may not. Who was stopped
-        himself may have decided long ago.
+        One that came back seconds ago may be; one that entered seconds ago may not. An island that
+        was stopped itself may have decided long ago.
         """
         now_s = self._clock()
         before = [at_s for at_s in self.files.wrote_s[island] if at_s <= now_s - LATELY_S]
         silent_s = now_s - max([*before[-1:], self._entered_s[island]])
         if self._unable_s(self.files.writer) == 0 and silent_s < 0.9 * self._patience_s:
-            raise SeaFault(f"{island} was put out after {silent_s:.1f} s")
+            raise SeaFaultError(f"{island} was put out after {silent_s:.1f} s")
 
     def _merged(self, record: dict[str, Any]) -> None:
         parts, portion = record["parts"], record["portion"]
         if (record["tide"], portion) != (self.tide, self.tide % self._settings.portions):
-            raise SeaFault(f"tide {record['tide']} was merged, due is {self.tide}")
+            raise SeaFaultError(f"tide {record['tide']} was merged, due is {self.tide}")
         if len({part["island"] for part in parts}) != len(parts):
-            raise SeaFault(f"tide {self.tide} names an island twice")
+            raise SeaFaultError(f"tide {self.tide} names an island twice")
         if self.tide == 0 and len(self.members) < self._settings.founders:
-            raise SeaFault("the first tide did not wait for the founders")
+            raise SeaFaultError("the first tide did not wait for the founders")
         here = {part["island"]: part["weight"] for part in parts}
         if absent := here.keys() - self.members.keys():
-            raise SeaFault(f"tide {self.tide} names {sorted(absent)}, who took no part")
+            raise SeaFaultError(f"tide {self.tide} names {sorted(absent)}, who took no part")
         self.members.update(here)
         whole = sum(self.members.values())
         if record["whole"] != whole:
-            raise SeaFault(f"tide {self.tide} weighs {record['whole']}, its members {whole}")
+            raise SeaFaultError(f"tide {self.tide} weighs {record['whole']}, its members {whole}")
         least = len(self.members) if self._settings.share is None else 1
         if len(parts) < least:
-            raise SeaFault(f"tide {self.tide} did not wait for all")
+            raise SeaFaultError(f"tide {self.tide} did not wait for all")
         for part in parts:
             if part["state"] != self.state(portion, part["base"]):
-                raise SeaFault(f"{part['island']} states wrong weights of portion {portion}")
+                raise SeaFaultError(f"{part['island']} states wrong weights of portion {portion}")
             self._add(part, portion)
         self.digests[portion].append(ledger.digest(self.weights[portion]))
         self.tide += 1
@@ -160,7 +163,7 @@ class Oracle:
     def _add(self, part: dict[str, Any], portion: int) -> None:
         island, lineage, units = ledger.unpacked(self.payload(part["island"], part["digest"]))
         if (island, lineage) != (part["island"], self._lineages[island]):
-            raise SeaFault(f"tide {self.tide} merges work of {island} from lineage {lineage}")
+            raise SeaFaultError(f"tide {self.tide} merges work of {island} from lineage {lineage}")
         sums = self.weights[portion]
         for step, q in units.items():
             key = island, lineage, step, portion
@@ -168,7 +171,7 @@ class Oracle:
             sums[island] = sums.get(island, 0) + q
             most = ledger.quantity(island, step, portion)
             if self._exact and not 0 <= self._units[key] <= most:
-                raise SeaFault(
+                raise SeaFaultError(
                     f"tide {self.tide}: {self._units[key]} of the {most} of step {step} of "
                     f"{island} are in the sea"
                 )

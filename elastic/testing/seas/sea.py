@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from holdfast.elastic.sea.records import agreed
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland
-from holdfast.elastic.testing.seas.oracle import Oracle, SeaFault
+from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
@@ -23,7 +23,7 @@ _LIMIT_S: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class SeaStrike:
     """A fault of an island, ``at_s``, for ``seconds``."""
 
     kind: Kind
@@ -33,7 +33,7 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class SeaCrew:
     """An island's plan: it begins ``after_s``, and trains ``steps`` steps of ``seconds``."""
 
     islands: Islands
@@ -74,9 +74,9 @@ class _Outages:
 
 
 def sail(
-    crews: Sequence[Crew], strikes: Sequence[Strike], *, seed: int, exact: bool = True
+    crews: Sequence[SeaCrew], strikes: Sequence[SeaStrike], *, seed: int, exact: bool = True
 ) -> SeaReport:
-    """Run a sea to its end. Raises ``SeaFault`` for a promise that it broke.
+    """Run a sea to its end. Raises ``SeaFaultError`` for a promise that it broke.
 
     With ``exact`` a step that is executed again makes the same work.
     """
@@ -89,7 +89,7 @@ def sail(
 
 class _Sea:
     def __init__(
-        self, tasks: Tasks, files: Files, crews: Sequence[Crew], *, seed: int, exact: bool
+        self, tasks: Tasks, files: Files, crews: Sequence[SeaCrew], *, seed: int, exact: bool
     ) -> None:
         self._tasks, self._files, self._crews = tasks, files, crews
         self._outages = _Outages(tasks)
@@ -129,7 +129,7 @@ class _Sea:
         others = (model for name, model in self._models.items() if name != island)
         return not any(model.final is None and model.snapshots for model in others)
 
-    def sail(self, strikes: Sequence[Strike]) -> SeaReport:
+    def sail(self, strikes: Sequence[SeaStrike]) -> SeaReport:
         for crew in self._crews:
             self._models[crew.islands.name].start(after_s=crew.after_s)
         for each in strikes:
@@ -138,14 +138,14 @@ class _Sea:
         while any(model.final is None for model in models):
             if not self._tasks.step() or self._tasks.now_s >= _LIMIT_S:
                 stuck = [model.name for model in models if model.final is None]
-                raise SeaFault(f"{', '.join(stuck)} never come to the end")
+                raise SeaFaultError(f"{', '.join(stuck)} never come to the end")
         return self._judged()
 
     def _judged(self) -> SeaReport:
         oracle = self._oracle
         over = {name for name, model in self._models.items() if model.final != TURNED_AWAY}
         if oracle.members.keys() & over:
-            raise SeaFault(f"{sorted(oracle.members)} are at the end, but did not leave")
+            raise SeaFaultError(f"{sorted(oracle.members)} are at the end, but did not leave")
         return SeaReport(
             final=oracle.final,
             left=dict(oracle.left),
@@ -155,10 +155,10 @@ class _Sea:
             seconds=self._tasks.now_s,
         )
 
-    def _striking(self, strike: Strike) -> Callable[[], None]:
+    def _striking(self, strike: SeaStrike) -> Callable[[], None]:
         return lambda: self._strike(strike)
 
-    def _strike(self, strike: Strike) -> None:
+    def _strike(self, strike: SeaStrike) -> None:
         model, tasks, name = self._models[strike.island], self._tasks, strike.island
         way, seconds = self._ways[name], strike.seconds
         if model.final is not None or model.attempts == 0:

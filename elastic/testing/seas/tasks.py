@@ -18,7 +18,7 @@ class Killed(BaseException):
     """The task was killed."""
 
 
-class Task:
+class SeaTask:
     """A thread that runs only while it has the turn; ``group`` is the process it belongs to."""
 
     def __init__(self, body: Callable[[], None], *, group: str) -> None:
@@ -48,21 +48,21 @@ class Tasks:
 
     def __init__(self, *, limit_s: float) -> None:
         self.now_s, self.limit_s = 0.0, limit_s
-        self._queue: list[tuple[float, int, Task]] = []
+        self._queue: list[tuple[float, int, SeaTask]] = []
         self._count = 0
-        self._current: Task | None = None
+        self._current: SeaTask | None = None
         self._back = threading.Lock()
         self._back.acquire()
-        self._all: list[Task] = []
+        self._all: list[SeaTask] = []
         self._frozen: dict[str, float] = {}
 
     def clock(self) -> float:
         """Return the virtual time in seconds."""
         return self.now_s
 
-    def start(self, body: Callable[[], None], *, group: str, after_s: float = 0.0) -> Task:
+    def start(self, body: Callable[[], None], *, group: str, after_s: float = 0.0) -> SeaTask:
         """Start a task after some seconds."""
-        task = Task(body, group=group)
+        task = SeaTask(body, group=group)
         threading.Thread(target=task.main, args=(self._back.release,), daemon=True).start()
         self._all.append(task)
         self._push(task, after_s)
@@ -125,11 +125,11 @@ class Tasks:
         until_s = self.now_s + seconds
         return until_s < self.limit_s and (not self._queue or until_s < self._queue[0][0])
 
-    def _push(self, task: Task, seconds: float) -> None:
+    def _push(self, task: SeaTask, seconds: float) -> None:
         self._count += 1
         heapq.heappush(self._queue, (self.now_s + seconds, self._count, task))
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: SeaTask) -> None:
         self._current = task
         task.turn.release()
         if not self._back.acquire(timeout=_HUNG_S):
