@@ -22,6 +22,7 @@ _SECTIONS: Final = {
     "holdfast.elastic.events.training": "Steps, snapshots, restores and data",
     "holdfast.ckpt.events": "Checkpoints",
     "holdfast.elastic.events.rollouts": "Reinforcement learning",
+    "holdfast.elastic.events.islands": "Islands",
 }
 _TYPES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 _UNITS: Final = {
