@@ -23,6 +23,7 @@ FACES: Final = {
     "holdfast.adapters.accelerate": "Checkpoints of all that an Accelerator has prepared.",
     "holdfast.adapters.lightning": "`fit` for LightningModules, checkpoints of Fabric and Trainer.",
     "holdfast.adapters.ray": "Jobs on the nodes of a Ray cluster.",
+    "holdfast.adapters.trackers": "Experiment trackers that get each protected step once.",
 }
 """Public module → one sentence about it. Nothing else is public."""
 

@@ -1,4 +1,4 @@
-"""The logbook: hands the metrics of each step to the user's logger once, when it is protected.
+"""The logbook: hands the metrics of each step to the user's loggers once, when it is protected.
 
 A step that is repeated after a failure has not been handed over yet, because only protected steps
 are. The steps that wait are part of the run's state. The position is part of it too, and the
@@ -57,23 +57,22 @@ class Logbook:
 
     def __init__(self, cursor: Cursor, position: Position, *, leads: bool) -> None:
         self._cursor, self._position, self._leads = cursor, position, leads
-        self._write: Write | None = None
+        self._loggers: list[tuple[Write, int]] = []
 
     def hand_to(self, write: Write, *, after: int) -> None:
-        """Begin to hand over; the logger has all steps up to ``after`` already."""
+        """Begin to hand over to one more logger, which has all steps up to ``after`` already."""
         if not callable(write):
             raise ConfigError(
                 f"run.on_protected({write!r}): give a function that takes a step and its metrics"
             )
-        if self._write is not None:
-            raise ConfigError("run.on_protected was called twice: give one function")
-        self._write = write
-        if self._leads:
-            self._position.handed = max(self._position.handed, after + 1)
+        self._loggers.append((write, after))
 
     def report(self) -> tuple[float, float]:
         """Return this rank's part of the agreement at the end of a step, see `agreed`."""
-        return float(self._write is not None), float(self._position.handed)
+        handed = self._position.handed
+        if self._loggers and self._leads:  # a step is handed over once every logger has it
+            handed = max(handed, min(after for _, after in self._loggers) + 1)
+        return float(bool(self._loggers)), float(handed)
 
     def agreed(self, collects: float, handed: float) -> None:
         """Take the largest values of all ranks: whether one hands over, and how far it has."""
@@ -90,16 +89,18 @@ class Logbook:
 
     def hand_over(self, protected: int) -> None:
         """Hand over the first ``protected`` steps, as far as they wait."""
-        if self._write is None or not self._leads:
+        if not self._loggers or not self._leads:
             return
         for step, values in self._cursor.waiting:
             if self._position.handed <= step < protected:
-                self._write(step, dict(values))
+                for write, after in self._loggers:
+                    if step > after:
+                        write(step, dict(values))
                 self._position.handed = step + 1
 
     def finish(self, protected: Callable[[], int], *, check: Callable[[], None]) -> None:
         """Hand over all steps that are left, once the last one is protected."""
-        if self._write is None or not self._leads or not self._cursor.waiting:
+        if not self._loggers or not self._leads or not self._cursor.waiting:
             return
         last = self._cursor.waiting[-1][0] + 1
         until_s = time.monotonic() + PROTECTED_WAIT_S

@@ -38,6 +38,7 @@ from holdfast.elastic.loop.parts import RunParts
 from holdfast.elastic.loop.passes import Passes
 from holdfast.elastic.loop.session import Session
 from holdfast.elastic.loop.steps import Steps
+from holdfast.elastic.loop.trackers import OpenTracker, Tracker
 from holdfast.elastic.loop.updates.place import LoopPlace
 from holdfast.elastic.loop.updates.updater import Updater
 from holdfast.elastic.loop.updates.watch import UpdateWatch
@@ -64,7 +65,7 @@ class Run:
     | random numbers | ``generator`` |
     | values of all microbatches | ``gather``, ``reduce`` |
     | stages of a pipeline | ``stage``, ``stages``, ``pipeline`` |
-    | metrics and events | ``log``, ``metrics``, ``on_protected``, ``emit`` |
+    | metrics and events | ``log``, ``log_to``, ``metrics``, ``on_protected``, ``emit`` |
     | the position in the run | ``completed``, ``repeats``, ``stop`` |
     | long work of your own | ``pause``, ``check`` |
     | snapshots | ``protection``, ``fence``, ``touched`` |
@@ -116,6 +117,7 @@ class Run:
         )
         self._passes = Passes(parts)
         self._steps = Steps(parts, self._passes, position=position or Position())
+        self._trackers: list[OpenTracker] = []
         self._updater = Updater(
             watch=self._watch,
             place=self._place,
@@ -297,11 +299,26 @@ class Run:
         the last ones when the loop ends, or the function if the loop is left by `break`. Call it
         before the loop. ``write`` must not buffer: a kill would lose what is not written. If rank 0
         is killed between a call and the end of that step, another rank repeats the call, unless
-        ``after`` names it.
+        ``after`` names it. Several functions are called in the order in which they were given.
         """
         if self._place.in_step:
             raise ConfigError("run.on_protected: call it before the loop over run.steps(...)")
         self._steps.logbook.hand_to(write, after=after)
+
+    def log_to(self, *trackers: Tracker) -> None:
+        """Send the metrics of each step to experiment trackers, once, when it is protected.
+
+        Nothing is sent that a failure takes back, and nothing twice: a tracker tells the last step
+        that it has. ``trackers``: those of `holdfast.adapters.trackers`, or a `Tracker` of your
+        own. Rank 0 opens them at the first step, and closes them when the function is over. Call it
+        before the loop.
+        """
+        if self._place.in_step:
+            raise ConfigError("run.log_to: call it before the loop over run.steps(...)")
+        for tracker in trackers:
+            opened = OpenTracker(tracker, pause=self.pause)
+            self._trackers.append(opened)
+            self._steps.logbook.hand_to(opened.write, after=-1)
 
     @overload
     def microbatches(self, *, weigh: Weigh | None = None) -> Iterator[int]: ...
@@ -523,6 +540,8 @@ class Run:
 
     def _close(self) -> None:
         """Release everything that holds the model or the data."""
+        while self._trackers:
+            self._trackers.pop().close()
         self._watch.close()
         self._passes.close()
         drop_named()

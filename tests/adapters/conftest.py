@@ -40,3 +40,9 @@ def torchtitan() -> Run:
 def trl() -> Run:
     """Return a function that runs a program of the environment with TRL."""
     return runner("trl")
+
+
+@pytest.fixture(scope="session")
+def trackers() -> Run:
+    """Return a function that runs a program of the environment with experiment trackers."""
+    return runner("trackers")

@@ -86,6 +86,14 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
         variables={"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"},
         holdfast=True,
     ),
+    "trackers": Environment(
+        requirements=(
+            *("torch==2.13.0", "tensorboard==2.21.0", "wandb==0.31.0", "mlflow-skinny==3.17.2"),
+            *("sqlalchemy==2.1.9", "alembic==1.20.1", "sqlparse==0.6.1"),  # MLflow's database
+        ),
+        variables={"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"},
+        holdfast=True,
+    ),
     "lightning": Environment(
         requirements=("torch==2.13.0", "lightning==2.6.6", "tensorboard==2.21.0"),
         holdfast=True,

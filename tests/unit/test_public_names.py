@@ -53,6 +53,7 @@ RUN = [
     "is_leader",
     "loader",
     "log",
+    "log_to",
     "mesh",
     "metrics",
     "microbatch",

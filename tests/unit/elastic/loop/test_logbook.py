@@ -90,13 +90,22 @@ def test_nothing_is_kept_for_a_run_without_a_logger() -> None:
     assert cursor.waiting == []
 
 
-def test_two_loggers_or_none_are_refused() -> None:
+def test_what_is_no_function_is_refused() -> None:
     book = Logbook(Cursor(Settings()), Position(), leads=True)
     with pytest.raises(ConfigError, match="give a function"):
         book.hand_to("log.csv", after=-1)  # type: ignore[arg-type]
-    book.hand_to(print, after=-1)
-    with pytest.raises(ConfigError, match="twice"):
-        book.hand_to(print, after=-1)
+
+
+def test_each_of_several_loggers_gets_the_steps_that_it_has_not() -> None:
+    cursor, got = Cursor(Settings()), []
+    book = Logbook(cursor, Position(), leads=True)
+    book.hand_to(lambda step, values: got.append(("first", step)), after=1)
+    book.hand_to(lambda step, values: got.append(("second", step)), after=0)
+    book.agreed(*book.report())
+    for step in range(3):
+        book.add(step, {"loss": 0.0})
+    book.finish(lambda: 3, check=lambda: None)
+    assert got == [("second", 1), ("first", 2), ("second", 2)]
 
 
 def test_a_step_may_have_begun_on_another_rank_once_the_one_before_is_over_here() -> None:
