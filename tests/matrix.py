@@ -40,6 +40,7 @@ SEAMS: Final = (
     "tests/unit/elastic/loop",
     "tests/unit/elastic/meeting",
     "tests/unit/elastic/rendezvous",
+    "tests/unit/hf",
     "tests/unit/shared",
     "tests/property/elastic/gradients",
     "tests/process/ckpt/test_layout_ranks.py",

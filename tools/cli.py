@@ -92,15 +92,18 @@ EXTRA_OF: Final = {
     "google": "etcd",
     "grpc": "etcd",
     "lightning": "lightning",
+    "mlflow": "mlflow",
     "obstore": "obstore",
     "peft": "trl",
     "ray": "ray",
     "reasoning_gym": "rl",
+    "tensorboard": "tensorboard",
     "torchdata": "data",
     "torchtitan": "torchtitan",
     "transformers": "hf",
     "trl": "trl",
     "urllib3": "s3",
+    "wandb": "wandb",
 }
 """Optional package, as it is imported -> the extra of Holdfast's distribution that installs it."""
 

@@ -125,7 +125,7 @@ def modules_of(parameters: Sequence[Parameter]) -> dict[str, nn.Module]:
         first, *path, last = each.name.split(".")
         home = roots.setdefault(first, nn.Module())
         for part in path:
-            if part not in home._modules:
+            if part not in dict(home.named_children()):
                 home.add_module(part, nn.Module())
             home = home.get_submodule(part)
         home.register_parameter(last, nn.Parameter(torch.zeros(each.shape)))
