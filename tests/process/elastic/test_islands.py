@@ -122,6 +122,7 @@ def test_a_silent_island_is_put_out_and_comes_back_with_its_work(tmp_path: Path)
         assert (entered[2]["island"], entered[2]["lineage"]) == ("lima", first["number"])
 
 
+@pytest.mark.exhaustive  # the simulated seas have quorums too
 def test_with_a_quorum_slow_and_late_islands_take_part(tmp_path: Path) -> None:
     with sea(tmp_path) as waters:
         gate, half = tmp_path / "gate", ("--quorum", 0.5)
