@@ -169,7 +169,7 @@ class Snapshotter:
             rows = self._touched.take(flat.tensors, flat.volatile)
             wrong = program.stage(flat, step=step, turn=self._turn, touched=rows)
             self._touched.mistaken(wrong, step=step)
-            look = DeviceSample(program, turn=self._turn, share=self._settings.recheck)
+            look = self._sample(program)
             ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
             self._task = _Task(
                 step=step,
@@ -182,6 +182,13 @@ class Snapshotter:
             self._pending = self._pool.submit(self._take_or_leave, self._task)
         finally:
             self._stalled(time.perf_counter() - began_s)
+
+    def _sample(self, program: Program) -> DeviceSample | None:
+        """Look at the device tensors; None where the device has no room for that."""
+        try:
+            return DeviceSample(program, turn=self._turn, share=self._settings.recheck)
+        except torch.OutOfMemoryError:
+            return None
 
     def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
         """Name rows of a tracked tensor that have changed since the last snapshot.
@@ -369,6 +376,8 @@ class Snapshotter:
             if fixed is not None and not fixed.is_filled:
                 self._fixed.give_up()
             self._discard(task, f"it has no room in memory: {error}")
+        except torch.OutOfMemoryError as error:
+            self._discard(task, f"a device has no memory left to pack a tensor in: {error}")
         except GivenUpError as error:
             self.stats.torn = "the state of another rank"
             self._discard(task, str(error))

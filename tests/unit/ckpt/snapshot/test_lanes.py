@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,34 @@ def test_a_part_that_is_written_as_a_whole_is_not_said_to_be_the_same(
     made.close()
     for step in range(3):
         assert set(sidecar.since[step].tolist()) == {step}
+
+
+class FullLane(FakeLane):
+    """A lane of a device without free memory."""
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def look(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_full_device_costs_the_snapshot_and_not_the_run(sidecar: FakeSidecar) -> None:
+    made = Snapshotter(
+        sidecar,
+        run="test",
+        generation=1,
+        rank=0,
+        world_size=1,
+        gather=gather_alone,
+        lanes=FakeLanes(lambda tensor: tensor.ndim == 2, FullLane()),
+    )
+    made.snapshot(make_state(), 1)
+    made.fence()
+    assert made.stats.discarded == 1
+    assert made.stats.reason.startswith("a device has no memory left")
+    assert sidecar.abandoned == [1]
+    made.close()
 
 
 class CountingLane(FakeLane):
