@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
 from typing import Any
 from weakref import WeakSet
 
@@ -145,6 +147,9 @@ def test_a_pass_leaves_one_power_iteration_of_a_spectral_norm(
     assert torch.equal(model.eval()(x), plain.eval()(x))
 
 
+REPLAY = methodcaller("replay")  # found at the call, as graphed callables find it
+
+
 class Stamped(nn.Module):
     """A norm layer, a counter and a constant, all of them buffers that are saved."""
 
@@ -155,43 +160,49 @@ class Stamped(nn.Module):
         self.register_buffer("mask", torch.ones(3))
 
 
-class Graph:
-    """Stands for a captured graph: its replay writes to a tensor, and no version counter moves."""
+@pytest.fixture
+def graph_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor], Any]:
+    """Return a class that stands for torch's graphs.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    Its replays write to a tensor, and no version counter moves.
+    """
 
-    def replay(self) -> None:
-        self.tensor.data.add_(1)
+    class Graph:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def replay(self) -> None:
+            self.tensor.data.add_(1)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    return Graph
 
 
 def test_a_buffer_that_a_replayed_graph_changed_is_spread_or_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    graph_of: Callable[[torch.Tensor], Any],
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     rank, model = ReducingRank(), Stamped()
-    graph = Graph(model.calls)
-    one_pass(model, rank, graph.replay).close()
+    graph, norm = graph_of(model.calls), graph_of(model.norm.running_mean)
+    one_pass(model, rank, partial(REPLAY, graph)).close()
     assert model.calls.item() == 4
     owners = dict(zip(dict(model.named_buffers()), rank.reduced[0][-15:-10].tolist(), strict=True))
     assert {name for name, owner in owners.items() if owner} == {"calls"}
 
     with pytest.raises(ConfigError, match=r"changed the buffer model\.calls"):
-        one_pass(model, ReducingRank(), graph.replay, exact="float32")
-    norm = Graph(model.norm.running_mean)
+        one_pass(model, ReducingRank(), partial(REPLAY, graph), exact="float32")
     with pytest.raises(ConfigError, match=r"running_mean .* capture no CUDA graph of it"):
-        one_pass(model, ReducingRank(), norm.replay, exact="float32")
+        one_pass(model, ReducingRank(), partial(REPLAY, norm), exact="float32")
     one_pass(model, ReducingRank(), lambda: None, exact="float32").close()
 
 
 def test_torch_has_its_own_method_again_after_the_last_watch(
-    monkeypatch: pytest.MonkeyPatch,
+    graph_of: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(replays, "_watches", WeakSet())
-    own, seen = Graph.replay, list[str]()
+    kind: Any = torch.cuda.CUDAGraph
+    own, seen = kind.replay, list[str]()
     watches = [replays.ReplayWatch(lambda name=name: seen.append(name)) for name in "ab"]
-    graph = Graph(torch.zeros(1))
+    graph = graph_of(torch.zeros(1))
     graph.replay()
     watches[0].begin()
     graph.replay()
@@ -202,6 +213,6 @@ def test_torch_has_its_own_method_again_after_the_last_watch(
     assert seen == ["a"]
     assert graph.tensor.item() == 4
     for watch in watches:
-        assert Graph.replay is not own
+        assert kind.replay is not own
         watch.close()
-    assert Graph.replay is own
+    assert kind.replay is own
