@@ -161,7 +161,7 @@ class StateKeeper:
             checkpoint=self._settings.target(),
             maps=self._maps,
             poll=self._world.guard.check,
-            before_step=self.fence,
+            before_step=self._before_step,
             inspect=inspect,
         )
         self._protection = ProtectionWatch(
@@ -360,6 +360,10 @@ class StateKeeper:
         if self._snapshots is not None:
             with self._pulse.phase(WorkerPhase.WAIT):
                 self._snapshots.fence()
+
+    def _before_step(self) -> None:
+        self._world.stepping()
+        self.fence()
 
     def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
         """Name rows that have changed since the last snapshot (`Snapshotter.touched`)."""
