@@ -92,8 +92,6 @@ class Island:
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
         self._has_begun = False
-        batch = settings.batch
-        self._samples = batch.microbatches * batch.size
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -147,7 +145,7 @@ class Island:
 
     def _enter(self, tensors: SeaTensors) -> None:
         """Get the sea's weights and join it."""
-        began_s, now = time.perf_counter(), self._counters.now
+        began_s, now, batch = time.perf_counter(), self._counters.now, self._settings.batch
         tensors.begin()
         entrance = Entrance(
             self._logbook,
@@ -155,7 +153,7 @@ class Island:
             self._islands,
             parameters=tensors.parameters,
             first=tensors.digest_of_weights(),
-            weight=self._islands.every * self._samples,
+            weight=self._islands.every * batch.microbatches * batch.size,
             run=self._channel.run,
             clock=time.monotonic,
         )
@@ -263,10 +261,13 @@ class Island:
 
     # -- the end of a step -----------------------------------------------------------------------
 
-    def end_step(self, *, last: bool) -> bool:
-        """Do what is due after a step that the cursor counts; return whether to take a snapshot."""
+    def end_step(self, *, last: bool, samples: int) -> bool:
+        """Do what is due after a step that the cursor counts; return whether to take a snapshot.
+
+        ``samples`` are those that all ranks trained in the step.
+        """
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
-        now.samples += self._samples
+        now.samples += samples
         if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
             self._arrive(tensors)
         if last:

@@ -165,7 +165,7 @@ class Steps:
         if last or wished:
             self._position.hold()
         island = parts.island
-        due = island is not None and island.end_step(last=last)
+        due = island is not None and island.end_step(last=last, samples=self._passes.samples)
         parts.keeper.keep(last=last, wished=wished, due=due)
         if island is not None:
             island.kept()
