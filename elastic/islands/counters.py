@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.sea.records import Work
 
 NONE: Final = -1
 _MARKS: Final = 128
@@ -36,6 +37,7 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     ``samples`` are those trained so far; ``since`` has for each portion the number at its last
     merged work, ``named`` the base after that merge. ``sents`` are the works under way; ``pace``
     is the number of merges that the last arrival adopted. ``marks`` are [step, adopted] of late.
+    ``place`` is that in the logbook after the merges adopted, "" at its begin.
     """
 
     island: str
@@ -50,6 +52,7 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     since: list[int] = []
     named: list[int] = []
     marks: list[tuple[int, int]] = []
+    place: str = ""
 
 
 class IslandCounters:
@@ -92,6 +95,7 @@ class IslandCounters:
         now = self.now
         now.lineage, now.sents, now.marks = NONE, [], []
         now.adopted = now.entered = 0
+        now.place = ""
         now.pace = 1
         now.bases, now.named = [*zeros], [*zeros]
         now.since = [now.samples for _ in zeros]
@@ -113,10 +117,42 @@ class IslandCounters:
         portions = len(self.now.bases)
         return [(self.now.adopted + each) % portions for each in range(self.now.pace)]
 
-    def note_arrived(self, adopted: int) -> None:
+    def note_departed(self, portion: int, *, step: int, digest: str, nbytes: int) -> Sent:
+        """Note that a portion's payload is under way, after so many steps; return its work."""
+        now = self.now
+        sent = Sent(
+            tide=now.adopted,
+            portion=portion,
+            step=step,
+            digest=digest,
+            nbytes=nbytes,
+            weight=self.weight(portion),
+            samples=now.samples,
+            base=now.bases[portion],
+            state=now.states[portion],
+        )
+        now.sents.append(sent)
+        return sent
+
+    def work_of(self, sent: Sent) -> Work:
+        """Return a work under way as it is published."""
+        return Work(
+            island=self.now.island,
+            lineage=self.now.lineage,
+            tide=sent.tide,
+            portion=sent.portion,
+            weight=sent.weight,
+            digest=sent.digest,
+            nbytes=sent.nbytes,
+            base=sent.base,
+            state=sent.state,
+        )
+
+    def note_arrived(self, adopted: int, *, place: str = "") -> None:
         """Note that an arrival adopted so many merges; nothing is under way then."""
         self.now.sents = []
         self.now.pace = min(max(1, adopted), len(self.now.bases))
+        self.now.place = place or self.now.place
 
     def note_adopted(self, portion: int, *, state: str, step: int, named: bool) -> None:
         """Count a merge of a portion; ``named``: own work is in it."""

@@ -128,6 +128,7 @@ class Courier:
         if (record := self.logbook.merged.get(tide)) is not None:
             for part in record.parts:
                 self._payloads.pop(part.digest, None)
+        self.logbook.forget_before(tide)
 
     def request(self) -> Asked | None:
         """Return a request for the sea's weights that it is this island's turn to answer."""

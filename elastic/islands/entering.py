@@ -82,7 +82,7 @@ class Entrance:
             return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
-        return GoOn(lineage=number), []
+        return GoOn(lineage=number, place=self._logbook.place(view.tide)), []
 
     def _found(self) -> None:
         self._logbook.append(

@@ -132,6 +132,8 @@ class Island:
 
     def _look(self) -> Said:
         """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
+        if self._counters.now.place and not self._logbook.view.length:
+            self._logbook.resume(self._counters.now.place)
         self._logbook.poll()
         view, me = self._logbook.view, self._islands.name
         known = view.members.get(me) or view.former.get(me)
@@ -168,7 +170,7 @@ class Island:
                     self._adopt(tensors, said)
                 case _:
                     self._together.pause()
-        now.lineage, now.entered = said.lineage, now.adopted
+        now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
         tensors.take_weights()
         for root in roots if self._world.rank == 0 else ():
             remove_given(root)
@@ -193,6 +195,7 @@ class Island:
         """Enter the sea with its weights; own work that is not merged is dropped."""
         _log.warning("the island %s has fallen too far behind: it enters anew", self._islands.name)
         self._end_errands()
+        self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
         self._counters.begin_anew()
         self._enter(tensors)
         self._open()
@@ -295,36 +298,16 @@ class Island:
     def _depart(self, tensors: SeaTensors) -> None:
         """Take the progress of the portions that are due as works of the next tides."""
         self._keeper.fence()
-        now = self._counters.now
+        step = self._keeper.cursor.step
         for portion in self._counters.due():
             payload = tensors.encode(portion)
-            sent = Sent(
-                tide=now.adopted,
-                portion=portion,
-                step=self._keeper.cursor.step,
-                digest=digest_of(payload),
-                nbytes=len(payload),
-                weight=self._counters.weight(portion),
-                samples=now.samples,
-                base=now.bases[portion],
-                state=now.states[portion],
+            sent = self._counters.note_departed(
+                portion, step=step, digest=digest_of(payload), nbytes=len(payload)
             )
-            now.sents.append(sent)
             self._fresh.append(self._outgoing(sent, payload))
 
     def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
-        work = Work(
-            island=self._islands.name,
-            lineage=self._counters.now.lineage,
-            tide=sent.tide,
-            portion=sent.portion,
-            weight=sent.weight,
-            digest=sent.digest,
-            nbytes=sent.nbytes,
-            base=sent.base,
-            state=sent.state,
-        )
-        return Outgoing(work=work, payload=payload, step=sent.step)
+        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
 
     def _arrive(self, tensors: SeaTensors, *, hurries: bool = False) -> None:
         """Adopt the merge of the work under way, with a quorum every later one too."""
@@ -346,7 +329,10 @@ class Island:
                         break
         self._waits_since_s = None
         several = self._islands.wait != "all"
-        self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
+        self._counters.note_arrived(
+            self._counters.now.adopted - first if several else 1,
+            place=said.place if isinstance(said, GoOn) else "",
+        )
 
     def _arrival(self, *, hurries: bool) -> Decide:
         """Return the decisions of an arrival, which rank 0 makes."""

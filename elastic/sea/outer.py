@@ -30,7 +30,7 @@ def stepped(weights: Floats, momentum: Floats, gradient: Floats, outer: Nesterov
     """
     mu, lr = np.float32(outer.momentum), np.float32(outer.lr)
     most = min(_CHUNK, len(weights))
-    scratch, sizes, small = (np.empty(most, kind) for kind in (np.float32, np.float32, np.bool_))
+    scratch, sizes, small = np.empty(most, "f4"), np.empty(most, "f4"), np.empty(most, np.bool_)
     for start in range(0, len(weights), _CHUNK):
         at = slice(start, start + _CHUNK)
         g, m, w = gradient[at], momentum[at], weights[at]

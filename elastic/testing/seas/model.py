@@ -21,7 +21,7 @@ from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
-from holdfast.elastic.sea.records import Parameter, Work
+from holdfast.elastic.sea.records import Parameter
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.ledger import Units
@@ -145,7 +145,7 @@ class _Run:
         self._counters = IslandCounters(model.name, portions=model.islands.portions)
         self._counters.now = state.numbers
         self._mailbox = Mailbox(model._store)  # type: ignore[arg-type]
-        self._logbook = SeaLogbook(model._store, island=model.name)  # type: ignore[arg-type]
+        self._logbook = self._first_page()
         self._attempt = 0 if model._exact else model.attempts
         self._courier: Courier | None = None
         self._task: SeaTask | None = None
@@ -157,6 +157,8 @@ class _Run:
         if s.numbers.lineage == NONE:
             self._enter()
         else:
+            if s.numbers.place:
+                self._logbook.resume(s.numbers.place)
             self._logbook.poll()
         self._open()
         if s.numbers.sents:
@@ -172,6 +174,9 @@ class _Run:
         self._closed()
         self._courier.leave()
         m.final = ledger.digest(s.sea)
+
+    def _first_page(self) -> SeaLogbook:
+        return SeaLogbook(self._m._store, island=self._m.name)  # type: ignore[arg-type]
 
     def damage(self, random: Random) -> None:
         """Change a number of the sea's weights."""
@@ -223,6 +228,7 @@ class _Run:
                 case _:
                     m._tasks.sleep(0.2)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
+        s.numbers.place = said.place
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
         m._oracle.astray.discard(m.name)
@@ -303,18 +309,8 @@ class _Run:
             units = ledger.sent(s.own[portion])
             payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
             s.payloads[portion] = payload
-            now.sents.append(
-                Sent(
-                    tide=now.adopted,
-                    portion=portion,
-                    step=s.step,
-                    digest=digest_of(payload),
-                    nbytes=len(payload),
-                    weight=self._counters.weight(portion),
-                    samples=now.samples,
-                    base=now.bases[portion],
-                    state=now.states[portion],
-                )
+            self._counters.note_departed(
+                portion, step=s.step, digest=digest_of(payload), nbytes=len(payload)
             )
 
     def _send(self) -> None:
@@ -322,19 +318,8 @@ class _Run:
         self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
 
     def _outgoing(self, sent: Sent) -> Outgoing:
-        work = Work(
-            island=self._m.name,
-            lineage=self._s.numbers.lineage,
-            tide=sent.tide,
-            portion=sent.portion,
-            weight=sent.weight,
-            digest=sent.digest,
-            nbytes=sent.nbytes,
-            base=sent.base,
-            state=sent.state,
-        )
         payload = self._s.payloads[sent.portion]
-        return Outgoing(work=work, payload=payload, step=sent.step)
+        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
 
     def _arrive(self, *, hurries: bool = False) -> None:
         courier, first = self._courier, self._s.numbers.adopted
@@ -361,7 +346,7 @@ class _Run:
                     self._give(said)
                 case EnterAnew():
                     self._closed()
-                    self._courier = None
+                    self._courier, self._logbook = None, self._first_page()
                     self._counters.begin_anew()
                     self._s.numbers = self._counters.now
                     self._enter()
@@ -369,7 +354,10 @@ class _Run:
                     first = self._s.numbers.adopted
                     break
         several = self._islands.wait != "all"
-        self._counters.note_arrived(self._s.numbers.adopted - first if several else 1)
+        self._counters.note_arrived(
+            self._s.numbers.adopted - first if several else 1,
+            place=said.place if isinstance(said, GoOn) else "",
+        )
 
     def _await_news(self, timeout_s: float) -> None:
         seen, until_s = self._turns, self._m._tasks.now_s + timeout_s

@@ -76,7 +76,7 @@ def test_other_weights_or_a_merge_need_the_weights_of_a_member(tmp_path: Path) -
     said = late.says()
     assert isinstance(said, LoadWeights)
     assert (said.tide, said.bases, said.root.endswith(f"{request.id}/a")) == (1, (1, 0), True)
-    assert late.says() == GoOn(lineage=3)
+    assert late.says() == GoOn(lineage=3, place=late.logbook.place(1))
     assert late.mailbox.asked() == []
 
 
@@ -91,7 +91,8 @@ def test_an_island_that_lost_its_state_enters_again_under_its_name(tmp_path: Pat
     first.mailbox.give(first.mailbox.asked()[0], Given(by="a", tide=1, bases=(1, 0)))
     assert isinstance(again.says(), LoadWeights)
     said = again.says()
-    assert said == GoOn(lineage=again.logbook.view.members["b"].joined)
+    lineage = again.logbook.view.members["b"].joined
+    assert said == GoOn(lineage=lineage, place=again.logbook.place(1))
     assert again.logbook.left == "lost"
 
 
