@@ -213,6 +213,7 @@ class Island:
             protected=self._is_protected,
             sign=self._sign,
             told=self._tell_published,
+            remove=remove_given,
         )
         self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 

@@ -114,6 +114,7 @@ def test_a_silent_island_is_put_out_and_comes_back_with_its_work(kind: Kind) -> 
 def test_an_island_that_lost_its_state_is_given_the_weights() -> None:
     found = sail(crews(3, steps=60), strike("lose", 0, at_s=20), seed=5)
     assert found.left == {"lost": 1, "done": 3}
+    assert found.open == ()
 
 
 def test_a_late_island_enters() -> None:
@@ -124,6 +125,20 @@ def test_a_late_island_enters() -> None:
     ]
     found = sail(early, (), seed=6)
     assert found.left == {"done": 3}
+
+
+@pytest.mark.parametrize("at_s", [25.1, 25.4, 25.8, 26.4, 27.0])
+def test_what_an_island_asked_for_that_is_gone_is_removed(at_s: float) -> None:
+    late = dataclasses.replace(crews(3)[2], after_s=25)
+    early = [
+        dataclasses.replace(
+            each, islands=dataclasses.replace(each.islands, founders=2, patience_s=10)
+        )
+        for each in (*crews(3, steps=240)[:2], late)
+    ]
+    found = sail(early, strike("vanish", 2, at_s=at_s), seed=6)
+    assert found.open == ()
+    assert found.left["done"] == 2
 
 
 def test_with_a_quorum_a_silent_island_stops_nobody() -> None:

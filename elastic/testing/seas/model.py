@@ -252,9 +252,13 @@ class _Run:
             clock=m._tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,
+            remove=self._remove,
         )
         courier = self._courier
         self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+
+    def _remove(self, root: str) -> None:
+        self._m._store.delete([root.removeprefix("sea/") + "/weights"])
 
     def _sign(self, number: int) -> Sign:
         m = self._m

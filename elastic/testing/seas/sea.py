@@ -14,10 +14,12 @@ from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
-Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flaky", "damage"]
+Kind: TypeAlias = Literal[
+    "kill", "wipe", "lose", "vanish", "freeze", "cut", "slow", "flaky", "damage"
+]
 """Of an island: its workers die; all its memory is lost, and the newest steps; its checkpoints too;
-it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes; a number
-of the sea's weights changes in its memory."""
+it is gone for good; it is stopped; its way to the store is cut; slow; fails, loses replies and
+doubles writes; a number of the sea's weights changes in its memory."""
 
 _LIMIT_S: Final = 1000.0
 
@@ -44,12 +46,16 @@ class SeaCrew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeaReport:
-    """The end of a sea: its weights, the reasons to leave, tides, files, and virtual seconds."""
+    """The end of a sea: its weights, the reasons to leave, tides, files, and virtual seconds.
+
+    ``open`` are files of requests and of answers that are left.
+    """
 
     final: str
     left: dict[str, int]
     tides: int
     files: int
+    open: tuple[str, ...]
     crashes: int
     seconds: float
 
@@ -151,6 +157,7 @@ class _Sea:
             left=dict(oracle.left),
             tides=oracle.tide,
             files=sum(not name.startswith("logbook/") for name in self._files.data),
+            open=tuple(n for n in sorted(self._files.data) if n.startswith(("asked/", "given/"))),
             crashes=sum(model.crashes for model in self._models.values()),
             seconds=self._tasks.now_s,
         )
@@ -170,6 +177,9 @@ class _Sea:
                 newest = model.newest(durable=strike.kind == "wipe")
                 model.lose(from_step=None if strike.kind == "lose" else newest)
                 model.start(after_s=seconds, run=strike.kind != "kill")
+            case "vanish":
+                tasks.kill(name)
+                model.final = TURNED_AWAY
             case "freeze":
                 self._outages.note(name, seconds)
                 tasks.freeze(name, seconds)

@@ -145,3 +145,22 @@ def test_islands_that_do_not_answer_are_waited_for_as_long_as_patience(tmp_path:
     late.now_s = 200
     with pytest.raises(SeaError, match="none of a answers"):
         late.says()
+
+
+def test_an_island_that_asks_shows_that_it_waits_and_asks_anew_if_it_was_given_up(
+    tmp_path: Path,
+) -> None:
+    first = Newcomer(tmp_path)
+    first.says()
+    late = Newcomer(tmp_path, "b", first="other")
+    late.says()
+    (request,) = late.mailbox.asked()
+    late.now_s += 5
+    late.says()
+    (again,) = late.mailbox.asked()
+    assert (again.id, again.beat) == (request.id, request.beat + 1)
+    first.mailbox.close_request(again)
+    late.now_s += 5
+    late.says()
+    (anew,) = late.mailbox.asked()
+    assert anew.id != request.id
