@@ -6,6 +6,7 @@ consistent state: the sea's weights, the work under way and the numbers that bel
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -187,7 +188,7 @@ class Island:
     def _load(self, tensors: SeaTensors, said: LoadWeights) -> None:
         """Take the weights that another island gave."""
         now = self._counters.now
-        api.load(said.root, {"weights": tensors.weights, "momentum": tensors.momentum})
+        tensors.load(functools.partial(api.load, said.root))
         now.adopted, now.bases, now.named = said.tide, list(said.bases), list(said.bases)
         now.states = tensors.digests(range(self._islands.portions))
 
@@ -274,12 +275,13 @@ class Island:
         now.samples += samples
         if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
             self._arrive(tensors)
+        departs = step % self._islands.stride == 0 and not last
         if last:
             self._merge_all(tensors)
-        elif step % self._islands.stride == 0:
+        elif departs:
             self._depart(tensors)
-            return True
-        return False
+        tensors.tell_touched(self._keeper.touched)
+        return departs
 
     def kept(self) -> None:
         """Publish the works of this step as soon as its snapshot is protected."""

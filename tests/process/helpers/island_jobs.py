@@ -71,6 +71,7 @@ class Sea:
     def _finish(self, name: str) -> dict[str, Any]:
         status, said = self.exit(name)
         assert status == 0, said[-4000:]
+        assert "touched() did not name" not in said, said[-4000:]
         found: dict[str, Any] = json.loads(self.result(name).read_text())
         return found
 

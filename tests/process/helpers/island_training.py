@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
+from holdfast.elastic.islands import tensors
 
 
 def settings(args: argparse.Namespace) -> holdfast.Islands:
@@ -38,6 +39,7 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
+    tensors.LEAST_BYTES = tensors.LEAST_ROW_BYTES = 1  # of small tensors, too, few rows are read
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
 
     @elastic.resilient(
