@@ -32,6 +32,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
+    AwaitNews,
     EnterAnew,
     GiveWeights,
     GoOn,
@@ -49,6 +50,7 @@ from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.islands.together import Decide, Said, Together
 from holdfast.elastic.sea.records import Work
+from holdfast.elastic.tracked.handover import Wish, wish_of
 from holdfast.elastic.tracked.keeper import StateKeeper
 
 _log = logging.getLogger(__name__)
@@ -87,7 +89,13 @@ class Island:
         self._mailbox = Mailbox(self._store)
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._giving = Giving(self._mailbox, name=self._islands.name)
-        self._together = Together(world, pulse, patience_s=self._islands.patience_s)
+        self._together = Together(
+            world,
+            pulse,
+            patience_s=self._islands.patience_s,
+            wish=lambda: wish_of(channel, world),
+        )
+        self._is_put_off = False
         self._courier: Courier | None = None
         self._errands: Errands | None = None
         self._fresh: list[Outgoing] = []
@@ -113,10 +121,13 @@ class Island:
 
     # -- the begin -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Enter the sea, or go on in it with the state that was restored."""
+    def begin(self) -> Wish:
+        """Enter the sea, or go on in it with the state that was restored.
+
+        Return the wish for which an arrival was put off.
+        """
         if self._has_begun:
-            return
+            return Wish.NONE
         self._has_begun = True
         tensors, now = self._required(), self._counters.now
         with self._pulse.phase(WorkerPhase.WAIT):
@@ -130,6 +141,9 @@ class Island:
             for sent in now.sents
         ]
         self.kept()
+        if self._is_due():
+            self._is_put_off = not self._arrive(tensors, may_put_off=True)
+        return self.wished
 
     def _look(self) -> Said:
         """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
@@ -273,15 +287,31 @@ class Island:
         """
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
         now.samples += samples
-        if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
-            self._arrive(tensors)
+        if self._is_due() or (last and now.sents):
+            self._is_put_off = not self._arrive(tensors, may_put_off=not last)
         departs = step % self._islands.stride == 0 and not last
         if last:
             self._merge_all(tensors)
         elif departs:
             self._depart(tensors)
         tensors.tell_touched(self._keeper.touched)
-        return departs
+        return departs or self._is_put_off
+
+    @property
+    def wished(self) -> Wish:
+        """The wish for which an arrival was put off at this step: it comes after the change."""
+        return self._together.wished if self._is_put_off else Wish.NONE
+
+    def resume(self) -> None:
+        """Make up for an arrival that was put off: the world has not changed."""
+        if self._is_put_off:
+            self._is_put_off = False
+            self._arrive(self._required())
+
+    def _is_due(self) -> bool:
+        """Return whether the merge of the work under way belongs to the end of this step."""
+        sents, step = self._counters.now.sents, self._keeper.cursor.step
+        return bool(sents) and step >= sents[0].step + self._islands.overlap
 
     def kept(self) -> None:
         """Publish the works of this step as soon as its snapshot is protected."""
@@ -312,8 +342,14 @@ class Island:
     def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
         return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
 
-    def _arrive(self, tensors: SeaTensors, *, hurries: bool = False) -> None:
-        """Adopt the merge of the work under way, with a quorum every later one too."""
+    def _arrive(
+        self, tensors: SeaTensors, *, hurries: bool = False, may_put_off: bool = False
+    ) -> bool:
+        """Adopt the merge of the work under way, with a quorum every later one too.
+
+        Return False if it ``may_put_off``, the merge is not there, and a rank wishes that the step
+        ends: then the next generation begins with this.
+        """
         self._keeper.fence()
         began_s, first = time.perf_counter(), self._counters.now.adopted
         self._waits_since_s = time.monotonic()
@@ -330,12 +366,16 @@ class Island:
                         self._enter_anew(tensors)
                         first = self._counters.now.adopted
                         break
+                    case AwaitNews() if may_put_off and self._together.wished:
+                        self._waits_since_s = None
+                        return False
         self._waits_since_s = None
         several = self._islands.wait != "all"
         self._counters.note_arrived(
             self._counters.now.adopted - first if several else 1,
             place=said.place if isinstance(said, GoOn) else "",
         )
+        return True
 
     def _arrival(self, *, hurries: bool) -> Decide:
         """Return the decisions of an arrival, which rank 0 makes."""

@@ -88,10 +88,24 @@ def test_a_quiet_sea_merges_everything_and_all_leave(calm: SeaReport) -> None:
     assert calm.crashes == 0
 
 
-@pytest.mark.parametrize("kind", ["kill", "wipe", "freeze", "cut", "slow", "flaky"])
+@pytest.mark.parametrize("kind", ["kill", "wipe", "notice", "freeze", "cut", "slow", "flaky"])
 def test_a_fault_shorter_than_patience_changes_no_bit(kind: Kind, calm: SeaReport) -> None:
     found = sail(crews(3), strike(kind, 1, at_s=16, seconds=25), seed=1)
     assert (found.final, found.left) == (calm.final, calm.left)
+
+
+def test_a_node_with_a_notice_hands_over_and_waits_for_nobody(calm: SeaReport) -> None:
+    """Another island is away for long: the one with the notice does not wait for its work."""
+    away = strike("freeze", 0, at_s=8, seconds=50)
+    for number, at_s in enumerate((9, 16, 22, 30, 40)):
+        found = sail(crews(3), [*away, *strike("notice", 1, at_s=at_s)], seed=number)
+        assert (found.final, found.left) == (calm.final, calm.left)
+        (took_s,) = found.handed_over
+        assert took_s < 5
+    found = sail(crews(3), [*away, *(strike("notice", 1, at_s=s)[0] for s in (25, 35))], seed=9)
+    assert (found.final, found.left) == (calm.final, calm.left)
+    assert max(found.handed_over) < 5, "the next generation begins with the wait"
+    assert len(found.handed_over) == 2
 
 
 def test_all_islands_killed_at_once_come_back_to_the_same_weights(calm: SeaReport) -> None:

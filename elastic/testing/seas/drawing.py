@@ -12,7 +12,7 @@ from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaStrike
 
 PATIENCE_S: Final = 40.0
 
-_SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "freeze", "cut", "slow", "flaky")
+_SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "notice", "freeze", "cut", "slow", "flaky")
 _LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "lose", "freeze", "cut")
 
 

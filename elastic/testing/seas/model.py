@@ -14,7 +14,14 @@ from typing import Final
 from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.arriving import Arrival
-from holdfast.elastic.islands.commands import AdoptMerge, EnterAnew, GiveWeights, GoOn, LoadWeights
+from holdfast.elastic.islands.commands import (
+    AdoptMerge,
+    AwaitNews,
+    EnterAnew,
+    GiveWeights,
+    GoOn,
+    LoadWeights,
+)
 from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
@@ -32,6 +39,8 @@ from holdfast.elastic.testing.seas.tasks import SeaTask, Tasks
 SAMPLES: Final = 8
 TURNED_AWAY: Final = "turned away"
 """In place of final weights: the island came without a state when the sea was over."""
+
+_HALT_S: Final = 1000.0
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
 
@@ -52,7 +61,8 @@ class ModelIsland:
     """An island that trains ``steps`` steps; kills and restores are the simulation's.
 
     ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
-    work.
+    work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for nobody
+    before that; ``handed_over`` has the seconds that it took.
     """
 
     def __init__(
@@ -72,6 +82,8 @@ class ModelIsland:
         self._exact = exact
         self.name = islands.name
         self.runs = self.attempts = self.crashes = 0
+        self.noticed_s: float | None = None
+        self.handed_over: list[float] = []
         self.final: str | None = None
         self.snapshots: dict[int, tuple[RunState, float, float]] = {}
         self._life: _Run | None = None
@@ -129,6 +141,17 @@ class ModelIsland:
             else:  # nobody answered it for long
                 self._tasks.start(self._restart, group="nature")
 
+    def hand_over(self) -> None:
+        """Let the next generation go on from the step that was just kept."""
+        noticed_s, self.noticed_s = self.noticed_s, None
+        self.handed_over.append(self._tasks.now_s - (noticed_s or 0.0))
+        self._tasks.start(self._go_on, group="nature")
+        self._tasks.sleep(_HALT_S)
+
+    def _go_on(self) -> None:
+        self._tasks.kill(self.name)
+        self.start(after_s=1.0, run=False)
+
     def _restart(self) -> None:
         """Start the process again from what it keeps in memory, as an agent does."""
         self._tasks.kill(self.name)
@@ -163,12 +186,18 @@ class _Run:
         self._open()
         if s.numbers.sents:
             self._send()
+        if self._is_due():
+            self._arrive(may_put_off=True)
+            if self._is_due() and m.noticed_s is not None:
+                m.hand_over()
         while s.step < m.steps:
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
             self._train()
             is_last = s.step == m.steps
             self._end_step(last=is_last)
             self._snapshot()
+            if m.noticed_s is not None and not is_last:
+                m.hand_over()
         m._tasks.sleep(1.0)
         assert self._courier is not None
         self._closed()
@@ -296,8 +325,8 @@ class _Run:
     def _end_step(self, *, last: bool) -> None:
         now, s = self._s.numbers, self._s
         now.samples += SAMPLES
-        if now.sents and (last or s.step >= now.sents[0].step + self._islands.overlap):
-            self._arrive()
+        if self._is_due() or (last and now.sents):
+            self._arrive(may_put_off=not last)
         if last:
             for _ in range(self._islands.portions):
                 self._depart()
@@ -306,6 +335,10 @@ class _Run:
             s.own = [{} for _ in s.own]
         elif s.step % self._islands.stride == 0:
             self._depart()
+
+    def _is_due(self) -> bool:
+        now = self._s.numbers
+        return bool(now.sents) and self._s.step >= now.sents[0].step + self._islands.overlap
 
     def _depart(self) -> None:
         now, s = self._s.numbers, self._s
@@ -325,7 +358,7 @@ class _Run:
         payload = self._s.payloads[sent.portion]
         return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
 
-    def _arrive(self, *, hurries: bool = False) -> None:
+    def _arrive(self, *, hurries: bool = False, may_put_off: bool = False) -> None:
         courier, first = self._courier, self._s.numbers.adopted
         assert courier is not None
         arrival = Arrival(
@@ -348,6 +381,8 @@ class _Run:
                     self._adopt(said, data)
                 case GiveWeights():
                     self._give(said)
+                case AwaitNews() if may_put_off and self._m.noticed_s is not None:
+                    return  # the next life begins with this
                 case EnterAnew():
                     self._closed()
                     self._courier, self._logbook = None, self._first_page()

@@ -54,17 +54,27 @@ def _lose(job: Job, seat: str) -> None:
     job.await_event(lambda e: e["kind"] == "reformed" and e["generation"] > 1)
 
 
-def test_two_sharded_ranks_that_lose_a_worker_are_an_island_like_one_rank(
+def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_rank(
     tmp_path: Path, quiet: dict[str, Any]
 ) -> None:
+    """The node has a notice while the island waits for the work of the other: it waits no more."""
     with sea(tmp_path) as waters:
-        gate = tmp_path / "gate"
+        gate, other_gate = tmp_path / "gate", tmp_path / "other gate"
         flags = waters.flags("lima", *TWO, "--fsdp", "--parity", 1, "--gate", 13, gate)
         config = trainers(SCRIPT, flags, run_dir=tmp_path / "run", nodes=2)
-        waters.start("oslo", *TWO)
+        waters.start("oslo", *TWO, "--gate", 13, other_gate)
         with launched(config) as job:
             _lose(job, "trainer/1")
             gate.touch()
+            job.await_event(
+                lambda e: e["kind"] == "restored" and e["rank"] == 1 and e["generation"] > 1
+            )
+            hurt(job.launcher.processes()["n1"].agent, signal.SIGTERM)
+            job.await_event(lambda e: e["kind"] == "node_exited" and e["victim"] == "n1")
+            handed = job.events("handed_over")
+            assert [event["seat"] for event in handed] == ["trainer/1"]
+            assert handed[0]["step"] <= 18
+            other_gate.touch()
             assert job.finish().ok
         (other,) = waters.finish("oslo")
         found = json.loads(waters.result("lima").read_text())
