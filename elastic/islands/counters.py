@@ -9,6 +9,7 @@ import msgspec
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.sea.records import Work
+from holdfast.elastic.sea.settings import Islands
 
 NONE: Final = -1
 _MARKS: Final = 128
@@ -26,6 +27,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     base: int
     state: str
+    step_us: int = 0
 
 
 class IslandNumbers(msgspec.Struct, kw_only=True):
@@ -37,7 +39,8 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     ``samples`` are those trained so far; ``since`` has for each portion the number at its last
     merged work, ``named`` the base after that merge. ``sents`` are the works under way; ``pace``
     is the number of merges that the last arrival adopted. ``marks`` are [step, adopted] of late.
-    ``place`` is that in the logbook after the merges adopted, "" at its begin.
+    ``place`` is that in the logbook after the merges adopted, "" at its begin. ``departs`` is the
+    step of the next tide where islands take steps by their speed.
     """
 
     island: str
@@ -53,6 +56,7 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     named: list[int] = []
     marks: list[tuple[int, int]] = []
     place: str = ""
+    departs: int = 0
 
 
 class IslandCounters:
@@ -117,7 +121,15 @@ class IslandCounters:
         portions = len(self.now.bases)
         return [(self.now.adopted + each) % portions for each in range(self.now.pace)]
 
-    def note_departed(self, portion: int, *, step: int, digest: str, nbytes: int) -> Sent:
+    def departs(self, step: int, islands: Islands) -> bool:
+        """Return whether a tide begins at the end of this step."""
+        if islands.least_every is None:
+            return step % islands.stride == 0
+        return step >= self.now.departs and not self.now.sents
+
+    def note_departed(
+        self, portion: int, *, step: int, digest: str, nbytes: int, step_us: int = 0
+    ) -> Sent:
         """Note that a portion's payload is under way, after so many steps; return its work."""
         now = self.now
         sent = Sent(
@@ -130,6 +142,7 @@ class IslandCounters:
             samples=now.samples,
             base=now.bases[portion],
             state=now.states[portion],
+            step_us=step_us,
         )
         now.sents.append(sent)
         return sent
@@ -146,10 +159,16 @@ class IslandCounters:
             nbytes=sent.nbytes,
             base=sent.base,
             state=sent.state,
+            step_us=sent.step_us,
         )
 
-    def note_arrived(self, adopted: int, *, place: str = "") -> None:
-        """Note that an arrival adopted so many merges; nothing is under way then."""
+    def note_arrived(self, adopted: int, *, place: str = "", stride: int = 0) -> None:
+        """Note that an arrival adopted so many merges; nothing is under way then.
+
+        ``stride`` are the steps from its tide to the next.
+        """
+        if self.now.sents and stride:
+            self.now.departs = self.now.sents[0].step + stride
         self.now.sents = []
         self.now.pace = min(max(1, adopted), len(self.now.bases))
         self.now.place = place or self.now.place

@@ -47,6 +47,7 @@ from holdfast.elastic.islands.giving import Giving, remove_given
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.islands.pace import StepPace
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.islands.together import Decide, Said, Together
 from holdfast.elastic.sea.records import Work
@@ -96,6 +97,7 @@ class Island:
             wish=lambda: wish_of(channel, world),
         )
         self._is_put_off = False
+        self._pace = StepPace(time.perf_counter)
         self._courier: Courier | None = None
         self._errands: Errands | None = None
         self._fresh: list[Outgoing] = []
@@ -186,6 +188,7 @@ class Island:
                 case _:
                     self._together.pause()
         now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
+        now.departs = self._keeper.cursor.step + self._islands.stride
         tensors.take_weights()
         for root in roots if self._world.rank == 0 else ():
             remove_given(root)
@@ -287,9 +290,10 @@ class Island:
         """
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
         now.samples += samples
+        self._pace.end_step()
         if self._is_due() or (last and now.sents):
             self._is_put_off = not self._arrive(tensors, may_put_off=not last)
-        departs = step % self._islands.stride == 0 and not last
+        departs = self._counters.departs(step, self._islands) and not last
         if last:
             self._merge_all(tensors)
         elif departs:
@@ -314,11 +318,12 @@ class Island:
         return bool(sents) and step >= sents[0].step + self._islands.overlap
 
     def kept(self) -> None:
-        """Publish the works of this step as soon as its snapshot is protected."""
+        """Publish the works of this step as soon as its snapshot is protected; the next begins."""
         fresh, self._fresh = self._fresh, []
         if fresh and self._errands is not None:
             self._errands.courier.send(fresh)
             self._errands.call()
+        self._pace.begin_step()
 
     def _merge_all(self, tensors: SeaTensors) -> None:
         """Merge every portion once more; then the sea's weights are the parameters."""
@@ -331,13 +336,24 @@ class Island:
     def _depart(self, tensors: SeaTensors) -> None:
         """Take the progress of the portions that are due as works of the next tides."""
         self._keeper.fence()
-        step = self._keeper.cursor.step
+        step, step_us = self._keeper.cursor.step, self._step_us()
         for portion in self._counters.due():
             payload = tensors.encode(portion)
             sent = self._counters.note_departed(
-                portion, step=step, digest=digest_of(payload), nbytes=len(payload)
+                portion,
+                step=step,
+                digest=digest_of(payload),
+                nbytes=len(payload),
+                step_us=step_us,
             )
             self._fresh.append(self._outgoing(sent, payload))
+
+    def _step_us(self) -> int:
+        """Return the microseconds of a step of late, as rank 0 measured them; collective."""
+        if self._islands.least_every is None:
+            return 0
+        (first, *_) = self._world.gather(self._pace.take_us())
+        return int(first)
 
     def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
         return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
@@ -374,6 +390,7 @@ class Island:
         self._counters.note_arrived(
             self._counters.now.adopted - first if several else 1,
             place=said.place if isinstance(said, GoOn) else "",
+            stride=said.stride if isinstance(said, GoOn) else 0,
         )
         return True
 

@@ -56,6 +56,11 @@ class SeaLogbook:
         found = place.place_of(mark.view, before=mark.before, digest=mark.digest, left=mark.left)
         return place.encode(found)
 
+    def stride(self, tide: int) -> int:
+        """Return this island's steps from a tide to its next after the first ``tide`` merges."""
+        mark = self._marks.get(tide)
+        return (self.view if mark is None else mark.view).stride(self._island)
+
     def resume(self, text: str) -> None:
         """Go on from a place, of which only the first record and the last are read again.
 

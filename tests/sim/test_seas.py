@@ -163,6 +163,25 @@ def test_with_a_quorum_a_silent_island_stops_nobody() -> None:
     assert found.seconds < calm_s + 45
 
 
+def test_a_slow_island_takes_fewer_steps_so_that_nobody_waits_for_it() -> None:
+    def of(least_every: int | None) -> SeaReport:
+        some = [
+            dataclasses.replace(
+                crew,
+                islands=dataclasses.replace(crew.islands, every=16, least_every=least_every),
+                seconds=seconds,
+                steps=round(160 / seconds),
+            )
+            for crew, seconds in zip(crews(3), (1.0, 1.0, 4.0), strict=True)
+        ]
+        return sail(some, (), seed=3)
+
+    alike, by_speed = of(None), of(4)
+    assert alike.left == by_speed.left == {"done": 3}
+    assert by_speed.tides > alike.tides - 3
+    assert by_speed.seconds < 0.75 * alike.seconds
+
+
 def test_damaged_weights_stop_their_island_and_not_the_sea() -> None:
     found = sail(crews(3, steps=60), strike("damage", 1, at_s=10), seed=8)
     assert found.left == {"astray": 1, "done": 3}

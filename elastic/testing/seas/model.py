@@ -28,6 +28,7 @@ from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.islands.pace import StepPace
 from holdfast.elastic.sea.records import Parameter
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
@@ -47,7 +48,7 @@ PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """The tracked state of a run after ``step`` steps."""
+    """The tracked state of a run after ``step`` steps; the last tide began after ``departed``."""
 
     step: int
     numbers: IslandNumbers
@@ -55,14 +56,15 @@ class RunState:
     own: list[Units]
     payloads: dict[int, bytes] = field(default_factory=dict)
     expected: list[int] = field(default_factory=list)
+    departed: int | None = None
 
 
 class ModelIsland:
     """An island that trains ``steps`` steps; kills and restores are the simulation's.
 
     ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
-    work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for nobody
-    before that; ``handed_over`` has the seconds that it took.
+    work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for
+    nobody before that; ``handed_over`` has the seconds that it took.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class _Run:
         self._task: SeaTask | None = None
         self._error: Exception | None = None
         self._turns = 0
+        self._pace = StepPace(model._tasks.clock)
 
     def main(self) -> None:
         s, m = self._s, self._m
@@ -191,6 +194,7 @@ class _Run:
             if self._is_due() and m.noticed_s is not None:
                 m.hand_over()
         while s.step < m.steps:
+            self._pace.begin_step()
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
             self._train()
             is_last = s.step == m.steps
@@ -257,7 +261,8 @@ class _Run:
                 case _:
                     m._tasks.sleep(0.2)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
-        s.numbers.place = said.place
+        s.numbers.place, s.numbers.departs = said.place, s.step + self._islands.stride
+        s.departed = None
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
         m._oracle.astray.discard(m.name)
@@ -323,8 +328,9 @@ class _Run:
     # -- the end of a step -----------------------------------------------------------------------
 
     def _end_step(self, *, last: bool) -> None:
-        now, s = self._s.numbers, self._s
+        now, s, m = self._s.numbers, self._s, self._m
         now.samples += SAMPLES
+        self._pace.end_step()
         if self._is_due() or (last and now.sents):
             self._arrive(may_put_off=not last)
         if last:
@@ -333,7 +339,10 @@ class _Run:
                 self._send()
                 self._arrive(hurries=True)
             s.own = [{} for _ in s.own]
-        elif s.step % self._islands.stride == 0:
+        elif self._counters.departs(s.step, self._islands):
+            if s.departed is not None:
+                m._oracle.check_stride(m.name, now.adopted, s.step - s.departed)
+            s.departed = s.step
             self._depart()
 
     def _is_due(self) -> bool:
@@ -341,13 +350,17 @@ class _Run:
         return bool(now.sents) and self._s.step >= now.sents[0].step + self._islands.overlap
 
     def _depart(self) -> None:
-        now, s = self._s.numbers, self._s
+        now, s, step_us = self._s.numbers, self._s, self._pace.take_us()
         for portion in self._counters.due():
             units = ledger.sent(s.own[portion])
             payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
             s.payloads[portion] = payload
             self._counters.note_departed(
-                portion, step=s.step, digest=digest_of(payload), nbytes=len(payload)
+                portion,
+                step=s.step,
+                digest=digest_of(payload),
+                nbytes=len(payload),
+                step_us=step_us,
             )
 
     def _send(self) -> None:
@@ -396,6 +409,7 @@ class _Run:
         self._counters.note_arrived(
             self._s.numbers.adopted - first if several else 1,
             place=said.place if isinstance(said, GoOn) else "",
+            stride=said.stride if isinstance(said, GoOn) else 0,
         )
 
     def _await_news(self, timeout_s: float) -> None:

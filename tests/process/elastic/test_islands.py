@@ -150,6 +150,21 @@ def test_with_a_quorum_slow_and_late_islands_take_part(tmp_path: Path) -> None:
         assert named == {"fast", "slow", "late"}
 
 
+@pytest.mark.exhaustive  # the simulated seas have islands of different speeds too
+def test_a_slow_island_takes_fewer_steps_to_a_tide(tmp_path: Path) -> None:
+    by_speed = (*TWO, "--every", 24, "--least-every", 4)
+    with sea(tmp_path) as waters:
+        waters.start("fast", *by_speed, "--steps", 96, "--pace", 0.2)
+        waters.start("slow", *by_speed, "--steps", 24, "--pace", 1.2)
+        waters.finish("fast", "slow")
+        merged = [each for each in waters.records("merged") if len(each["parts"]) == 2]
+        weights = [[part["weight"] for part in each["parts"]] for each in merged]
+        assert weights[0] == [96, 96], "nobody knows the speeds yet"
+        fast, slow = (sum(each) for each in zip(*weights[3:6], strict=True))
+        assert fast > 1.5 * slow
+        assert all(part["step_us"] for each in merged[:2] for part in each["parts"])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(20))
 def test_three_islands_of_two_ranks_that_lose_workers_end_as_undisturbed_ones(
