@@ -20,7 +20,7 @@ from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
-from holdfast.elastic.islands.requests import Requests
+from holdfast.elastic.islands.requests import OpenRequests
 from holdfast.elastic.sea.decide import Since, decide
 from holdfast.elastic.sea.records import Entered, Left, Part, Work
 from holdfast.elastic.sea.settings import Islands
@@ -82,7 +82,7 @@ class Courier:
         self._arrived: dict[_Key, float] = {}
         self._signs: dict[str, Sign] = {}
         self._payloads: dict[str, bytes] = {}
-        self._requests = Requests(
+        self._requests = OpenRequests(
             mailbox,
             me=islands.name,
             beat_s=beat_s(islands),

@@ -47,7 +47,7 @@ from holdfast.elastic.islands.giving import Giving, remove_given
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
-from holdfast.elastic.islands.pace import StepPace
+from holdfast.elastic.islands.pace import OwnPace
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.islands.together import Decide, Said, Together
 from holdfast.elastic.sea.records import Work
@@ -97,7 +97,7 @@ class Island:
             wish=lambda: wish_of(channel, world),
         )
         self._is_put_off = False
-        self._pace = StepPace(time.perf_counter)
+        self._pace = OwnPace(time.perf_counter)
         self._courier: Courier | None = None
         self._errands: Errands | None = None
         self._fresh: list[Outgoing] = []

@@ -13,6 +13,8 @@ from holdfast.elastic.sea.records import Founded, Left, Merged, Part, Record, Wh
 from holdfast.elastic.sea.view import View
 
 _MOST_BYTES: Final = 16 << 20
+_MOST_MARKS: Final = 4096
+"""The newest merges of which the place is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class SeaLogbook:
     def resume(self, text: str) -> None:
         """Go on from a place, of which only the first record and the last are read again.
 
-        Raises ``SeaError`` if the records there are others, ``CorruptError`` for another text.
+        Raises ``SeaError`` if the records there are others, and for another text.
         """
         at = place.decode(text)
         first, last = self._read(0), self._read(at.length - 1)
@@ -129,6 +131,7 @@ class SeaLogbook:
         now = _Mark(view=view, before=old.digest, digest=digest, left=left)
         if isinstance(record, Merged):
             self._marks[view.tide] = now
+            self._marks.pop(view.tide - _MOST_MARKS, None)
         self._now = now
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class StepPace:
+class OwnPace:
     """Measures steps from their begin to their end; the clock counts seconds.
 
     The first step of a generation is left out: it may compile, or load.

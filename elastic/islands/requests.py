@@ -20,7 +20,7 @@ _LOADING: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _OpenRequest:
     """A request, when it was first seen, and when a sign of it was new."""
 
     request: Asked
@@ -28,7 +28,7 @@ class _Waiting:
     stirred_s: float
 
 
-class Requests:
+class OpenRequests:
     """The requests, for the island ``me``.
 
     ``beat_s`` are the seconds between two signs of life. ``remove`` gets the root of weights that
@@ -46,7 +46,7 @@ class Requests:
     ) -> None:
         self._mailbox, self._me, self._remove = mailbox, me, remove
         self._beat_s, self._patience_s = beat_s, patience_s
-        self._open: dict[str, _Waiting] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._swept_s = -float("inf")
 
     def look(self, now: float, *, missed_s: float = 0.0) -> None:
@@ -56,7 +56,7 @@ class Requests:
             known = self._open.get(request.id)
             if known is None or request != known.request:
                 since_s = now if known is None else known.since_s
-                known = _Waiting(request=request, since_s=since_s, stirred_s=now)
+                known = _OpenRequest(request=request, since_s=since_s, stirred_s=now)
             elif missed_s > 0:
                 known = replace(known, stirred_s=min(known.stirred_s + missed_s, now))
             found[request.id] = known

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.types import learn
+from holdfast.elastic.errors import SeaError
 from holdfast.elastic.sea.records import Digest, Founded, Number, Why
 from holdfast.elastic.sea.view import SeaMember, View
 
@@ -18,7 +18,7 @@ START: Final = "0" * 2 * _DIGEST_BYTES
 """The digest of a chain without records."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A place after ``length`` records, ``tide`` of them merges.
 
     ``before`` is the digest of the chain without its last record, ``digest`` that with it. ``left``
@@ -46,9 +46,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-def place_of(view: View, *, before: str, digest: str, left: Why | None) -> Place:
-    """Return the place of a view; the digests are those of `Place`."""
-    return Place(
+def place_of(view: View, *, before: str, digest: str, left: Why | None) -> LogbookPlace:
+    """Return the place of a view; the digests are those of `LogbookPlace`."""
+    return LogbookPlace(
         length=view.length,
         tide=view.tide,
         before=before,
@@ -65,17 +65,17 @@ def chained(digest: str, record: bytes) -> str:
     return hashlib.blake2b(digest.encode() + record, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def encode(place: Place) -> str:
+def encode(place: LogbookPlace) -> str:
     """Return a place as JSON."""
     return msgspec.json.encode(place).decode()
 
 
-def decode(text: str) -> Place:
-    """Parse a place. Raises ``CorruptError``."""
+def decode(text: str) -> LogbookPlace:
+    """Parse a place. Raises ``SeaError``."""
     try:
-        return msgspec.json.decode(text, type=Place)
+        return msgspec.json.decode(text, type=LogbookPlace)
     except msgspec.MsgspecError as error:
-        raise CorruptError(
+        raise SeaError(
             f"the island's place in the logbook is no text of this version of Holdfast: {error}; "
             "begin with the checkpoint of another step, or with another checkpoint directory"
         ) from error

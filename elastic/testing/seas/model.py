@@ -28,7 +28,7 @@ from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
-from holdfast.elastic.islands.pace import StepPace
+from holdfast.elastic.islands.pace import OwnPace
 from holdfast.elastic.sea.records import Parameter
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
@@ -176,7 +176,7 @@ class _Run:
         self._task: SeaTask | None = None
         self._error: Exception | None = None
         self._turns = 0
-        self._pace = StepPace(model._tasks.clock)
+        self._pace = OwnPace(model._tasks.clock)
 
     def main(self) -> None:
         s, m = self._s, self._m

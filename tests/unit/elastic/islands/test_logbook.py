@@ -118,7 +118,7 @@ def test_a_place_in_another_logbook_is_refused(tmp_path: Path) -> None:
     for folder in ("two", "none"):
         with pytest.raises(SeaError, match=r"not the logbook that the island's state is from"):
             SeaLogbook(LocalStore(tmp_path / folder), island="a").resume(logbook.place(2))
-    with pytest.raises(CorruptError, match="begin with the checkpoint of another step"):
+    with pytest.raises(SeaError, match="begin with the checkpoint of another step"):
         SeaLogbook(LocalStore(tmp_path / "one"), island="a").resume("{}")
 
 

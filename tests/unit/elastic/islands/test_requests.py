@@ -1,4 +1,4 @@
-"""Requests for weights: members answer in turn, and remove what nobody waits for any more."""
+"""OpenRequests for weights: members answer in turn, and remove what nobody waits for any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Given
-from holdfast.elastic.islands.requests import Requests
+from holdfast.elastic.islands.requests import OpenRequests
 
 REQUEST = Asked(island="c", id="c-1")
 MEMBERS = ("a", "b")
@@ -26,7 +26,7 @@ class Member:
     removed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.requests = Requests(
+        self.requests = OpenRequests(
             self.mailbox, me=self.name, beat_s=2, patience_s=60, remove=self.remove
         )
 

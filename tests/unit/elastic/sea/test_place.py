@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from doubles import seas
 
-from holdfast.ckpt.errors import CorruptError
+from holdfast.elastic.errors import SeaError
 from holdfast.elastic.sea import place
 from holdfast.elastic.sea.settings import Islands
 
@@ -35,5 +35,5 @@ def test_the_digest_of_a_chain_tells_its_records_and_their_order() -> None:
 
 
 def test_another_text_is_refused_with_a_remedy() -> None:
-    with pytest.raises(CorruptError, match="begin with the checkpoint of another step"):
+    with pytest.raises(SeaError, match="begin with the checkpoint of another step"):
         place.decode('{"length": -1}')
