@@ -245,7 +245,8 @@ class Courier:
         missed_s = now - self._looked_s - 2 * beat_s(self._islands)
         if 0 < missed_s < float("inf"):
             self._heard = {each: min(at + missed_s, now) for each, at in self._heard.items()}
-        self._requests.look(now, missed_s=max(0.0, missed_s))
+        stirred = self._requests.look(now, missed_s=max(0.0, missed_s))
+        self._heard.update(dict.fromkeys(stirred & self._heard.keys(), now))
         if self.is_member:
             self._requests.tidy(self.logbook.view.members, now)
         self._looked_s, self._look_s = now, now + beat_s(self._islands)

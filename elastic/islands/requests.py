@@ -49,18 +49,23 @@ class OpenRequests:
         self._open: dict[str, _OpenRequest] = {}
         self._swept_s = -float("inf")
 
-    def look(self, now: float, *, missed_s: float = 0.0) -> None:
-        """Read the requests; ``missed_s`` is time in which this island could not look."""
-        found = {}
+    def look(self, now: float, *, missed_s: float = 0.0) -> set[str]:
+        """Read the requests, and return the islands that gave a sign of life by one.
+
+        ``missed_s`` is time in which this island could not look.
+        """
+        found, stirred = {}, set[str]()
         for request in self._mailbox.asked():
             known = self._open.get(request.id)
             if known is None or request != known.request:
                 since_s = now if known is None else known.since_s
                 known = _OpenRequest(request=request, since_s=since_s, stirred_s=now)
+                stirred.add(request.island)
             elif missed_s > 0:
                 known = replace(known, stirred_s=min(known.stirred_s + missed_s, now))
             found[request.id] = known
         self._open = found
+        return stirred
 
     def mine(self, members: Iterable[str], now: float) -> Asked | None:
         """Return a request that it is this island's turn to answer."""

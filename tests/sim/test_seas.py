@@ -141,6 +141,11 @@ def test_a_late_island_enters() -> None:
     assert found.left == {"done": 3}
 
 
+def test_an_island_that_asks_for_the_weights_is_not_silent() -> None:
+    """Others that could answer are away; the one that asks is put out only after the patience."""
+    check(1250)
+
+
 @pytest.mark.parametrize("at_s", [25.1, 25.4, 25.8, 26.4, 27.0])
 def test_what_an_island_asked_for_that_is_gone_is_removed(at_s: float) -> None:
     late = dataclasses.replace(crews(3)[2], after_s=25)

@@ -69,9 +69,10 @@ def test_a_request_without_signs_of_life_is_removed_after_the_patience(mailbox: 
     mailbox.ask(REQUEST)
     first.look(0)
     mailbox.ask(msgspec.structs.replace(REQUEST, beat=1))
-    for now in (50, 100):
-        first.look(now)
-        assert mailbox.is_open(REQUEST)
+    assert first.requests.look(50) == {"c"}
+    assert first.requests.look(51) == set()
+    first.look(100)
+    assert mailbox.is_open(REQUEST)
     first.look(111)
     assert not mailbox.is_open(REQUEST)
     assert first.requests.mine(MEMBERS, 112) is None
