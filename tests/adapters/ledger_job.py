@@ -23,18 +23,19 @@ from grpo_job import Death, Lines
 from trl import GRPOConfig, GRPOTrainer
 
 from holdfast.adapters.hf import HoldfastArguments, ledger_rollouts, resilient_trainer
+from holdfast.adapters.rl.sampler_process import Sampler
 from holdfast.elastic.channel.connecting import connect
-from holdfast.rl import Sample, attach
+from holdfast.rl import Rollouts, Sample, attach
 
 
 def count_tokens(death: Death) -> None:
-    """Have every token written down that is added to a sample, and die at one, perhaps."""
+    """Have every token of training written down, and die at one, perhaps."""
     extend = Sample.extend
 
     def counted(self: Sample, tokens: Any, logprobs: Any) -> None:
         at, given_up = len(self.tokens), self.given_up
         extend(self, tokens, logprobs)
-        if given_up:
+        if given_up or not isinstance(self._keeper, Rollouts | Sampler):  # in an evaluation
             return
         lines = [f"{self.ordinal} {self.sample} {at + i} {t}\n" for i, t in enumerate(tokens)]
         with Path("rolled").open("a") as file:

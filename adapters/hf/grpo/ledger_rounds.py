@@ -83,9 +83,7 @@ class LedgerOfRounds:
         directory = self._given.directory
         if directory is None:
             return nullcontext()
-        return self.rollouts.serve(
-            directory, self._trainer.model, silence_s=self._given.silence_s
-        )
+        return self.rollouts.serve(directory, self._trainer.model, silence_s=self._given.silence_s)
 
     def draw(self) -> list[dict[str, Any]]:
         """Return the completions of the present step's round, chunk by chunk; collective."""

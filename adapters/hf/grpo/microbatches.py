@@ -59,7 +59,7 @@ class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
         self._ledger: LedgerOfRounds | None = None
         if isinstance(trainer.rollout_func, LedgerRollouts):
             session_of(run).count_on_leader(_LEDGER)
-            steps = planned(len(loader))
+            steps = planned(len(self.loader))
             self._ledger = LedgerOfRounds(
                 trainer, run, shape, prompts=prompts, epochs=self._epochs, steps=steps
             )
