@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.ckpt.errors import CorruptError
 from holdfast.elastic.errors import ConfigError
+
+_ROUNDING: Final = 1e-3
+"""A logarithm of 1 that was computed in low precision; NaN is no smaller either."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -61,7 +64,7 @@ def parsed(data: str, *, source: str) -> Chunk:
     tokens = tuple(choice.token_ids or ())
     given = choice.logprobs.token_logprobs if choice.logprobs else []
     logprobs = tuple(math.nan if each is None else each for each in given)
-    if len(logprobs) != len(tokens) or any(each > 1e-3 or each != each for each in logprobs):
+    if len(logprobs) != len(tokens) or not all(each <= _ROUNDING for each in logprobs):
         raise CorruptError(f"{source}: {len(tokens)} tokens with log-probabilities {given}")
     return Chunk(
         tokens=tokens,

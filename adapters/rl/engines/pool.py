@@ -10,9 +10,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from torch import Tensor
 
 from holdfast.adapters.rl.engines.protocol import Place, SampledToken, SamplingEngine
 from holdfast.adapters.rl.samples.sample import Sample
@@ -27,10 +29,10 @@ _MOST_TOKENS: Final = 4096
 
 @dataclass(slots=True)
 class _Work:
-    """An answer that is not finished; ``since`` is the time of its last token."""
+    """An answer that is not finished; ``since`` is the time of its last token or its first try."""
 
     answer: Sample
-    since: float
+    since: float | None = None
 
 
 @dataclass(slots=True)
@@ -73,16 +75,41 @@ class EnginePool:
         self._wait_s, self._retry_s = wait_s, retry_s
         self.moved = 0
         self._last_failure = "none"
+        self._loaded: tuple[Mapping[str, Tensor], int] | None = None
         self._rests_until = [0.0] * len(self._engines)
+        self._is_stale = [False] * len(self._engines)
+        self._locks = [threading.Lock() for _ in self._engines]
 
-    def finish(self, answers: Sequence[Sample]) -> None:
+    @property
+    def capacity(self) -> int:
+        """Number of answers that all engines together sample at a time."""
+        return sum(engine.capacity for engine in self._engines)
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Have every engine sample with these weights.
+
+        One that cannot be reached gets them before it samples again, and so does one that failed
+        later: it may have been restarted with older ones.
+        """
+        self._loaded = (weights, version)
+        for number in range(len(self._engines)):
+            self._is_stale[number] = True
+            try:
+                self._renew(number)
+            except CkptError as error:
+                self._fail(number, error)
+
+    def finish(
+        self, answers: Sequence[Sample], *, idle: Callable[[], object] | None = None
+    ) -> None:
         """Finish all ``answers``.
 
-        Raises ``JobFailedError`` if one of them has got no token for ``wait_s``, and ``ConfigError``
-        for what no engine will do.
+        ``idle`` is called now and then while no token comes. Raises ``JobFailedError`` if an answer
+        has got no token for ``wait_s``, in all its tries, and ``ConfigError`` for what no engine
+        will do.
         """
-        now_s = time.monotonic()
-        waiting = deque(_Work(each, now_s) for each in answers if not each.finished)
+        waiting = deque(_Work(each) for each in answers if not each.finished)
+        idle_since = time.monotonic()
         running: list[_Attempt] = []
         reports: queue.Queue[_Report] = queue.Queue(_MOST_TOKENS)
         try:
@@ -91,8 +118,12 @@ class EnginePool:
                 try:
                     report = reports.get(timeout=_POLL_S)
                 except queue.Empty:
-                    self._check_patience(waiting)
+                    if idle is not None:
+                        idle()
+                    if not running:
+                        self._check_patience(idle_since)
                     continue
+                idle_since = time.monotonic()
                 if report.attempt in running:
                     self._take(report, waiting, running)
         finally:
@@ -118,10 +149,12 @@ class EnginePool:
             number = min(free, key=lambda each: loads[each] / self._engines[each].capacity)
             attempt = _Attempt(waiting.popleft(), number)
             running.append(attempt)
+            if attempt.work.since is None:
+                attempt.work.since = now_s
             answer = attempt.work.answer
             start = (answer.text, _place_of(answer))
-            arguments = (self._engines[number], start, attempt, reports)
-            threading.Thread(target=_stream, args=arguments, daemon=True).start()
+            arguments = (start, attempt, reports)
+            threading.Thread(target=self._stream, args=arguments, daemon=True).start()
 
     def _take(self, report: _Report, waiting: deque[_Work], running: list[_Attempt]) -> None:
         attempt, work = report.attempt, report.attempt.work
@@ -136,11 +169,10 @@ class EnginePool:
             return
         if report.error is not None and not isinstance(report.error, CkptError):
             raise report.error
-        self._rests_until[attempt.engine] = time.monotonic() + self._retry_s
+        self._fail(attempt.engine, report.error or "its stream ended too early")
         self.moved += 1
         waiting.append(work)
-        self._last_failure = str(report.error or "its stream ended too early")
-        self._check_patience([work])
+        self._check_patience(work.since)
 
     def _add(self, token: SampledToken, work: _Work) -> str | None:
         """Add a token to its sample, or return why it cannot be one of it."""
@@ -156,9 +188,37 @@ class EnginePool:
         work.since = time.monotonic()
         return None
 
-    def _check_patience(self, works: Sequence[_Work]) -> None:
-        oldest = min((each.since for each in works), default=None)
-        if oldest is not None and time.monotonic() > oldest + self._wait_s:
+    def _fail(self, number: int, why: object) -> None:
+        """Let an engine rest; it needs the weights again before it samples."""
+        self._rests_until[number] = time.monotonic() + self._retry_s
+        self._is_stale[number], self._last_failure = self._loaded is not None, str(why)
+
+    def _renew(self, number: int) -> None:
+        """Give an engine the weights, if it has failed since it got them."""
+        with self._locks[number]:
+            if self._is_stale[number] and self._loaded is not None:
+                weights, version = self._loaded
+                self._engines[number].load(weights, version=version)
+                self._is_stale[number] = False
+
+    def _stream(
+        self, start: tuple[Tokens, Place], attempt: _Attempt, reports: queue.Queue[_Report]
+    ) -> None:
+        """Hand on the tokens of one stream, until it ends or nobody wants them."""
+        error: Exception | None = None
+        try:
+            self._renew(attempt.engine)
+            tokens = self._engines[attempt.engine].generate(*start)
+            for token in tokens:
+                if not _put(_Report(attempt, token=token), reports):
+                    tokens.close()
+                    return
+        except Exception as found:  # noqa: BLE001 - the caller's thread raises it
+            error = found
+        _put(_Report(attempt, error=error), reports)
+
+    def _check_patience(self, since: float | None) -> None:
+        if since is not None and time.monotonic() > since + self._wait_s:
             raise JobFailedError(
                 f"an answer has got no token for {self._wait_s:g} s from any of "
                 f"{len(self._engines)} engines (the last failure: {self._last_failure}); start "
@@ -175,25 +235,6 @@ def _place_of(answer: Sample) -> Place:
     return Place(
         seed=answer.seed, ordinal=answer.ordinal, sample=answer.sample, prompt=len(answer.prompt)
     )
-
-
-def _stream(
-    engine: SamplingEngine,
-    start: tuple[Tokens, Place],
-    attempt: _Attempt,
-    reports: queue.Queue[_Report],
-) -> None:
-    """Hand on the tokens of one stream, until it ends or nobody wants them."""
-    error: Exception | None = None
-    try:
-        tokens = engine.generate(*start)
-        for token in tokens:
-            if not _put(_Report(attempt, token=token), reports):
-                tokens.close()
-                return
-    except Exception as found:  # noqa: BLE001 - the caller's thread raises it
-        error = found
-    _put(_Report(attempt, error=error), reports)
 
 
 def _put(report: _Report, reports: queue.Queue[_Report]) -> bool:

@@ -66,8 +66,8 @@ def client_of(port: int, **given: Any) -> CompletionServer:
     def load(_: Any, version: int) -> None:
         httpx2.post(f"{url}/load", json={"version": version}, timeout=START_S, trust_env=False)
 
-    given = {"limits": LIMITS, "version": FIRST, "load": load, "by_place": True, **given}
-    return CompletionServer(url, **given)
+    given = {"limits": LIMITS, "load_with": load, "by_place": True, **given}
+    return CompletionServer(url=url, **given)
 
 
 def of_ordinal(ordinal: int) -> tuple[tuple[int, ...], Place]:
@@ -86,23 +86,28 @@ def alike(one: Sequence[SampledToken], other: Sequence[SampledToken]) -> bool:
 # -- the contract --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["built in", "server", "server that tells versions"])
+@pytest.fixture(scope="module", params=["built in", "server", "server of one version"])
 def any_engine(request: pytest.FixtureRequest) -> Iterator[SamplingEngine]:
     """Return each kind of engine, with the first version."""
     if request.param == "built in":
         yield engine()
         return
     (port,) = free_ports(1)
-    tells = ("--tells",) if "tells" in request.param else ()
-    with serving(port, "--pinned", *tells):
-        yield client_of(port)
+    if request.param == "server":
+        with serving(port, "--pinned", "--tells"):
+            yield client_of(port)
+    else:
+        with serving(port, "--pinned"):
+            yield client_of(port, version=FIRST, load_with=None)
 
 
 @pytest.fixture(autouse=True)
 def fresh(request: pytest.FixtureRequest) -> None:
     """Give the engine of a contract test the first version again."""
     if "any_engine" in request.fixturenames:
-        request.getfixturevalue("any_engine").load(weights_of(FIRST), version=FIRST)
+        found = request.getfixturevalue("any_engine")
+        if getattr(found, "version", None) is None:
+            found.load(weights_of(FIRST), version=FIRST)
 
 
 def test_an_answer_has_the_tokens_of_its_place_up_to_the_limits(any_engine: Any) -> None:
@@ -155,18 +160,15 @@ def test_many_streams_at_once_are_as_each_alone(any_engine: Any) -> None:
 
 
 def test_no_token_is_sampled_between_pause_and_resume(any_engine: Any) -> None:
+    if getattr(any_engine, "version", None) is not None:
+        with pytest.raises(ConfigError, match="its weights never change"):
+            any_engine.load(weights_of(2), version=2)
+        return
     any_engine.pause()
     found: list[SampledToken] = []
-
-    def take() -> None:
-        ids, place = of_ordinal(0)
-        while not found:  # a server that tells no versions ends its streams at a load
-            try:
-                found.extend(any_engine.generate(ids, place))
-            except PeerError:
-                continue
-
-    thread = threading.Thread(target=take, daemon=True)
+    thread = threading.Thread(
+        target=lambda: found.extend(any_engine.generate(*of_ordinal(0))), daemon=True
+    )
     thread.start()
     any_engine.load(weights_of(2), version=2)
     any_engine.resume()
@@ -225,8 +227,8 @@ def test_another_server_goes_on_where_one_failed(
 ) -> None:
     sink, ports = Sink(), free_ports(2)
     with ExitStack() as stack:
-        first = stack.enter_context(serving(ports[0], "--pinned", f"--{fault}", "5"))
-        stack.enter_context(serving(ports[1], "--pinned"))
+        first = stack.enter_context(serving(ports[0], "--pinned", "--tells", f"--{fault}", "5"))
+        stack.enter_context(serving(ports[1], "--pinned", "--tells"))
         pool = EnginePool([client_of(each, silence_s=4.0) for each in ports], retry_s=60.0)
         found = answers(sink)
         pool.finish(found)
@@ -237,26 +239,32 @@ def test_another_server_goes_on_where_one_failed(
     assert len(sink.places) == len(set(sink.places)), "no token was sampled twice"
 
 
-def test_answers_wait_for_a_server_that_is_restarted(undisturbed: list[tuple[int, ...]]) -> None:
-    (port,) = free_ports(1)
+def test_a_server_that_is_restarted_gets_the_weights_again() -> None:
+    (port,), flags = free_ports(1), ("--pinned", "--tells")
+    alone = engine()
+    alone.load(weights_of(2), version=2)
+    expected = answers(Sink(), version=2)
+    EnginePool([alone]).finish(expected)
+    sink = Sink()
+    found = answers(sink, version=2)
     with ExitStack() as stack:
-        first = stack.enter_context(serving(port, "--pinned", "--die", "7"))
+        first = stack.enter_context(serving(port, *flags, "--die", "7"))
+        pool = EnginePool([client_of(port)], retry_s=0.1)
+        pool.load({}, version=2)
         again = threading.Thread(
-            target=lambda: (first.wait(), stack.enter_context(serving(port, "--pinned")))
+            target=lambda: (first.wait(), stack.enter_context(serving(port, *flags)))
         )
         again.start()
-        sink = Sink()
-        found = answers(sink)
-        EnginePool([client_of(port)], retry_s=0.1).finish(found)
+        pool.finish(found)
         again.join()
-    assert tokens_of(found) == undisturbed
+    assert tokens_of(found) == tokens_of(expected)
+    assert {v for each in found for v in each.trajectory().token_versions} == {2}
     assert len(sink.places) == len(set(sink.places))
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_versions_may_rise_within_an_answer(tells: bool) -> None:
+def test_versions_may_rise_within_an_answer() -> None:
     (port,) = free_ports(1)
-    with serving(port, "--wait", "6", *(["--tells"] if tells else [])):
+    with serving(port, "--wait", "6", "--tells"):
         server = client_of(port)
         loads = {4: lambda: server.load({}, version=2)}
         found = answers(Sink(lambda count: loads.pop(count, lambda: None)()))
@@ -281,7 +289,7 @@ def test_an_engine_with_other_weights_samples_nothing_that_is_pinned() -> None:
 def test_no_engine_at_all_is_told_after_a_while() -> None:
     pool = EnginePool([client_of(free_ports(1)[0])], wait_s=0.3, retry_s=0.05)
     with pytest.raises(
-        JobFailedError, match="no token for 0.3 s from any of 1 .*is lost.*start eng"
+        JobFailedError, match=r"no token for 0.3 s from any of 1 .*is lost.*start eng"
     ):
         pool.finish(answers(Sink()))
     with pytest.raises(ConfigError, match="give one engine or more"):
@@ -310,7 +318,9 @@ def test_weights_in_the_middle_of_an_answer_are_refused_where_bits_count() -> No
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"url": "localhost:1"}, "give a URL, http://host:port"),
+        ({"url": "localhost:1"}, "give http://host:port"),
+        ({"version": None}, "give version=, .* or load_with="),
+        ({"load_with": print}, "give version=, .* or load_with="),
         ({"capacity": 0}, "give 1 or more answers"),
         (
             {"limits": TurnLimits(end=1, context=9, max_new_tokens=3, turns=True)},
@@ -320,12 +330,17 @@ def test_weights_in_the_middle_of_an_answer_are_refused_where_bits_count() -> No
 )
 def test_wrong_settings_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        CompletionServer(**{"url": "http://localhost:1", "limits": LIMITS, **given})
+        CompletionServer(**{"url": "http://localhost:1", "limits": LIMITS, "version": 1, **given})
 
 
-def test_a_server_that_cannot_load_says_so() -> None:
-    server = CompletionServer("http://localhost:1", limits=LIMITS)
-    with pytest.raises(ConfigError, match=r"give CompletionServer\(load=...\)"):
-        server.load({}, version=2)
-    with pytest.raises(PeerError):
-        server.pause()
+def test_a_server_that_is_not_there_is_lost() -> None:
+    server = client_of(free_ports(1)[0])
+    for call in (server.pause, server.resume, lambda: server.load({}, version=2)):
+        with pytest.raises(PeerError, match="is lost"):
+            call()
+
+
+def test_a_server_whose_weights_change_must_tell_their_version() -> None:
+    (port,) = free_ports(1)
+    with serving(port), pytest.raises(ConfigError, match="do not tell their weight_version"):
+        EnginePool([client_of(port)]).finish(answers(Sink()))
