@@ -66,14 +66,15 @@ class LedgerRollouts:
         if self.sample is not None:
             self.sample(answers, trainer)
         elif answers:
-            from holdfast.adapters.hf.grpo.model_sampling import sample_from_model
+            from holdfast.adapters.hf.model_sampling import sample_from_model
 
             sample_from_model(answers, trainer, sink=sink, slots=self.slots, context=context)
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Answer the prompts of an evaluation, outside of the ledger.
 
-        The noise follows from torch's generator. Raises ``ConfigError`` in TRL's own loop.
+        The version of the samples is the number of completed steps, as in training. The noise
+        follows from torch's generator. Raises ``ConfigError`` in TRL's own loop.
         """
         if trainer.model.training:
             raise ConfigError(
@@ -82,8 +83,9 @@ class LedgerRollouts:
             )
         limits, starts = limits_of(trainer), prompt_tokens(trainer, prompts)
         sink = _NoLedger(limits=limits, seed=int(torch.randint(1 << 31, ())))
+        step = int(trainer.state.global_step)
         answers = [
-            Sample(sink, Trajectory(ordinal=number, sample=0, prompt=start), version=0)
+            Sample(sink, Trajectory(ordinal=number, sample=0, prompt=start), version=step)
             for number, start in enumerate(starts)
         ]
         most = max(map(len, starts)) + limits.max_new_tokens

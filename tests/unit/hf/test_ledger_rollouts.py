@@ -19,6 +19,7 @@ def trainer_of(*, training: bool = False, images: Any = None) -> Any:
     return SimpleNamespace(
         model=SimpleNamespace(training=training),
         eos_token_ids=[1],
+        state=SimpleNamespace(global_step=4),
         args=SimpleNamespace(max_completion_length=3),
         _tokenize_prompts=lambda prompts: ([[len(each)] for each in prompts], images, {}),
     )
@@ -27,6 +28,7 @@ def trainer_of(*, training: bool = False, images: Any = None) -> Any:
 def noisy(answers: Sequence[Sample], trainer: Any) -> None:
     """Answer by the noise alone."""
     for answer in answers:
+        assert answer.version == trainer.state.global_step
         while not answer.finished:
             answer.extend([2 + int(answer.noise() * 1000)], [-1.0])
 

@@ -50,7 +50,7 @@ def starts() -> list[Trajectory]:
 
 
 def sampled(trainer: Any, sink: Sink, begun: list[Trajectory], slots: int = 2) -> list[Trajectory]:
-    from holdfast.adapters.hf.grpo.model_sampling import sample_from_model
+    from holdfast.adapters.hf.model_sampling import sample_from_model
 
     answers = [Sample(sink, each, version=4) for each in begun]
     try:
