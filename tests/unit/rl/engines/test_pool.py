@@ -64,7 +64,7 @@ def trained(*engines: Noise, steps: int = 2, **given: Any) -> list[list[Trajecto
         pool.load({}, version=step)
         pool.finish(answers)
         found.append(rollouts.batch())
-        job.completed += 1
+        job.completed = job.run.completed = step + 1
     assert rollouts.report()["violations"] == []
     return found
 
