@@ -89,7 +89,8 @@ class EnginePool:
         """Have every engine sample with these weights.
 
         One that cannot be reached gets them before it samples again, and so does one that failed
-        later: it may have been restarted with older ones.
+        later: it may have been restarted with older ones. The tensors must stay as they are until
+        the answers are finished.
         """
         self._loaded = (weights, version)
         for number in range(len(self._engines)):
