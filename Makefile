@@ -7,7 +7,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,hf,s3,obstore,etcd,dashboard,top,metrics,otel,docs,dev
+EXTRAS := rl,engines,hf,s3,obstore,etcd,dashboard,top,metrics,otel,docs,dev
 MINUTES ?= 60
 
 .PHONY: help demo test adapters gpu soak explore check docs format install clean matrix

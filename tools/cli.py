@@ -92,6 +92,7 @@ EXTRA_OF: Final = {
     "google": "etcd",
     "grpc": "etcd",
     "lightning": "lightning",
+    "httpx2": "engines",
     "mlflow": "mlflow",
     "obstore": "obstore",
     "opentelemetry": "otel",
