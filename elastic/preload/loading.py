@@ -22,6 +22,7 @@ _ASK_NVML: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _DEVICES: Final = ("cuda", "xpu")
 _POISONED: Final = 3
 _OF_TRAINERS: Final = "holdfast.elastic.loop.run"
+_OF_OPTIMIZERS: Final = "holdfast.elastic.loop.generations"
 
 
 class UnfitModuleError(ConfigError):
@@ -35,7 +36,8 @@ class UnfitModuleError(ConfigError):
 def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
     """Import ``modules``; call ``begins`` before each. Raises `UnfitModuleError`.
 
-    If torch is among what they import, import Holdfast's loop too, which every trainer needs.
+    If torch is among what they import, import Holdfast's loop too, which every trainer needs, and
+    what torch imports for the first optimizer.
 
     Existing objects are then frozen: a collection in a worker would write to the pages of all of
     them, and so copy these.
@@ -47,6 +49,7 @@ def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
         if "torch" in sys.modules:
             begins(_OF_TRAINERS)
             _load(_OF_TRAINERS)
+            sys.modules[_OF_OPTIMIZERS].import_all()
     gc.collect()
     gc.freeze()
 

@@ -20,6 +20,7 @@ from holdfast.elastic.launch.config import (
     NodeSpec,
 )
 from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
 from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
@@ -71,6 +72,7 @@ class HoldfastJob(LaunchedSite):
             node_restarts=MANY,
             timing=_timing(load, address),
             return_s=load.return_s,
+            preload=module_names(os.environ.get(PRELOAD_ENV, ""), option=PRELOAD_ENV),
             agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),
         )
 
