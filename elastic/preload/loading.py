@@ -21,8 +21,7 @@ from holdfast.elastic.errors import ConfigError
 _ASK_NVML: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _DEVICES: Final = ("cuda", "xpu")
 _POISONED: Final = 3
-_OF_TRAINERS: Final = "holdfast.elastic.loop.run"
-_OF_OPTIMIZERS: Final = "holdfast.elastic.loop.generations"
+_OF_TRAINERS: Final = ("holdfast.elastic.loop.run", "holdfast.elastic.loop.generations")
 
 
 class UnfitModuleError(ConfigError):
@@ -47,9 +46,10 @@ def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
             begins(name)
             _load(name)
         if "torch" in sys.modules:
-            begins(_OF_TRAINERS)
-            _load(_OF_TRAINERS)
-            sys.modules[_OF_OPTIMIZERS].import_all()
+            for name in _OF_TRAINERS:
+                begins(name)
+                _load(name)
+            sys.modules[_OF_TRAINERS[-1]].import_all()
     gc.collect()
     gc.freeze()
 
