@@ -9,7 +9,6 @@ from typing import Any
 import etcd
 import keeper
 import pytest
-
 from session_imports import PRELOAD
 
 from holdfast.elastic.preload.program import PRELOAD_ENV
