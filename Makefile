@@ -28,8 +28,9 @@ help:
 demo: $(STAMP)
 	$(BIN)/holdfast demo $(ARGS)
 
+# A thousand processes read the same modules: they are compiled once, even where Python is told to keep nothing.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The environments are made on first use, outside of the repository: tests/adapters/environments.py.
 adapters: $(STAMP)
