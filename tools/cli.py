@@ -49,6 +49,7 @@ COMMANDS: Final = {
         "commands.status",
         "show how well a running job is protected, and the cost of it",
     ),
+    "logs": ("logs.command", "print the history of a run in time order, and follow it"),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",
