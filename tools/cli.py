@@ -50,6 +50,10 @@ COMMANDS: Final = {
         "show how well a running job is protected, and the cost of it",
     ),
     "logs": ("logs.command", "print the history of a run in time order, and follow it"),
+    "doctor": (
+        "doctor.command",
+        "find what would keep a job from running well, with the remedy",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",
