@@ -7,6 +7,7 @@ import os
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ _VARIABLES: Final = (
     *("HF_", "AWS_", "PYTHON", "RAY_", "WANDB_", "MLFLOW_", "OTEL_"),
 )
 _FOLDER: Final = "holdfast-report"
+_MOST_NAMED: Final = 100
 
 
 class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +61,7 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle that was written: its files, the removed secrets, and the files that are not in it."""
+    """A written bundle: its files, the removed secrets, and files of the run that are not in it."""
 
     bundle: str
     nbytes: int
@@ -182,9 +184,15 @@ def _name_of(path: Path, run_dir: Path) -> str:
 def _others(run_dir: Path) -> Iterator[str]:
     """Yield the files of the run directory that are not in the bundle."""
     packed = set(_files(run_dir))
-    for path in sorted(run_dir.rglob("*")):
-        if path.is_symlink() or (path.is_file() and path not in packed):
-            yield path.relative_to(run_dir).as_posix()
+    others = (
+        path.relative_to(run_dir).as_posix()
+        for path in run_dir.rglob("*")
+        if path.is_symlink() or (path.is_file() and path not in packed)
+    )
+    first = list(islice(others, _MOST_NAMED + 1))
+    yield from sorted(first[:_MOST_NAMED])
+    if first[_MOST_NAMED:]:
+        yield "and more"
 
 
 def _shares(paths: Sequence[Path], most_bytes: int) -> Iterator[tuple[Path, int]]:

@@ -33,28 +33,40 @@ _PEM: Final = re.compile(
     r"|\A[A-Za-z0-9+/=\s\\]*-----END [A-Z0-9 ]*PRIVATE KEY-----",
     re.DOTALL,
 )
-_SCHEME: Final = r"(?i)\b([a-z][a-z0-9+.-]*://"
-_USER_INFO: Final = re.compile(_SCHEME + r")([^\s/\"'<>\\]+)@")
-_QUERY: Final = re.compile(_SCHEME + r"[^\s?\"'<>\\]+)\?([^\s\"'<>\\]+)")
+_SCHEME: Final = r"(?i)\b([a-z][a-z0-9+.-]{0,30}://"
+_USER_INFO: Final = re.compile(_SCHEME + r")([^\s/\"'<>\\]{1,300})@")
+_QUERY: Final = re.compile(_SCHEME + r"[^\s?\"'<>\\]{1,2000})\?([^\s\"'<>\\]+)")
 _SIGNED: Final = re.compile(
     rf"(?i)(?:^|[&;])(?:x-amz-|x-goog-|[a-z_-]*(?:signature|{_SECRET})[a-z_-]*=|sig=|key=|code=|se=)"
 )
-_HEADER: Final = re.compile(r"(?i)\b(bearer|basic|digest)(\s+)([A-Za-z0-9._~+/=-]{8,})")
+_HEADER: Final = re.compile(
+    r"(?i)(authorization\W{1,8}(?:basic|digest|negotiate|token)\s+|\bbearer\s+)"
+    r"((?<=digest )[^\n]+|[A-Za-z0-9._~+/=-]{8,})"
+)
 _SHAPES: Final = re.compile(
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[opsur]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
     r"|\bglpat-[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bsk-[\w-]{16,}|\bxox[a-z]-[\w-]{10,}"
     r"|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}|\bnpm_[A-Za-z0-9]{30,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
 )
+_SCHEMES: Final = ("bearer", "authorization")
+_WORDS: Final = (
+    *("pass", "pwd", "sas", "secret", "token", "credential", "key", "auth", "cookie"),
+    *("session", "webhook", "connection", "header"),
+)
+_BEGINS: Final = (
+    *("AKIA", "ASIA", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "hf_"),
+    *("sk-", "xox", "AIza", "ya29.", "npm_", "eyJ"),
+)
 _VALUE: Final = (
     r"(\\*\"(?:(?!\\*\").)*|\\*'(?:(?!\\*').)*|[^\s,;\"'&}\])]+)"  # quoted, or up to a separator
 )
 _OPTION: Final = re.compile(
-    rf"(?i)(?<![\w-])(--?[a-z0-9-]*(?:{_SECRET}|header)[a-z0-9-]*)"
+    rf"(?i)(?<![\w-])(--?[a-z0-9-]{{0,40}}(?:{_SECRET}|header)[a-z0-9-]{{0,40}})"
     rf"(=|[ ]+|\\*[\"']?,\s*)(?!-){_VALUE}"
 )
 _PAIR: Final = re.compile(
-    rf"(?i)(\b[a-z0-9_.-]*{_SECRET}[a-z0-9_.-]*)(\\*[\"']?\s*(?:=>|[:=])\s*){_VALUE}"
+    rf"(?i)({_SECRET}[a-z0-9_.-]{{0,60}})(\\*[\"']?\s*(?:=>|[:=])\s*){_VALUE}"
 )
 
 
@@ -95,12 +107,24 @@ class Redactor:
         if self._any is not None:
             text = self._any.sub(lambda found: self._mark(self._known[found[0]]), text)
         text = _PEM.sub(lambda _: self._mark("private key"), text)
-        text = _USER_INFO.sub(lambda found: f"{found[1]}{self._mark('user of an address')}@", text)
-        text = _QUERY.sub(self._of_query, text)
-        text = _HEADER.sub(lambda found: found[1] + found[2] + self._mark("credentials"), text)
-        text = _OPTION.sub(self._of_pair, text)
-        text = _PAIR.sub(self._of_pair, text)
-        return _SHAPES.sub(lambda _: self._mark("token"), text)
+        return "".join(map(self._line, text.splitlines(keepends=True)))
+
+    def _line(self, line: str) -> str:
+        """Return a line without its secrets; a pattern is tried only where its words are."""
+        lowered = line.lower()
+        if "://" in line:
+            line = _USER_INFO.sub(
+                lambda found: f"{found[1]}{self._mark('user of an address')}@", line
+            )
+            line = _QUERY.sub(self._of_query, line)
+        if any(word in lowered for word in _SCHEMES):
+            line = _HEADER.sub(lambda found: found[1] + self._mark("credentials"), line)
+        if any(word in lowered for word in _WORDS):
+            line = _OPTION.sub(self._of_pair, line)
+            line = _PAIR.sub(self._of_pair, line)
+        if any(begin in line for begin in _BEGINS):
+            line = _SHAPES.sub(lambda _: self._mark("token"), line)
+        return line
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return variables of the environment, without the values of secret ones."""
