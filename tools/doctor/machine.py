@@ -9,7 +9,7 @@ from holdfast.tools.doctor.facts import UNLIMITED, MachineFacts, PlanFacts
 from holdfast.tools.doctor.findings import Finding, failure, fine, warning
 from holdfast.tools.terminal import readable
 
-LEAST_FILES: Final = 256
+LEAST_FILES: Final = 128
 """Open files without which not even a small job runs."""
 
 _FILES_OF_NODE, _FILES_OF_RANK, _FILES_OF_JOB = 128, 64, 256
