@@ -36,7 +36,7 @@ from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
 from holdfast.tools.commands import run_machines, run_settings
 from holdfast.tools.printing import printable
 from holdfast.tools.show.levels import Importance
-from holdfast.tools.show.telling import Teller
+from holdfast.tools.show.telling import StoryTeller
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, positive_number
 
 _EXAMPLES = """\
@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
     Return 0 if it completed, 1 if it failed, 2 for a wrong call, 130 for Ctrl-C.
     """
     interrupts: _Interrupts | None = None
-    teller = Teller(form=args.log_format, least=Importance[args.log_level.upper()])
+    teller = StoryTeller(form=args.log_format, least=Importance[args.log_level.upper()])
     try:
         launcher = _launcher(args)
         interrupts = _Interrupts(launcher)
@@ -317,7 +317,7 @@ class _Interrupts:
         self._launcher.stop(f"stopped by {signal.Signals(number).name}")
 
 
-def _follow(launcher: Launcher, teller: Teller | None) -> JobOutcome:
+def _follow(launcher: Launcher, teller: StoryTeller | None) -> JobOutcome:
     reader = EventReader(launcher.run_dir)
     while (outcome := launcher.wait(_POLL_S)) is None:
         _tell(teller, reader)
@@ -325,14 +325,14 @@ def _follow(launcher: Launcher, teller: Teller | None) -> JobOutcome:
     return outcome
 
 
-def _tell(teller: Teller | None, reader: EventReader) -> None:
+def _tell(teller: StoryTeller | None, reader: EventReader) -> None:
     if teller is not None:
         for event in reader.new():
             for line in teller.lines(event):
                 _say(line)
 
 
-def _complain(teller: Teller, message: str, status: int) -> int:
+def _complain(teller: StoryTeller, message: str, status: int) -> int:
     _say(teller.outcome(message, time_s=time.time()))
     return status
 

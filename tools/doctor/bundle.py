@@ -60,7 +60,7 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
     left_out_bytes: int = 0
 
 
-class Packed(msgspec.Struct, frozen=True, kw_only=True):
+class PackedBundle(msgspec.Struct, frozen=True, kw_only=True):
     """A written bundle: its files, the removed secrets, and files of the run that are not in it."""
 
     bundle: str
@@ -78,7 +78,7 @@ def pack(
     nodes: Sequence[NodeStatus],
     plan: PlanFacts,
     most_bytes: int = MOST_BYTES,
-) -> Packed:
+) -> PackedBundle:
     """Write the bundle and return its contents.
 
     ``most_bytes`` bounds the content before compression. Raises ``ConfigError`` for a name that is
@@ -110,7 +110,7 @@ def pack(
                 name = _name_of(path, run_dir)
                 files.append(PackedFile(name=name, nbytes=len(data), left_out_bytes=left_out))
                 _add(archive, name, data)
-            result = Packed(
+            result = PackedBundle(
                 bundle=str(bundle),
                 nbytes=0,
                 files=tuple(files),
@@ -230,7 +230,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(entry, io.BytesIO(data))
 
 
-def show_packed(shown: Console, packed: Packed) -> None:
+def show_packed(shown: Console, packed: PackedBundle) -> None:
     """Print the contents of a bundle: look at them before you send it."""
     shown.print(Text(f"{packed.bundle}: {readable(packed.nbytes)}", style="bold"))
     for each in packed.files:

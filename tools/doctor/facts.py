@@ -120,7 +120,7 @@ class AddressFacts(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+class JobNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node of a running job; ``error`` is the reason why its sidecar does not answer.
 
     ``skew_s`` is its wall clock minus this machine's, known to ``unsure_s``; None if it does not

@@ -6,20 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from holdfast.tools.doctor.facts import UNLIMITED, NodeFacts
+from holdfast.tools.doctor.facts import UNLIMITED, JobNode
 from holdfast.tools.doctor.findings import Finding, failure, fine, warning
 from holdfast.tools.terminal import readable
 
 _SKEW_S: Final = 1.0
 
 
-def judge_job(nodes: Sequence[NodeFacts]) -> list[Finding]:
+def judge_job(nodes: Sequence[JobNode]) -> list[Finding]:
     """Return the findings about the nodes of a running job."""
     there = [node for node in nodes if not node.error]
     return [*answers(nodes), versions(there), clocks(there), *memory(there)]
 
 
-def answers(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+def answers(nodes: Sequence[JobNode]) -> Iterator[Finding]:
     """Yield each node that does not answer, and each thing that a node complains of."""
     fit = [node.node for node in nodes if not node.error and not node.troubles]
     if fit:
@@ -41,7 +41,7 @@ def answers(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
             )
 
 
-def versions(nodes: Sequence[NodeFacts]) -> Finding:
+def versions(nodes: Sequence[JobNode]) -> Finding:
     """Judge whether all nodes run the same versions."""
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
@@ -59,7 +59,7 @@ def versions(nodes: Sequence[NodeFacts]) -> Finding:
     )
 
 
-def clocks(nodes: Sequence[NodeFacts]) -> Finding:
+def clocks(nodes: Sequence[JobNode]) -> Finding:
     """Judge the wall clocks of the nodes against this machine's."""
     known = [(node.node, node.skew_s, node.unsure_s) for node in nodes if node.skew_s is not None]
     off = [(name, skew) for name, skew, unsure in known if abs(skew) > _SKEW_S + unsure]
@@ -75,7 +75,7 @@ def clocks(nodes: Sequence[NodeFacts]) -> Finding:
     )
 
 
-def memory(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
+def memory(nodes: Sequence[JobNode]) -> Iterator[Finding]:
     """Yield the judgment of each node's memory for snapshots; one line if all is well."""
     judged = [(node, _memory_of(node)) for node in nodes]
     yield from (finding for _, finding in judged if finding is not None)
@@ -84,7 +84,7 @@ def memory(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
         yield fine("snapshot memory", f"up to {readable(most_bytes)} a node, which it has")
 
 
-def _memory_of(node: NodeFacts) -> Finding | None:
+def _memory_of(node: JobNode) -> Finding | None:
     rooms = [node.budget_bytes] if node.budget_bytes else []
     if node.shared_free_bytes != UNLIMITED:
         rooms.append(node.shared_free_bytes + node.held_bytes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.tools.commands.status import ask
-from holdfast.tools.doctor.facts import UNLIMITED, NodeFacts
+from holdfast.tools.doctor.facts import UNLIMITED, JobNode
 from holdfast.tools.doctor.findings import Finding, failure, fine
 from holdfast.tools.doctor.job import judge_job
 from holdfast.tools.show.node_status import NodeStatus
@@ -43,11 +43,11 @@ def examine_job(run_dir: Path) -> tuple[list[Finding], list[NodeStatus]]:
     return judge_job(facts), nodes
 
 
-def facts_of(node: NodeStatus, *, now_s: float, unsure_s: float) -> NodeFacts:
+def facts_of(node: NodeStatus, *, now_s: float, unsure_s: float) -> JobNode:
     """Return the facts of a node that answered at ``now_s`` of this machine's wall clock."""
     machine: dict[str, Any] = node.status.get("machine", {})
     time_s = machine.get("time_s")
-    return NodeFacts(
+    return JobNode(
         node=node.node,
         error=node.error or "",
         troubles=() if node.error else tuple(node.troubles()),

@@ -15,7 +15,7 @@ from holdfast.elastic.events import KINDS
 from holdfast.elastic.events.log import EVENTS_PATTERN
 from holdfast.elastic.launch.run_folder import KEY
 from holdfast.tools.commands.status import ask
-from holdfast.tools.logs.entries import DAMAGED, OUTPUT, Entry, Wanted, as_json, as_text
+from holdfast.tools.logs.entries import DAMAGED, OUTPUT, HistoryLine, Wanted, as_json, as_text
 from holdfast.tools.logs.history import RunHistory
 from holdfast.tools.logs.since import parse_since
 from holdfast.tools.printing import printable, say
@@ -131,7 +131,7 @@ class _Printer:
         self.seen = self.printed = 0
         self.last_s = 0.0
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: HistoryLine) -> None:
         """Print an entry if it is wanted."""
         self.seen += 1
         self._nodes.add(entry.node)

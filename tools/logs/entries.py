@@ -25,7 +25,7 @@ _OUT_OF_ORDER: Final = 4096
 """Lines of a file by which one may stand behind its time: a worker's events come in bundles."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the history.
 
     ``time_s`` is in seconds since 1970; ``seat`` is the worker's, ``agent``, ``launcher`` or
@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     event: Event | None = None
 
     @classmethod
-    def of(cls, event: Event) -> Entry:
+    def of(cls, event: Event) -> HistoryLine:
         """Return the entry of an event."""
         return cls(
             time_s=event.time_s,
@@ -66,7 +66,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     nodes: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
 
-    def takes(self, entry: Entry) -> bool:
+    def takes(self, entry: HistoryLine) -> bool:
         """Say whether an entry is wanted: of a node are also the events that are about it."""
         if entry.time_s < self.since_s or entry.level < self.least:
             return False
@@ -83,9 +83,9 @@ def _about(event: Event | None) -> Iterator[str]:
             yield told.removesuffix("/sidecar")
 
 
-def in_order(entries: Iterable[Entry]) -> Iterator[Entry]:
+def in_order(entries: Iterable[HistoryLine]) -> Iterator[HistoryLine]:
     """Yield the entries of one file by time, where each is out of place by a few thousand lines."""
-    waiting: list[tuple[float, int, Entry]] = []
+    waiting: list[tuple[float, int, HistoryLine]] = []
     for number, entry in enumerate(entries):
         heapq.heappush(waiting, (entry.time_s, number, entry))
         if len(waiting) > _OUT_OF_ORDER:
@@ -94,12 +94,12 @@ def in_order(entries: Iterable[Entry]) -> Iterator[Entry]:
         yield heapq.heappop(waiting)[2]
 
 
-def merged(files: Iterable[Iterable[Entry]]) -> Iterator[Entry]:
+def merged(files: Iterable[Iterable[HistoryLine]]) -> Iterator[HistoryLine]:
     """Yield the entries of many files by time; each is read as far as that needs."""
     return heapq.merge(*map(in_order, files), key=lambda entry: entry.time_s)
 
 
-def as_text(entry: Entry, *, zone: tzinfo | None = None) -> str:
+def as_text(entry: HistoryLine, *, zone: tzinfo | None = None) -> str:
     """Return the line for people; ``zone`` is that of the times, None for the machine's own."""
     when = datetime.fromtimestamp(entry.time_s, zone).isoformat(sep=" ", timespec="milliseconds")
     level = "" if entry.level is Importance.INFO else f"{entry.level.word.upper()} "
@@ -109,7 +109,7 @@ def as_text(entry: Entry, *, zone: tzinfo | None = None) -> str:
     return f"{when[:23]} {who}: {level}{mark}{message}"
 
 
-def as_json(entry: Entry) -> str:
+def as_json(entry: HistoryLine) -> str:
     """Return the line for machines: an object whose ``fields`` are those of the event's kind."""
     content: dict[str, Any] = {
         "time_s": entry.time_s,

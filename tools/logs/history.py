@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.elastic.events import EventFormatError, JobEnded, JobStarted, WorkerStarted
 from holdfast.elastic.events.log import EVENTS_PATTERN, FreshLines
 from holdfast.elastic.events.wire import decode_line
-from holdfast.tools.logs.entries import DAMAGED, OUTPUT, Entry, merged
+from holdfast.tools.logs.entries import DAMAGED, OUTPUT, HistoryLine, merged
 from holdfast.tools.logs.printed import PrintedLines
 from holdfast.tools.show.levels import Importance
 
@@ -28,12 +28,12 @@ class RunHistory:
         self._places: dict[str, str] = {}
         self.ended = False
 
-    def new(self, *, unfinished: bool = False) -> Iterator[Entry]:
+    def new(self, *, unfinished: bool = False) -> Iterator[HistoryLine]:
         """Yield what appeared since the last call, by time; the files are read as it is taken.
 
         ``unfinished`` as in `PrintedLines.new`. A line that is no event is an entry that says so.
         """
-        files: list[Iterable[Entry]] = [
+        files: list[Iterable[HistoryLine]] = [
             _entries(path, lines) for path, lines in self._events.files()
         ]
         for path in sorted((self._run_dir / "logs").glob("*.log")):
@@ -52,10 +52,10 @@ class RunHistory:
                     continue
             yield entry
 
-    def _printed(self, log: PrintedLines, *, unfinished: bool) -> Iterator[Entry]:
+    def _printed(self, log: PrintedLines, *, unfinished: bool) -> Iterator[HistoryLine]:
         node, seat = _writer(log.path.stem)
         for time_s, line in log.new(unfinished=unfinished):
-            yield Entry(
+            yield HistoryLine(
                 time_s=time_s,
                 node=node,
                 seat=seat,
@@ -65,15 +65,15 @@ class RunHistory:
             )
 
 
-def _entries(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
+def _entries(path: Path, lines: Iterable[bytes]) -> Iterator[HistoryLine]:
     last_s = 0.0
     writer = path.name.removeprefix("events-").removesuffix(".jsonl").removesuffix(".before")
     for line in lines:
         try:
-            found = [Entry.of(event) for event in decode_line(line)]
+            found = [HistoryLine.of(event) for event in decode_line(line)]
         except EventFormatError as error:
             found = [
-                Entry(
+                HistoryLine(
                     time_s=last_s,
                     node=writer,
                     seat="",
@@ -98,9 +98,9 @@ def _writer(name: str) -> tuple[str, str]:
     return "launcher", name
 
 
-def _placed(entry: Entry, node: str) -> Entry:
+def _placed(entry: HistoryLine, node: str) -> HistoryLine:
     """Return a worker's line with its node, as the events before it tell; "?" if none does."""
-    return Entry(
+    return HistoryLine(
         time_s=entry.time_s,
         node=node or "?",
         seat=entry.seat,

@@ -14,7 +14,7 @@ from holdfast.tools.show.sentences import sentence
 FORMATS: Final = ("text", "json")
 
 
-class Teller:
+class StoryTeller:
     """Follows a run's events and returns the lines of a level or above, without line ends.
 
     The narration of the run comes at ``INFO`` and above; at ``DEBUG`` each other event has a line

@@ -15,7 +15,7 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.reporting import NodeProcesses, Reporter
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import UserEvent
-from holdfast.tools.doctor.bundle import LEAST_BYTES, Packed, pack
+from holdfast.tools.doctor.bundle import LEAST_BYTES, PackedBundle, pack
 from holdfast.tools.doctor.facts import PlanFacts
 from holdfast.tools.doctor.findings import failure
 from holdfast.tools.show.node_status import NodeStatus
@@ -55,7 +55,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def packed(bundle: Path, run_dir: Path, **options: int) -> Packed:
+def packed(bundle: Path, run_dir: Path, **options: int) -> PackedBundle:
     secret = PLANTED[-1]
     return pack(
         bundle,

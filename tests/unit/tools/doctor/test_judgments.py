@@ -14,8 +14,8 @@ from holdfast.tools.doctor.facts import (
     UNLIMITED,
     AddressFacts,
     DiskFacts,
+    JobNode,
     MachineFacts,
-    NodeFacts,
     PathFacts,
     PlanFacts,
     ProcessLimit,
@@ -192,7 +192,7 @@ def test_an_address_that_fails_is_told_with_a_remedy(purpose: str) -> None:
     assert_helpful(surroundings.address(bad))
 
 
-NODE = NodeFacts(
+NODE = JobNode(
     node="n0",
     versions={"torch": "2.13.0"},
     skew_s=0.01,
@@ -204,7 +204,7 @@ NODE = NodeFacts(
 )
 
 
-def node(**changes: object) -> NodeFacts:
+def node(**changes: object) -> JobNode:
     return msgspec.structs.replace(NODE, **changes)
 
 
@@ -232,7 +232,7 @@ def node(**changes: object) -> NodeFacts:
     ],
 )
 def test_nodes_are_judged_side_by_side(
-    nodes: list[NodeFacts], check: str, verdict: str, found: str
+    nodes: list[JobNode], check: str, verdict: str, found: str
 ) -> None:
     findings = [each for each in judge_job(nodes) if each.check == check]
     (finding,) = [each for each in findings if each.verdict == verdict]

@@ -10,19 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.elastic.events import Detected, StepDone, UserEvent, WorkerStarted
-from holdfast.tools.logs.entries import OUTPUT, Entry, Wanted, as_json, as_text, merged
+from holdfast.tools.logs.entries import OUTPUT, HistoryLine, Wanted, as_json, as_text, merged
 from holdfast.tools.show.levels import Importance
 
-STARTED = Entry.of(WorkerStarted(time_s=2.0, node="n0", source="agent", seat="trainer/0", pid=7))
-LOST = Entry.of(Detected(time_s=3.0, node="n0", source="agent", what="node_lost", victim="n1"))
-STEP = Entry.of(StepDone(time_s=4.0, node="n1", source="worker", seat="trainer/1", step=3))
-PRINTED = Entry(
+STARTED = HistoryLine.of(
+    WorkerStarted(time_s=2.0, node="n0", source="agent", seat="trainer/0", pid=7)
+)
+LOST = HistoryLine.of(
+    Detected(time_s=3.0, node="n0", source="agent", what="node_lost", victim="n1")
+)
+STEP = HistoryLine.of(StepDone(time_s=4.0, node="n1", source="worker", seat="trainer/1", step=3))
+PRINTED = HistoryLine(
     time_s=5.5, node="n1", seat="trainer/1", kind=OUTPUT, level=Importance.INFO, text="loss 0.5"
 )
 
 
-def numbered(times: list[float]) -> list[Entry]:
-    return [Entry.of(UserEvent(name="e", time_s=time_s)) for time_s in times]
+def numbered(times: list[float]) -> list[HistoryLine]:
+    return [HistoryLine.of(UserEvent(name="e", time_s=time_s)) for time_s in times]
 
 
 @given(st.lists(st.lists(st.floats(0, 1e9), max_size=20), max_size=5))
@@ -32,7 +36,7 @@ def test_many_files_are_one_history_in_time_order(files: list[list[float]]) -> N
 
 
 def test_equal_times_stay_in_the_order_of_their_file() -> None:
-    entries = [Entry.of(UserEvent(name=f"e{i}", time_s=1.0)) for i in range(50)]
+    entries = [HistoryLine.of(UserEvent(name=f"e{i}", time_s=1.0)) for i in range(50)]
     assert [entry.kind for entry in merged([entries])] == [f"e{i}" for i in range(50)]
 
 
@@ -47,7 +51,7 @@ def test_equal_times_stay_in_the_order_of_their_file() -> None:
         (Wanted(least=Importance.DEBUG, kinds=frozenset({"step", OUTPUT})), [STEP, PRINTED]),
     ],
 )
-def test_a_part_of_the_history_can_be_asked_for(wanted: Wanted, taken: list[Entry]) -> None:
+def test_a_part_of_the_history_can_be_asked_for(wanted: Wanted, taken: list[HistoryLine]) -> None:
     assert [each for each in (STARTED, LOST, STEP, PRINTED) if wanted.takes(each)] == taken
 
 
@@ -70,5 +74,5 @@ def test_a_line_for_machines_has_the_fields_of_the_event() -> None:
         "fields": {"pid": 7, "attempt": 0},
     }
     assert json.loads(as_json(PRINTED))["fields"] == {}
-    own = Entry.of(UserEvent(name="evaluated", fields={"score": 1}))
+    own = HistoryLine.of(UserEvent(name="evaluated", fields={"score": 1}))
     assert json.loads(as_json(own))["fields"] == {"score": 1}

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.elastic.events import CheckpointFailed, Detected, Event, StepDone
 from holdfast.tools.show.levels import Importance
-from holdfast.tools.show.telling import Teller
+from holdfast.tools.show.telling import StoryTeller
 
 FAILED = CheckpointFailed(step=4, error="the disk is full", in_a_row=1, fatal=False, newest=-1)
 EVENTS: tuple[Event, ...] = (
@@ -19,7 +19,7 @@ EVENTS: tuple[Event, ...] = (
 
 
 def lines(form: str, least: Importance) -> list[str]:
-    teller = Teller(form=form, least=least)
+    teller = StoryTeller(form=form, least=least)
     return [line for event in EVENTS for line in teller.lines(event)]
 
 
@@ -52,7 +52,9 @@ def test_a_line_for_machines_has_the_time_the_level_and_the_place() -> None:
 
 
 def test_the_outcome_is_told_at_every_level_and_a_remark_from_info_on() -> None:
-    quiet, loud = (Teller(form="json", least=level) for level in (Importance.ERROR, Importance(0)))
+    quiet, loud = (
+        StoryTeller(form="json", least=level) for level in (Importance.ERROR, Importance(0))
+    )
     assert json.loads(quiet.outcome("over", time_s=3.0)) == {
         "time_s": 3.0,
         "level": "error",
@@ -60,6 +62,6 @@ def test_the_outcome_is_told_at_every_level_and_a_remark_from_info_on() -> None:
     }
     assert list(quiet.remark("by the way", time_s=3.0)) == []
     assert json.loads(next(loud.remark("by the way", time_s=3.0)))["level"] == "info"
-    plain = Teller(form="text", least=Importance.INFO)
+    plain = StoryTeller(form="text", least=Importance.INFO)
     assert plain.outcome("over", time_s=3.0) == "holdfast: over"
     assert list(plain.remark("by the way", time_s=3.0)) == ["holdfast: by the way"]
