@@ -32,13 +32,13 @@ class Follower:
     def __init__(self, run_dir: Path, *, now: Callable[[], float] = time.time) -> None:
         if not run_dir.is_dir():
             raise NotFoundError(
-                f"{run_dir}: no such directory; give the directory that `holdfast run --run-dir` got"
+                f"{run_dir}: no such directory; give the one that `holdfast run --run-dir` got"
             )
         files = len(list(run_dir.glob(EVENTS_PATTERN)))
         if not files:
             raise NotFoundError(
-                f"{run_dir}: no run has written events here; give the directory that `holdfast run "
-                "--run-dir` got"
+                f"{run_dir}: no run has written events here; give the directory that "
+                "`holdfast run --run-dir` got"
             )
         self.run_dir, self._now = run_dir, now
         self.fold = Fold()
