@@ -49,6 +49,10 @@ COMMANDS: Final = {
         "commands.status",
         "show how well a running job is protected, and the cost of it",
     ),
+    "dashboard": (
+        "dashboard.command",
+        "show a run in the browser as it goes: nodes, recoveries, protection, checkpoints",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",
