@@ -121,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
             uvicorn.Server(config).run(sockets=[listener])
         finally:
             hub.close()
+            foretell.close()
     return 0
 
 

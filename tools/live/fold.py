@@ -49,7 +49,7 @@ from holdfast.tools.show.node_status import NodeStatus
 MOST_CHAPTERS: Final = 256
 _FOLDED_AT_ONCE: Final = 64
 _MOST_NEWS: Final = 300
-_MOST_GOOD_NEWS: Final = 100
+_MOST_ROUTINE: Final = 100
 """Kept apart from the others, as there may be a checkpoint a minute for weeks."""
 
 _MOST_CURVES: Final = 24
@@ -72,7 +72,7 @@ class Fold:
         self._folded_to, self._past, self._past_from_s = 0, _NOTHING, math.nan
         self._troubles, self._protecting = Troubles(), Protecting()
         self._messages = Newest[RunMessage](_MOST_NEWS)
-        self._good_news = Newest[RunMessage](_MOST_GOOD_NEWS)
+        self._routine = Newest[RunMessage](_MOST_ROUTINE)
         self._recent_s: deque[float] = deque(maxlen=32)
         self._held_s = 0.0
         self._wanted: dict[str, int] = {}
@@ -119,7 +119,7 @@ class Fold:
         self._sampling.apply(event)
         self._island.apply(event)
         if (message := message_of(event)) is not None:
-            of_level = self._good_news if message.level == "good" else self._messages
+            of_level = self._routine if message.level == "routine" else self._messages
             of_level.add(event.time_s, message)
         match event:
             case GenerationProposed(generation=number):
@@ -202,11 +202,14 @@ class Fold:
         """
         answers = statuses or {}
         ended = self._ended if self._is_over else None
-        until_s = ended.time_s if ended else max(now_s, self._began_s)
         chapters = [self._chapters[number] for number in sorted(self._chapters)]
+        newest = chapters[-1] if chapters else None
+        state = self._state(newest, answers, now_s=now_s)
+        until_s = ended.time_s if ended else max(now_s, self._began_s)
+        if state == "silent":
+            until_s = self.last_s
         told = _sum(self._past, self._ledger(chapters, until_s=until_s, is_over=ended is not None))
         shares = self._with_waits(told.shares)
-        newest = chapters[-1] if chapters else None
         nodes = self._crews.nodes(
             answers,
             held_off=held_off or {},
@@ -216,7 +219,7 @@ class Fold:
         alive = {seat.seat for node in nodes for seat in node.seats if seat.alive}
         return RunView(
             run=self._started.run if self._started else "",
-            state=self._state(newest, answers, now_s=now_s),
+            state=state,
             message=ended.message if ended else "",
             now_s=until_s,
             started_s=self._began_s or None,
@@ -287,7 +290,7 @@ class Fold:
 
     def _told(self) -> tuple[RunMessage, ...]:
         """Return the messages, the newest first."""
-        both = [*self._messages.in_order(), *self._good_news.in_order()]
+        both = [*self._messages.in_order(), *self._routine.in_order()]
         return tuple(sorted(both, key=lambda message: -message.at_s))
 
 

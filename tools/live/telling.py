@@ -131,7 +131,7 @@ def _of_state(event: Event) -> _Told | None:
             text = f"{event.seat}: no snapshots since step {newest}, {count} left out so far"
             return "bad", text, reason
         case CheckpointDone(step=step, seconds=seconds):
-            return "good", f"checkpoint of step {step} is durable after {seconds:.2f} s", ""
+            return "routine", f"checkpoint of step {step} is durable after {seconds:.2f} s", ""
         case LossJudged(action="stop"):
             return "bad", " ".join(remarks(event)), ""
         case SharesChanged(shares=shares, reason=reason):

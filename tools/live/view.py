@@ -20,7 +20,8 @@ generation and no state yet.
 JobState: TypeAlias = Literal["starting", "training", "recovering", "done", "failed", "silent"]
 """``silent`` is a job that did not end, and whose nodes and launcher say nothing any more."""
 
-Level: TypeAlias = Literal["good", "note", "warn", "bad"]
+Level: TypeAlias = Literal["routine", "good", "note", "warn", "bad"]
+"""``routine`` comes again and again while all is well, as with every checkpoint."""
 
 
 class SeatView(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -28,7 +28,7 @@ function timeMark(t) {
   if (t % 86400 === 0) return `${t / 86400} d`;
   if (t % 3600 === 0) return `${t / 3600} h`;
   if (t % 60 === 0) return `${t / 60} min`;
-  return `${t} s`;
+  return t < 60 ? `${t} s` : `${Math.floor(t / 60)}:${String(t % 60).padStart(2, "0")} min`;
 }
 
 const path = (points) => (points.length ? `M${points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}` : "");
@@ -37,7 +37,7 @@ const HEIGHT = 236;
 const LEFT = 56;
 
 export function timeline({ width, start, now, progress, recoveries, faults, checkpoints }) {
-  const right = width - 10, top = 26, bottom = HEIGHT - 24;
+  const right = width - 10, top = 32, bottom = HEIGHT - 24;
   const points = progress ? progress.points : [];
   const most = Math.max(1, ...points.map((each) => each[3]));
   const least = Math.min(most - 1, ...points.map((each) => each[2]));
@@ -47,7 +47,7 @@ export function timeline({ width, start, now, progress, recoveries, faults, chec
   for (const mark of marks(least > most / 2 ? least : 0, most, 4)) {
     if (!Number.isInteger(mark)) continue;
     parts.push(s("line", { class: "grid", x1: LEFT, x2: right, y1: y(mark), y2: y(mark) }));
-    parts.push(s("text", { x: LEFT - 8, y: y(mark) + 4, "text-anchor": "end" }, count(mark)));
+    parts.push(s("text", { x: LEFT - 8, y: y(mark) + 4, "text-anchor": "end" }, count(mark || 0)));
   }
   for (const mark of timeMarks(span, Math.max(3, Math.floor(width / 110)))) {
     parts.push(s("text", { x: x(mark), y: HEIGHT - 6, "text-anchor": mark ? "middle" : "start" }, timeMark(mark)));
@@ -62,9 +62,9 @@ export function timeline({ width, start, now, progress, recoveries, faults, chec
       parts.push(s("rect", { class: `band ${each.cause}`, x: begin, y: top, width: Math.max(end - begin, 3), height: bottom - top }, s("title", {}, words)));
     }
     const place = x(Math.max(each.proposed_s - start, 0));
-    parts.push(s("line", { class: "gen", x1: place, x2: place, y1: 16, y2: bottom }, s("title", {}, words)));
+    parts.push(s("line", { class: "gen", x1: place, x2: place, y1: 18, y2: bottom }, s("title", {}, words)));
     if (place >= free) {
-      parts.push(s("text", { x: place + 3, y: 22 }, `g${each.generation}`));
+      parts.push(s("text", { x: place - 3, y: 13 }, `g${each.generation}`));
       free = place + 12 + 7 * String(each.generation).length;
     }
   }
@@ -80,7 +80,7 @@ export function timeline({ width, start, now, progress, recoveries, faults, chec
   }
   for (const each of faults) {
     const place = x(Math.max(each.at_s - start, 0));
-    parts.push(s("path", { class: "mark", d: `M${place - 5} ${top - 10}h10l-5 9z` }, s("title", {}, `${each.victim}: ${each.what} ${each.why}`)));
+    parts.push(s("path", { class: "mark", d: `M${place - 5} ${top - 11}h10l-5 9z` }, s("title", {}, `${each.victim}: ${each.what} ${each.why}`)));
   }
   const cursor = s("line", { class: "cursor", y1: top, y2: bottom, visibility: "hidden" });
   const picture = s("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img",
@@ -115,7 +115,7 @@ export function curve({ name, width: bucket, points }, { xName = "step", unit = 
       s("line", { class: "grid", x1: left, x2: right, y1: bottom, y2: bottom }), s("line", { class: "grid", x1: left, x2: right, y1: 8, y2: 8 }),
       s("text", { x: left - 5, y: bottom, "text-anchor": "end" }, unit(low)), s("text", { x: left - 5, y: 13, "text-anchor": "end" }, unit(high)),
       s("path", { class: "area", d: `${path([...top, ...under])}Z` }), s("path", { class: "line", d: path(points.map((each) => [middle(each), y(each[1])])) }),
-      s("text", { x: left, y: height - 3 }, mark(first)), s("text", { x: right, y: height - 3, "text-anchor": "end" }, mark(last))));
+      s("text", { x: left, y: height - 3 }, mark(first)), s("text", { x: right, y: height - 3, "text-anchor": "end" }, mark(points[points.length - 1][0]))));
 }
 
 // A bar of parts side by side; the table or legend beside it has the figures.

@@ -57,7 +57,7 @@ export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let at = 0;
   while (value >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
-  return `${at ? value.toFixed(value < 10 ? 2 : 1) : value} ${units[at]}`;
+  return `${at ? value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0) : value} ${units[at]}`;
 }
 
 export function short(value) {

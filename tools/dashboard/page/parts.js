@@ -5,7 +5,7 @@ import { $, bytes, clock, column, count, facts, h, percent, plural, put, seconds
 
 const STATES = {
   starting: ["starting", "note"], training: ["training", "good"], recovering: ["recovering", "warn busy"],
-  done: ["done", "good"], failed: ["failed", "bad"], silent: ["silent: nobody answers", "bad"],
+  done: ["done", "good"], failed: ["failed", "bad"], silent: ["silent", "bad"],
 };
 const PHASES = [["detect_s", "detect"], ["agree_s", "agree"], ["reform_s", "re-form", "reform"], ["restore_s", "restore"], ["reexecute_s", "re-execute", "reexecute"]];
 const NODE_STATES = ["training", "restoring", "spare", "held off", "lost", "left", "idle"];
@@ -18,7 +18,7 @@ export function head(state) {
   $("state").className = `pill ${kind}`;
   put("state", words);
   document.title = `${words} · step ${count(now.step)} · Holdfast`;
-  put("foot", `${count(now.events)} events read`, now.damaged ? `, ${plural(now.damaged, "damaged line")} left out` : "", ". ", now.message || "");
+  put("foot", `${count(now.events)} events read`, now.damaged ? `, ${plural(now.damaged, "damaged line")} left out` : "", ". ", now.message || "", now.state === "silent" ? `The last event is of ${clock(now.now_s)}; since then nobody wrote or answered.` : "");
 }
 
 export function figures(state) {
@@ -36,7 +36,7 @@ export function figures(state) {
       over ? "the job is over" : protection.step === null ? "a loss costs all since the checkpoint" : `${plural(protection.at_risk_steps, "step")} at risk, ${seconds(protection.age_s)} old`,
       !over && (protection.step === null || protection.why_not) ? "warn" : ""),
     figure("Durable checkpoint", checkpoints.durable_step === null ? "none" : `step ${count(checkpoints.durable_step)}`,
-      checkpoints.in_a_row ? `${plural(checkpoints.in_a_row, "failure")} since` : durable === null ? " " : `${seconds(durable)} ago`, checkpoints.in_a_row ? "bad" : ""),
+      checkpoints.in_a_row ? `${plural(checkpoints.in_a_row, "failure")} since` : durable === null ? " " : `${seconds(durable)} ${over ? "before the end" : "ago"}`, checkpoints.in_a_row ? "bad" : ""),
     figure("Trainers", `${count(now.world)}${trainers > now.world ? ` of ${count(trainers)}` : ""}`,
       `generation ${count(now.generation)}${wanted > trainers ? `, ${count(wanted - trainers)} other workers` : ""}`, trainers > now.world && !over ? "warn" : ""),
     figure("Losses", count(now.losses), `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
@@ -95,7 +95,7 @@ const many = (nodes) => nodes.size > 64;
 
 function ranksOf(node) {
   const ranks = node.seats ? node.seats.filter((each) => each.rank !== null).map((each) => each.rank) : node.ranks;
-  if (!ranks || !ranks.length) return node.state;
+  if (!ranks || !ranks.length) return "no rank";
   const [low, high] = [Math.min(...ranks), Math.max(...ranks)];
   return low === high ? `rank ${low}` : `ranks ${low}–${high}`;
 }
@@ -124,12 +124,12 @@ export function nodes(state, { chosen, toggle, risks }) {
     const attributes = { class: `node ${stateClass(node.state)}${node.troubles && node.troubles.length ? " troubled" : ""}`, type: "button", "data-node": node.node, "data-mark": mark,
       "aria-pressed": chosen.has(node.node), tabindex: -1, title: describe(node), on: { click: (event) => toggle(node.node, event.shiftKey) } };
     if (squares) return h("button", { ...attributes, "aria-label": describe(node) });
-    const trouble = node.state === "training" ? node.troubles[0] : node.why;
+    const trouble = node.state === "training" ? node.troubles[0] : ["idle", "left"].includes(node.state) ? "" : node.why;
     return h("button", attributes,
       risk ? h("span", { class: `risk ${risk.step === null ? "costs" : ""}`, title: risk.step === null ? "its loss would cost the snapshots in memory" : "its loss costs no protected step" }, risk.step === null ? "▲ not safe" : "safe") : null,
       h("b", {}, node.node),
       h("span", { class: "sub" }, `${node.state} · ${ranksOf(node)}`),
-      trouble ? h("span", { class: "sub trouble", title: trouble }, trouble) : h("span", { class: "sub" }, node.answered ? `${bytes(node.slots_bytes)} + ${bytes(node.parity_bytes)} parity` : " "));
+      trouble ? h("span", { class: "sub trouble", title: trouble }, trouble) : h("span", { class: "sub" }, node.answered ? `${bytes(node.slots_bytes)} + ${bytes(node.parity_bytes)}` : " "));
   });
   const same = fresh.length === place.children.length && fresh.every((each, at) => each === place.children[at]);
   if (!same) put(place, fresh);
@@ -140,7 +140,7 @@ export function nodes(state, { chosen, toggle, risks }) {
 }
 
 function nodesTable(all) {
-  put("nodes-table", table("Nodes", [column("node"), column("state"), column("ranks"), column("protected", "n"), column("snapshots", "n"), column("parity", "n"), column("losses", "n"), column("why, troubles")],
+  put("nodes-table", table("Nodes", [column("node"), column("state"), column("ranks"), column("protected", "n"), column("snapshots", "n"), column("parity", "n"), column("losses", "n"), column("why, troubles", "words")],
     all.map((node) => [node.node, node.state, ranksOf(node), node.protected === undefined || node.protected === null ? "–" : count(node.protected),
       node.answered && node.slots_bytes !== undefined ? bytes(node.slots_bytes) : "–", node.answered && node.parity_bytes !== undefined ? bytes(node.parity_bytes) : "–",
       count(node.losses), [node.why, ...(node.troubles || [])].filter(Boolean).join("; ")])));
@@ -271,7 +271,7 @@ export function curves(state) {
 export function stragglers(state) {
   const { head: now, stragglers: all } = state;
   $("stragglers-card").hidden = !all.length;
-  put("stragglers", table("Stragglers, the newest first", [column("found", "nw soft"), column("rank", "nw"), column("node", "nw"), column("slower", "n"), column("until", "nw"), column("finding")],
+  put("stragglers", table("Stragglers, the newest first", [column("found", "nw soft"), column("rank", "nw"), column("node", "nw"), column("slower", "n"), column("until", "nw"), column("finding", "words")],
     all.map((each) => [when(each.at_s, now.started_s), each.seat, each.node, `${each.times.toFixed(1)} ×`, each.over_s === null ? "now" : since(each.over_s, now.started_s), each.why])));
 }
 
@@ -279,10 +279,10 @@ let newestBad = null;
 
 export function messages(state) {
   const { head: now, messages: all } = state;
-  const wanted = { all: ["good", "note", "warn", "bad"], warn: ["warn", "bad"], bad: ["bad"] }[$("level").value];
+  const wanted = { news: ["good", "note", "warn", "bad"], all: ["routine", "good", "note", "warn", "bad"], warn: ["warn", "bad"], bad: ["bad"] }[$("level").value];
   const place = $("messages"), kept = place.scrollTop;
   const shown = all.filter((each) => wanted.includes(each.level));
-  put(place, shown.length ? shown.map((each) => h("li", { class: each.level }, when(each.at_s, now.started_s), h("span", { class: "dot", title: each.level }),
+  put(place, shown.length ? shown.map((each) => h("li", { class: `l-${each.level}` }, when(each.at_s, now.started_s), h("span", { class: "dot", title: each.level }),
     h("div", { class: "text" }, each.text, each.reason ? h("span", { class: "reason" }, each.reason) : null))) : h("li", {}, h("span"), h("span"), h("span", { class: "empty" }, "nothing to tell")));
   place.scrollTop = kept;
   const bad = all.find((each) => each.level === "bad");
