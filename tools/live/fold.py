@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast.elastic.events import (
@@ -69,6 +69,7 @@ class Fold:
         self._crews, self._checkpoints = Crews(), Checkpointing()
         self._sampling, self._island = Sampling(), SeaPart()
         self._chapters: dict[int, Chapter] = {}
+        self._before: Chapter | None = None
         self._folded_to, self._past, self._past_from_s = 0, _NOTHING, math.nan
         self._troubles, self._protecting = Troubles(), Protecting()
         self._messages = Newest[RunMessage](_MOST_NEWS)
@@ -154,6 +155,8 @@ class Fold:
     def _chapter(self, number: int) -> Chapter:
         if (found := self._chapters.get(number)) is not None:
             return found
+        if number <= self._folded_to:
+            return Chapter(number)  # its time is in the sums
         found = self._chapters[number] = Chapter(number)
         if len(self._chapters) > MOST_CHAPTERS + _FOLDED_AT_ONCE:
             self._fold_old()
@@ -162,12 +165,21 @@ class Fold:
     def _fold_old(self) -> None:
         """Put the oldest generations into the sums."""
         old = [self._chapters.pop(each) for each in sorted(self._chapters)[:_FOLDED_AT_ONCE]]
-        until_s = min(each.start_s for each in self._chapters.values())
-        part = self._ledger(old, until_s=until_s, is_over=False)
+        rest = [self._chapters[each] for each in sorted(self._chapters)]
+        until_s = min(each.start_s for each in rest)
+        part = self._ledger(old, after=rest, until_s=until_s, is_over=False)
         self._past = _sum(self._past, part)
-        self._past_from_s = until_s
+        self._past_from_s, self._folded_to = until_s, old[-1].number
+        self._before = next((each for each in reversed(old) if each.count), self._before)
 
-    def _ledger(self, chapters: list[Chapter], *, until_s: float, is_over: bool) -> Ledgered:
+    def _ledger(
+        self,
+        chapters: list[Chapter],
+        *,
+        until_s: float,
+        is_over: bool,
+        after: Sequence[Chapter] = (),
+    ) -> Ledgered:
         begin_s = self._began_s if math.isnan(self._past_from_s) else self._past_from_s
         return ledger(
             chapters,
@@ -176,6 +188,8 @@ class Fold:
             detections=self._troubles.detections,
             faults=self._troubles.faults,
             rollbacks=self._troubles.rollbacks,
+            before=self._before,
+            after=after,
             is_over=is_over,
         )
 

@@ -16,6 +16,8 @@ from holdfast.elastic.events import (
     StateRestored,
     StepDone,
 )
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.elastic.membership.view import role_of
 from holdfast.tools.live.view import RecoveryView
 from holdfast.tools.report.accounting import Interval, account
 
@@ -119,6 +121,11 @@ class Chapter:
         return self.began_s + (self.ended_s - self.began_s) * (step - self.first + 1) / self.count
 
 
+def of_trainers(victim: str) -> bool:
+    """Say whether a seat or node of this name matters to the training: not a rollout worker."""
+    return "/" not in victim or role_of(victim) in (TRAINER, "sidecar")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgered:
     """Seconds by class, recoveries by generation, and the steps that were executed again."""
@@ -137,19 +144,23 @@ def ledger(
     detections: Sequence[Detected] = (),
     faults: Sequence[FaultInjected] = (),
     rollbacks: Sequence[float] = (),
+    before: Chapter | None = None,
+    after: Sequence[Chapter] = (),
     is_over: bool = False,
 ) -> Ledgered:
     """Account for the time from ``begin_s`` to ``end_s``, and describe each generation.
 
-    ``chapters`` are in the order of their numbers. A generation that completed no step is part of
+    ``chapters`` are in the order of their numbers; ``before`` is the last one with a step that came
+    earlier, ``after`` are those that came later: their time is not accounted for. A generation that completed no step is part of
     the recovery that the next one ends.
     """
     stepped = [each for each in chapters if each.count]
-    lost = _lost_seconds(stepped)
+    around = [*([before] if before else []), *stepped, *(each for each in after if each.count)]
+    lost = _lost_seconds(around)
     recoveries: list[RecoveryView] = []
     claims: list[Interval] = []
-    before: Chapter | None = None
-    since_s, attempts = -math.inf, list[Chapter]()
+    since_s, attempts = before.start_s if before else -math.inf, list[Chapter]()
+    begins = before is None
     for chapter in chapters:
         attempts.append(chapter)
         if not chapter.count and chapter is not chapters[-1]:
@@ -160,8 +171,9 @@ def ledger(
         claims += _claims(view, chapter, before, lost, begin_s=begin_s, end_s=end_s)
         since_s, attempts = chapter.start_s, []
         before = chapter if chapter.count else before
-    first_s = min((each.began_s for each in stepped), default=end_s)
-    claims.append(Interval("startup", 0.0, first_s - begin_s))
+    if begins:
+        first_s = min((each.began_s for each in stepped), default=end_s)
+        claims.append(Interval("startup", 0.0, first_s - begin_s))
     if is_over:
         last_s = max((each.ended_s for each in stepped), default=begin_s)
         claims.append(Interval("shutdown", last_s - begin_s, end_s - begin_s))
@@ -169,7 +181,7 @@ def ledger(
         shares=account(max(end_s - begin_s, 0.0), claims),
         recoveries=tuple(recoveries),
         steps_lost=sum(view.steps_lost for view in recoveries),
-        lost_s=sum(lost.values()),
+        lost_s=sum(lost.get(each.number, 0.0) for each in stepped),
     )
 
 
@@ -201,10 +213,18 @@ class _Causes:
         after_s: float,
         until_s: float,
     ) -> None:
-        found = [each for each in detections if after_s < each.time_s <= until_s]
+        found = [
+            each
+            for each in detections
+            if after_s < each.time_s <= until_s and of_trainers(each.victim)
+        ]
         self.losses = [each for each in found if each.what != "join"]
         self.joins = [each for each in found if each.what == "join"]
-        self.faults = [each for each in faults if after_s < each.time_s <= until_s]
+        self.faults = [
+            each
+            for each in faults
+            if after_s < each.time_s <= until_s and of_trainers(each.victim)
+        ]
         self.rolled_back = [each for each in rollbacks if after_s < each <= until_s]
 
     def recovery(self, chapter: Chapter, before: Chapter | None, *, first: Chapter) -> RecoveryView:

@@ -12,12 +12,14 @@ from holdfast.elastic.events import (
     StragglerFound,
     StragglerOver,
 )
-from holdfast.elastic.membership.records import TRAINER
-from holdfast.elastic.membership.view import role_of
+from holdfast.tools.live.generations import of_trainers
 from holdfast.tools.live.newest import Newest
 from holdfast.tools.live.view import FaultView, StragglerView
 
 _MOST: Final = 512
+_HARMLESS: Final = ("join", "notice", "sidecar_exit")
+"""Training goes on after these."""
+
 _STRAGGLERS_SHOWN: Final = 32
 _SAME_S: Final = 5
 """Several nodes notice one loss; what they tell within this time is the same."""
@@ -70,8 +72,7 @@ class Troubles:
             (
                 each.time_s
                 for each in self._detections.in_order()
-                if each.what not in ("join", "notice")
-                and ("/" not in each.victim or role_of(each.victim) == TRAINER)
+                if each.what not in _HARMLESS and of_trainers(each.victim)
             ),
             default=0.0,
         )
