@@ -46,6 +46,12 @@ class Worker:
     step: int = -1
     generation: int = 0
     restored: int = 0
+    restored_s: float = _NEVER
+
+    def has_state(self, generation: int, time_s: float) -> None:
+        """Note that it has, or had, the state of a generation."""
+        self.restored = max(self.restored, generation)
+        self.restored_s = max(self.restored_s, time_s)
 
     @property
     def alive(self) -> bool:
@@ -94,6 +100,7 @@ class Crews:
     def __init__(self) -> None:
         self.machines: dict[str, Machine] = {}
         self._generation = 0
+        self._proposed_s = _NEVER
         self._ranks: dict[str, int] = {}
 
     def step(self, event: StepDone) -> None:
@@ -106,7 +113,7 @@ class Crews:
                 event.step, worker.step if event.generation == worker.generation else -1
             )
             worker.generation = event.generation
-            worker.restored = max(worker.restored, event.generation)
+            worker.has_state(event.generation, event.time_s)
 
     def apply(self, event: Event) -> None:
         """Take over an event of any kind but `StepDone`."""
@@ -123,9 +130,9 @@ class Crews:
                     worker.ending = event.status
             case StateRestored() if event.seat:
                 worker = self._worker(self._machine(event.node), event.seat)
-                worker.restored = max(worker.restored, event.generation)
+                worker.has_state(event.generation, event.time_s)
             case GenerationProposed(generation=generation) if generation >= self._generation:
-                self._generation = generation
+                self._generation, self._proposed_s = generation, event.time_s
                 self._ranks = {seat: rank for rank, seat in enumerate(event.ranks)}
             case _:
                 self._nodes_changed(event)
@@ -257,7 +264,7 @@ class Crews:
             pid=worker.pid,
             attempt=worker.attempt,
             alive=worker.alive and not machine.is_lost,
-            rank=self._ranks.get(worker.seat),
+            rank=self._ranks.get(worker.seat) if self._has_rank(worker) else None,
             step=worker.step if worker.step >= 0 else None,
             straggles=status.stragglers.get(worker.seat, "") if status else "",
             tokens=sampled.get("tokens"),
@@ -281,7 +288,7 @@ class Crews:
             return "held off", held_off[machine.node]
         mine = [each for each in self._shown(machine, here) if each.role == TRAINER]
         alive = [each for each in mine if each.alive]
-        ranked = [each for each in alive if each.seat in self._ranks]
+        ranked = [each for each in alive if self._has_rank(each)]
         if is_over or not mine:
             return "idle", "the job is over" if is_over else "no trainer runs here"
         if not alive:
@@ -292,6 +299,16 @@ class Crews:
         if any(each.restored < self._generation for each in ranked):
             return "restoring", f"generation {self._generation} has not got its state yet"
         return "training", ""
+
+    def _has_rank(self, worker: Worker) -> bool:
+        """Say whether the process has a rank; one that started later may have an older one's seat.
+
+        Its own events come first, as the clocks of nodes differ.
+        """
+        if worker.seat not in self._ranks:
+            return False
+        trains = worker.restored >= self._generation and worker.restored_s >= worker.started_s
+        return trains or worker.started_s <= self._proposed_s
 
     def _troubles(self, machine: Machine, status: NodeStatus | None) -> tuple[str, ...]:
         found = status.troubles() if status else []

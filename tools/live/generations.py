@@ -221,9 +221,7 @@ class _Causes:
         self.losses = [each for each in found if each.what != "join"]
         self.joins = [each for each in found if each.what == "join"]
         self.faults = [
-            each
-            for each in faults
-            if after_s < each.time_s <= until_s and of_trainers(each.victim)
+            each for each in faults if after_s < each.time_s <= until_s and of_trainers(each.victim)
         ]
         self.rolled_back = [each for each in rollbacks if after_s < each <= until_s]
 
