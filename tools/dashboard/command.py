@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         hosts = ("*", socket.gethostname(), socket.getfqdn()) if args.host in _ALL else (args.host,)
         config = uvicorn.Config(
             dashboard.app(token=token, hosts=hosts),
-            log_level="warning",
+            log_level="critical",
             access_log=False,
             server_header=False,
             lifespan="off",

@@ -1,4 +1,4 @@
-"""`holdfast dashboard` in a real browser: a job that is hurt, a server that restarts, many nodes."""
+"""The dashboard in a real browser: a job that is hurt, a server that restarts, many nodes."""
 
 from __future__ import annotations
 
@@ -143,13 +143,12 @@ def test_a_thousand_nodes_fit_on_a_page(page: Chrome, tmp_path: Path) -> None:
         )
         for number in (17, 420)
     ]
-    ended = JobEnded(ok=False, message="too few are left", node="launcher", time_s=BEGIN_S + 901)
     events = [*training(1000, steps=300, ranks=4, lose_every=100), *lost]
     write(tmp_path / "run", iter(events))
     with dashboard(tmp_path / "run") as address:
         page.get(address)
         until(lambda: len(page.find_elements(By.CSS_SELECTOR, ".node")) == 1000, "all nodes")
-        assert "lost 2" in text(page, "states")
+        until(lambda: "lost 2" in text(page, "states"), "the lost ones")
         first = page.find_element(By.CSS_SELECTOR, ".node[tabindex='0']")
         first.send_keys(Keys.ARROW_RIGHT)
         page.switch_to.active_element.send_keys(Keys.ENTER)
@@ -167,7 +166,6 @@ def test_a_thousand_nodes_fit_on_a_page(page: Chrome, tmp_path: Path) -> None:
         used = page.execute_script("return performance.memory.usedJSHeapSize")
         assert used < 64 << 20
         assert errors(page) == []
-    assert ended.ok is False
 
 
 def test_hostile_names_stay_text_and_a_narrow_page_does_not_scroll_sideways(

@@ -121,15 +121,22 @@ export function nodes(state, { chosen, toggle, risks }) {
     const mark = JSON.stringify([squares ? describe(node) : node, chosen.has(node.node), risk || null]);
     const old = known.get(node.node);
     if (old && old.dataset.mark === mark) return old;
-    const attributes = { class: `node ${stateClass(node.state)}${node.troubles && node.troubles.length ? " troubled" : ""}`, type: "button", "data-node": node.node, "data-mark": mark,
-      "aria-pressed": chosen.has(node.node), tabindex: -1, title: describe(node), on: { click: (event) => toggle(node.node, event.shiftKey) } };
-    if (squares) return h("button", { ...attributes, "aria-label": describe(node) });
-    const trouble = node.state === "training" ? node.troubles[0] : ["idle", "left"].includes(node.state) ? "" : node.why;
-    return h("button", attributes,
-      risk ? h("span", { class: `risk ${risk.step === null ? "costs" : ""}`, title: risk.step === null ? "its loss would cost the snapshots in memory" : "its loss costs no protected step" }, risk.step === null ? "▲ not safe" : "safe") : null,
-      h("b", {}, node.node),
-      h("span", { class: "sub" }, `${node.state} · ${ranksOf(node)}`),
-      trouble ? h("span", { class: "sub trouble", title: trouble }, trouble) : h("span", { class: "sub" }, node.answered ? `${bytes(node.slots_bytes)} + ${bytes(node.parity_bytes)}` : " "));
+    // A known button stays the same element, so that a click that is under way is not lost.
+    const button = old || h("button", { type: "button", "data-node": node.node, tabindex: -1, on: { click: (event) => toggle(node.node, event.shiftKey) } });
+    button.className = `node ${stateClass(node.state)}${node.troubles && node.troubles.length ? " troubled" : ""}`;
+    button.dataset.mark = mark;
+    button.title = describe(node);
+    button.setAttribute("aria-pressed", String(chosen.has(node.node)));
+    if (squares) button.setAttribute("aria-label", describe(node));
+    else {
+      const trouble = node.state === "training" ? node.troubles[0] : ["idle", "left"].includes(node.state) ? "" : node.why;
+      put(button,
+        risk ? h("span", { class: `risk ${risk.step === null ? "costs" : ""}`, title: risk.step === null ? "its loss would cost the snapshots in memory" : "its loss costs no protected step" }, risk.step === null ? "▲ not safe" : "safe") : null,
+        h("b", {}, node.node),
+        h("span", { class: "sub" }, `${node.state} · ${ranksOf(node)}`),
+        trouble ? h("span", { class: "sub trouble", title: trouble }, trouble) : h("span", { class: "sub" }, node.answered ? `${bytes(node.slots_bytes)} + ${bytes(node.parity_bytes)}` : " "));
+    }
+    return button;
   });
   const same = fresh.length === place.children.length && fresh.every((each, at) => each === place.children[at]);
   if (!same) put(place, fresh);
