@@ -127,6 +127,15 @@ def of_trainers(victim: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbances:
+    """Losses, joins and notices, faults that were injected, and the times of roll-backs."""
+
+    detections: Sequence[Detected] = ()
+    faults: Sequence[FaultInjected] = ()
+    rollbacks: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgered:
     """Seconds by class, recoveries by generation, and the steps that were executed again."""
 
@@ -141,9 +150,7 @@ def ledger(
     *,
     begin_s: float,
     end_s: float,
-    detections: Sequence[Detected] = (),
-    faults: Sequence[FaultInjected] = (),
-    rollbacks: Sequence[float] = (),
+    disturbances: Disturbances,
     before: Chapter | None = None,
     after: Sequence[Chapter] = (),
     is_over: bool = False,
@@ -151,8 +158,8 @@ def ledger(
     """Account for the time from ``begin_s`` to ``end_s``, and describe each generation.
 
     ``chapters`` are in the order of their numbers; ``before`` is the last one with a step that came
-    earlier, ``after`` are those that came later: their time is not accounted for. A generation that completed no step is part of
-    the recovery that the next one ends.
+    earlier, ``after`` are those that came later: their time is not accounted for. A generation that
+    completed no step is part of the recovery that the next one ends.
     """
     stepped = [each for each in chapters if each.count]
     around = [*([before] if before else []), *stepped, *(each for each in after if each.count)]
@@ -165,7 +172,7 @@ def ledger(
         attempts.append(chapter)
         if not chapter.count and chapter is not chapters[-1]:
             continue
-        told = _Causes(detections, faults, rollbacks, after_s=since_s, until_s=chapter.start_s)
+        told = _Causes(disturbances, after_s=since_s, until_s=chapter.start_s)
         view = told.recovery(chapter, before, first=attempts[0])
         recoveries.append(view)
         claims += _claims(view, chapter, before, lost, begin_s=begin_s, end_s=end_s)
@@ -206,24 +213,24 @@ class _Causes:
 
     def __init__(
         self,
-        detections: Sequence[Detected],
-        faults: Sequence[FaultInjected],
-        rollbacks: Sequence[float],
+        disturbances: Disturbances,
         *,
         after_s: float,
         until_s: float,
     ) -> None:
         found = [
             each
-            for each in detections
+            for each in disturbances.detections
             if after_s < each.time_s <= until_s and of_trainers(each.victim)
         ]
         self.losses = [each for each in found if each.what != "join"]
         self.joins = [each for each in found if each.what == "join"]
         self.faults = [
-            each for each in faults if after_s < each.time_s <= until_s and of_trainers(each.victim)
+            each
+            for each in disturbances.faults
+            if after_s < each.time_s <= until_s and of_trainers(each.victim)
         ]
-        self.rolled_back = [each for each in rollbacks if after_s < each <= until_s]
+        self.rolled_back = [each for each in disturbances.rollbacks if after_s < each <= until_s]
 
     def recovery(self, chapter: Chapter, before: Chapter | None, *, first: Chapter) -> RecoveryView:
         """Return the view of a generation; ``first`` is the first attempt at it."""

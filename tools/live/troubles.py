@@ -12,7 +12,7 @@ from holdfast.elastic.events import (
     StragglerFound,
     StragglerOver,
 )
-from holdfast.tools.live.generations import of_trainers
+from holdfast.tools.live.generations import Disturbances, of_trainers
 from holdfast.tools.live.newest import Newest
 from holdfast.tools.live.view import FaultView, StragglerView
 
@@ -51,20 +51,13 @@ class Troubles:
             case StragglerOver(victim=victim):
                 self._over[victim] = max(self._over.get(victim, 0.0), event.time_s)
 
-    @property
-    def detections(self) -> list[Detected]:
-        """The newest losses, joins and notices, oldest first."""
-        return self._detections.in_order()
-
-    @property
-    def faults(self) -> list[FaultInjected]:
-        """The newest faults that were injected, oldest first."""
-        return self._faults.in_order()
-
-    @property
-    def rollbacks(self) -> list[float]:
-        """The times of the newest roll-backs, oldest first."""
-        return self._rollbacks.in_order()
+    def disturbances(self) -> Disturbances:
+        """Return the newest of what may change the membership, oldest first."""
+        return Disturbances(
+            detections=self._detections.in_order(),
+            faults=self._faults.in_order(),
+            rollbacks=self._rollbacks.in_order(),
+        )
 
     def stopped_s(self) -> float:
         """Return the time of the newest loss of a trainer or a node, which stops the training."""
@@ -83,10 +76,10 @@ class Troubles:
             FaultView(
                 at_s=each.time_s, what=each.what, victim=each.victim, node=each.on, injected=True
             )
-            for each in self.faults
+            for each in self._faults.in_order()
         ]
         seen: dict[tuple[str, str], float] = {}
-        for each in self.detections:
+        for each in self._detections.in_order():
             key = (each.what, each.victim)
             if each.what == "join" or each.time_s - seen.get(key, -_SAME_S) < _SAME_S:
                 continue
