@@ -20,6 +20,7 @@ examples:
   holdfast run --run-dir runs/live --nodes 4 train.py &
   holdfast dashboard runs/live                    prints the address to open
   holdfast dashboard runs/live --browser          opens it
+  holdfast dashboard runs/live --checkpoints ckpt lists the checkpoints that are there
   holdfast dashboard runs/live --export run.html  one file to keep or to send
   ssh -L 8765:localhost:8765 head                 looks at a run on another machine
 
@@ -69,6 +70,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "(default: a new token each time)",
     )
     add(
+        "--checkpoints",
+        metavar="ROOT",
+        help="directory or URL of the run's checkpoints: lists them, with a quick check of each "
+        "and the pins (default: only what the events tell of them)",
+    )
+    add(
         "--export",
         type=Path,
         metavar="FILE",
@@ -95,9 +102,11 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.tools.dashboard.guard import token_of
     from holdfast.tools.dashboard.hub import Hub
     from holdfast.tools.dashboard.server import Dashboard
+    from holdfast.tools.dashboard.stored import Shelf
 
     token = token_of(args.token_file)
-    hub, foretell = Hub(follower), Foreteller(follower)
+    hub = Hub(follower, shelf=Shelf(args.checkpoints) if args.checkpoints else None)
+    foretell = Foreteller(follower)
     dashboard = Dashboard(
         hub,
         losses=foretell,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from holdfast.tools.dashboard.sections import sections
+from holdfast.tools.dashboard.stored import Shelf
 from holdfast.tools.live.follow import Follower
 from holdfast.tools.live.view import RunView
 
@@ -73,10 +73,10 @@ class Hub:
         self,
         follower: Follower,
         *,
-        extra: Callable[[RunView], dict[str, Any]] = lambda view: {},
+        shelf: Shelf | None = None,
     ) -> None:
         self.board = Board()
-        self.follower, self._extra = follower, extra
+        self.follower, self._shelf = follower, shelf
         self._stop = threading.Event()
         self._looked_s = -1e9
         self._curves_s = -1e9
@@ -117,8 +117,9 @@ class Hub:
         with self._lock:
             view = self.follower.view()
             self._view = view
-            extra = {"silence": self.follower.silence, **self._extra(view)}
-            fresh = dict(sections(view, extra=extra))
+            fresh = dict(sections(view, extra={"silence": self.follower.silence}))
+            if self._shelf is not None:
+                fresh["stored"] = msgspec.json.encode(self._shelf.found)
             if began_s - self._curves_s < _CURVES_S and view.ended_s is None:
                 kept = {name: data for name, data in fresh.items() if name not in _CURVES}
                 self.board.update(kept, whole=False)
@@ -145,6 +146,8 @@ class Hub:
         while True:
             if time.monotonic() - self._looked_s < _LOOKED_S:
                 self.follower.ask()
+                if self._shelf is not None:
+                    self._shelf.look()
             rest_s = max(_ASK_S, len(self.follower.statuses) / _NODES_ASKED_PER_S)
             if self._stop.wait(rest_s):
                 return

@@ -284,8 +284,6 @@ class Crews:
             return "lost", machine.lost_why
         if machine.has_left and not is_over:
             return "left", machine.left_why
-        if machine.node in held_off:
-            return "held off", held_off[machine.node]
         mine = [each for each in self._shown(machine, here) if each.role == TRAINER]
         alive = [each for each in mine if each.alive]
         ranked = [each for each in alive if self._has_rank(each)]
@@ -294,6 +292,8 @@ class Crews:
         if not alive:
             ended = max(mine, key=lambda each: each.exited_s)
             return "restoring", f"{ended.seat} ended ({ended.ending}) and starts again"
+        if machine.node in held_off and not ranked:
+            return "held off", held_off[machine.node]
         if not ranked:
             return "spare", "its trainers wait for a rank"
         if any(each.restored < self._generation for each in ranked):

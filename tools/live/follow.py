@@ -12,12 +12,14 @@ from holdfast.elastic.events.log import EVENTS_PATTERN, FreshLines
 from holdfast.elastic.events.wire import EventFormatError, decode_line
 from holdfast.tools.live.asking import ask
 from holdfast.tools.live.fold import Fold
+from holdfast.tools.live.membership import held_off
 from holdfast.tools.live.view import RunView
 from holdfast.tools.show.node_status import NodeStatus
 
 _AT_ONCE_BYTES: Final = 8 << 20
 """Bytes of all event files that one call reads at most, about."""
 
+_WAITING: Final = ("spare", "held off")
 _LEAST_BYTES: Final = 64 << 10
 
 
@@ -45,6 +47,8 @@ class Follower:
         self.damaged = 0
         self.statuses: Mapping[str, NodeStatus] = {}
         self.silence = ""
+        self._held_off: Mapping[str, str] = {}
+        self._waiting: tuple[str, ...] = ()
         most_bytes = max(_AT_ONCE_BYTES // files, _LEAST_BYTES)
         self._lines = FreshLines(run_dir, pattern=EVENTS_PATTERN, most_bytes=most_bytes)
 
@@ -67,7 +71,15 @@ class Follower:
             self.statuses, self.silence = {node.node: node for node in ask(self.run_dir)}, ""
         except (HoldfastError, OSError, ValueError) as error:
             self.statuses, self.silence = {}, str(error)
+        self._held_off = held_off(self.run_dir, self._waiting) if self.statuses else {}
 
     def view(self) -> RunView:
         """Return the run as it is now."""
-        return self.fold.view(now_s=self._now(), statuses=self.statuses, damaged=self.damaged)
+        view = self.fold.view(
+            now_s=self._now(),
+            statuses=self.statuses,
+            held_off=self._held_off,
+            damaged=self.damaged,
+        )
+        self._waiting = tuple(node.node for node in view.nodes if node.state in _WAITING)
+        return view

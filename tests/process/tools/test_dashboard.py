@@ -29,7 +29,7 @@ HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title=1</scr
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Chrome]:
+def browser() -> Iterator[Chrome]:
     try:
         chromium.programs()
     except keeper.CannotInstall as error:
@@ -38,6 +38,13 @@ def page() -> Iterator[Chrome]:
         pytest.skip(f"no browser: {error}")
     with chromium.browser() as found:
         yield found
+
+
+@pytest.fixture
+def page(browser: Chrome) -> Iterator[Chrome]:
+    yield browser
+    browser.get("about:blank")
+    browser.get_log("browser")  # a page whose server ended tried to connect again
 
 
 @contextlib.contextmanager

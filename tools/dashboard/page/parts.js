@@ -229,16 +229,30 @@ export function time(state) {
 }
 
 export function checkpoints(state) {
-  const { head: now, checkpoints: it } = state;
-  put("checkpoints-note", `${plural(it.done, "durable", "durable")}, ${count(it.failed)} failed, ${count(it.skipped)} skipped`);
-  if (!it.newest.length) return put("checkpoints", h("p", { class: "empty" }, "No checkpoint was begun: a loss that memory cannot make good would cost the whole run."));
-  const stored = new Map((it.stored || []).map((each) => [each.step, each]));
+  const { head: now, checkpoints: it, stored } = state;
+  const there = new Map(((stored && stored.newest) || []).map((each) => [each.step, each]));
+  put("checkpoints-note", `${count(it.done)} durable, ${count(it.failed)} failed, ${count(it.skipped)} skipped`, stored && !stored.error ? `; ${count(stored.committed)} in the store` : "");
+  const told = new Map(it.newest.map((each) => [each.step, each]));
+  const steps = [...new Set([...told.keys(), ...there.keys()])].sort((a, b) => b - a);
+  const trouble = stored && stored.error ? h("p", { class: "why" }, `The store cannot be listed: ${stored.error}`) : null;
+  if (!steps.length) return put("checkpoints", trouble, h("p", { class: "empty" }, "No checkpoint was begun: a loss that memory cannot make good would cost the whole run."));
   const mark = { durable: "good", failed: "bad", skipped: "warn", writing: "note" };
-  put("checkpoints", table("Checkpoints, the newest first", [column("step", "n"), column("state"), column("age", "n"), column("size", "n"), column("took", "n"), column("rate", "n"), column("")],
-    it.newest.map((each) => [count(each.step), h("td", {}, h("span", { class: `pill ${mark[each.state] || "note"}` }, each.state === "writing" && each.done !== null ? `writing ${percent(each.done)}` : each.state)),
-      each.at_s ? seconds(Math.max(now.now_s - each.at_s, 0)) : "–", bytes(each.size_bytes), seconds(each.seconds), each.bytes_per_s ? `${bytes(each.bytes_per_s)}/s` : "–",
-      [stored.has(each.step) ? stored.get(each.step).words : "", each.retries ? plural(each.retries, "retry", "retries") : "", each.why].filter(Boolean).join("; ")])),
-    it.store_note ? h("p", { class: "note" }, it.store_note) : null);
+  const pill = (kind, words) => h("td", {}, h("span", { class: `pill ${kind}` }, words));
+  const lowest = there.size ? Math.min(...there.keys()) : Infinity;
+  const stock = (step) => {
+    const each = there.get(step);
+    if (!each) return step > lowest ? "not there" : "";
+    return `${{ sound: "quick check passed", damaged: "DAMAGED", unfinished: "unfinished" }[each.state] || each.state}${each.pinned ? ", pinned" : ""}`;
+  };
+  return put("checkpoints", trouble, table("Checkpoints, the newest first",
+    [column("step", "n"), column("state"), column("age", "n"), column("size", "n"), column("took", "n"), column("rate", "n"), ...(stored ? [column("in the store", "nw")] : []), column("")],
+    steps.map((step) => {
+      const each = told.get(step) || { state: "", at_s: 0, size_bytes: there.get(step).size_bytes, seconds: null, bytes_per_s: null, done: null, retries: 0, why: "" };
+      return [count(step), each.state ? pill(mark[each.state] || "note", each.state === "writing" && each.done !== null ? `writing ${percent(each.done)}` : each.state) : pill("", "before this log"),
+        each.at_s ? seconds(Math.max(now.now_s - each.at_s, 0)) : "–", bytes(each.size_bytes), seconds(each.seconds), each.bytes_per_s ? `${bytes(each.bytes_per_s)}/s` : "–",
+        ...(stored ? [stock(step)] : []),
+        [each.retries ? plural(each.retries, "retry", "retries") : "", each.why, (there.get(step) || {}).why].filter(Boolean).join("; ")];
+    })));
 }
 
 export function rollouts(state) {
