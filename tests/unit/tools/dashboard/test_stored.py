@@ -20,7 +20,7 @@ def saved(root: Path, *steps: int) -> None:
 def test_steps_are_sound_damaged_unfinished_or_pinned(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30)
     pins.update(open_store(tmp_path), there=[10, 20, 30], pin=[10], host="h", now_s=1.0)
-    pack = next((tmp_path / "step-000000000020").glob("*.pack"))
+    pack = next((tmp_path / "step-000000000020").rglob("*.pack"))
     pack.write_bytes(pack.read_bytes()[:-1])
     (tmp_path / "step-000000000040").mkdir()
     shelf = Shelf(str(tmp_path))
