@@ -54,6 +54,10 @@ COMMANDS: Final = {
         "doctor.command",
         "find what would keep a job from running well, with the remedy",
     ),
+    "dashboard": (
+        "dashboard.command",
+        "show a run in the browser as it goes: nodes, recoveries, protection, checkpoints",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",

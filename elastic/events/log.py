@@ -115,10 +115,13 @@ class EventWriter:
 
 
 class FreshLines:
-    """Reads the complete lines that appear in the files of a directory, renamed ones too."""
+    """Reads the complete lines that appear in the files of a directory, renamed ones too.
 
-    def __init__(self, directory: Path, *, pattern: str) -> None:
-        self._directory, self._pattern = directory, pattern
+    A call reads up to ``most_bytes`` of a file, and the rest of the line at which they end.
+    """
+
+    def __init__(self, directory: Path, *, pattern: str, most_bytes: int = -1) -> None:
+        self._directory, self._pattern, self._most_bytes = directory, pattern, most_bytes
         self._offsets: dict[tuple[int, int], int] = {}
         self._before: dict[tuple[int, int], int] = {}
 
@@ -149,12 +152,14 @@ class FreshLines:
 
     def _fresh(self, file: BinaryIO, identity: tuple[int, int]) -> Iterator[bytes]:
         with file:
-            file.seek(self._offsets[identity])
+            first = file.seek(self._offsets[identity])
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self._offsets[identity] += len(line)
                 yield line[:-1]
+                if 0 <= self._most_bytes <= self._offsets[identity] - first:
+                    return
 
 
 class EventReader:

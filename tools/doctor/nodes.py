@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.ckpt.errors import NotFoundError, PeerError
-from holdfast.tools.commands.status import ask
 from holdfast.tools.doctor.facts import UNLIMITED, JobNode
 from holdfast.tools.doctor.findings import Finding, failure, fine
 from holdfast.tools.doctor.job import judge_job
+from holdfast.tools.live.asking import ask
 from holdfast.tools.show.node_status import NodeStatus
 
 

@@ -14,7 +14,7 @@ from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.elastic.events import KINDS
 from holdfast.elastic.events.log import EVENTS_PATTERN
 from holdfast.elastic.launch.run_folder import KEY
-from holdfast.tools.commands.status import ask
+from holdfast.tools.live.asking import ask
 from holdfast.tools.logs.entries import DAMAGED, OUTPUT, HistoryLine, Wanted, as_json, as_text
 from holdfast.tools.logs.history import RunHistory
 from holdfast.tools.logs.since import parse_since

@@ -112,7 +112,7 @@ class Narrator:
 
 
 def remarks(event: Event) -> Iterator[str]:
-    """Yield the sentence of an event that needs no other to be understood, nothing for others."""
+    """Yield the lines for an event that need no other event to be understood."""
     yield from _checkpoint(event)
     yield from _data_worker(event)
     yield from _remark(event)
@@ -173,7 +173,7 @@ def _data_worker(event: Event) -> Iterator[str]:
 
 
 def cause_of(event: Detected) -> str:
-    """Return the change that was noticed, in words."""
+    """Return a loss, a join or a notice in words."""
     victim, what, why = event.victim, event.what, event.why
     if what == "unreachable":
         return why
