@@ -49,6 +49,15 @@ COMMANDS: Final = {
         "commands.status",
         "show how well a running job is protected, and the cost of it",
     ),
+    "logs": ("logs.command", "print the history of a run in time order, and follow it"),
+    "doctor": (
+        "doctor.command",
+        "find what would keep a job from running well, with the remedy",
+    ),
+    "dashboard": (
+        "dashboard.command",
+        "show a run in the browser as it goes: nodes, recoveries, protection, checkpoints",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",

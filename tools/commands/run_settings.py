@@ -1,4 +1,4 @@
-"""Options of commands that start a job: workers of other roles, and settings of the script."""
+"""Options of commands that start a job: other roles, the script's settings, the story it tells."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events.log import HISTORY_BYTES
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.sea.settings import Islands
+from holdfast.tools.show.levels import LEVELS
+from holdfast.tools.show.telling import FORMATS
 from holdfast.tools.subcommand import positive
+from holdfast.tools.terminal import parse_bytes
 
 
 def add_roles(add: Callable[..., Any]) -> None:
@@ -30,7 +34,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Declare the options of `settings`; ``add`` is ``ArgumentParser.add_argument``."""
     add(
         "--parity",
-        type=_parity,
+        type=parity_of,
         metavar="M",
         help="nodes that may be lost with their memory, or 'replicate' for whole copies "
         "(default: the script's value)",
@@ -82,6 +86,32 @@ def add_options(add: Callable[..., Any]) -> None:
     )
 
 
+def add_story(add: Callable[..., Any]) -> None:
+    """Declare the options of what a job tells and keeps of it."""
+    add(
+        "--history",
+        type=parse_bytes,
+        default=HISTORY_BYTES,
+        metavar="SIZE",
+        help="keep at most SIZE of each node's events, and as much of the output of each process "
+        "that is kept; at half of it a file gives way to the next (default 64MiB, at least 64KiB)",
+    )
+    add(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="form of the lines on stderr: text for people, or json: an object a line with time_s, "
+        "level, message and, of an event, kind, node and seat (default text)",
+    )
+    add(
+        "--log-level",
+        choices=LEVELS,
+        default="info",
+        help="print lines of this level and above; debug has every event (default info)",
+    )
+    add("--quiet", action="store_true", help="print no lines on stderr but why the job failed")
+
+
 def settings(args: argparse.Namespace) -> dict[str, Json]:
     """Return the script's settings that the command line overrides. Raises ``ConfigError``."""
     options: dict[str, dict[str, Json]] = {
@@ -109,7 +139,8 @@ def settings(args: argparse.Namespace) -> dict[str, Json]:
     return found
 
 
-def _parity(text: str) -> int | str:
+def parity_of(text: str) -> int | str:
+    """Parse the value of ``--parity``; an argparse type."""
     if text != "replicate" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
     return text if text == "replicate" else int(text)
