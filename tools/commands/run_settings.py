@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Checkpoints, Settings
@@ -12,6 +13,22 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.sea.settings import Islands
 from holdfast.tools.subcommand import positive
+
+OPTIONS: Final = {
+    "parity": ("snapshots", "parity"),
+    "parity_group": ("snapshots", "group"),
+    "memory": ("snapshots", "memory"),
+    "disk": ("snapshots", "disk"),
+    "checkpoint_bandwidth": ("checkpoint", "bandwidth"),
+    "on_checkpoint_error": ("checkpoint", "on_error"),
+    "stop_grace_s": ("timeouts", "stop_grace_s"),
+    "island": ("islands", "name"),
+    "sea": ("islands", "meet"),
+}
+"""Destination of an option -> the group and the field of the script's settings that it sets."""
+
+GIVEN: Final = "given_settings"
+"""Name of the arguments' attribute with the settings of `holdfast.toml` and the environment."""
 
 
 def add_roles(add: Callable[..., Any]) -> None:
@@ -83,25 +100,14 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Json]:
-    """Return the script's settings that the command line overrides. Raises ``ConfigError``."""
-    options: dict[str, dict[str, Json]] = {
-        "snapshots": {
-            "parity": args.parity,
-            "group": args.parity_group,
-            "memory": args.memory,
-            "disk": args.disk,
-        },
-        "checkpoint": {
-            "bandwidth": args.checkpoint_bandwidth,
-            "on_error": args.on_checkpoint_error,
-        },
-        "timeouts": {"stop_grace_s": args.stop_grace_s},
-        "islands": {"name": args.island, "meet": args.sea},
-    }
-    found: dict[str, Json] = {}
-    for group, values in options.items():
-        if given := {name: value for name, value in values.items() if value is not None}:
-            found[group] = given
+    """Return the script's settings that the command line and `GIVEN` override.
+
+    Raises ``ConfigError`` for a wrong one.
+    """
+    found: dict[str, Any] = copy.deepcopy(getattr(args, GIVEN, {}))
+    for option, (group, field) in OPTIONS.items():
+        if (value := getattr(args, option)) is not None:
+            found.setdefault(group, {})[field] = value
     try:
         Settings(checkpoint=Checkpoints("a script's own"), islands=Islands()).overridden(found)
     except ConfigError as error:
