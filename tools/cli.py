@@ -75,6 +75,7 @@ COMMANDS: Final = {
         "islands.command",
         "look at runs that merge their weights, and repeat their merges",
     ),
+    "plan": ("plan.command", "forecast memory, losses, goodput and the best intervals of a job"),
     "settings": ("settings.command", "show each setting, its value and its origin"),
     "bench": (
         "bench.command",

@@ -47,7 +47,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Declare the options of `settings`; ``add`` is ``ArgumentParser.add_argument``."""
     add(
         "--parity",
-        type=_parity,
+        type=parity_number,
         metavar="M",
         help="nodes that may be lost with their memory, or 'replicate' for whole copies "
         "(default: the script's value)",
@@ -115,7 +115,8 @@ def settings(args: argparse.Namespace) -> dict[str, Json]:
     return found
 
 
-def _parity(text: str) -> int | str:
+def parity_number(text: str) -> int | str:
+    """Parse a number of nodes, or ``replicate``; an argparse type."""
     if text != "replicate" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
     return text if text == "replicate" else int(text)
