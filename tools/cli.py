@@ -76,7 +76,15 @@ COMMANDS: Final = {
         "look at runs that merge their weights, and repeat their merges",
     ),
     "plan": ("plan.command", "forecast memory, losses, goodput and the best intervals of a job"),
+    "init": (
+        "settings.init_command",
+        "write a commented holdfast.toml, and a job file for the launcher at hand",
+    ),
     "settings": ("settings.command", "show each setting, its value and its origin"),
+    "completion": (
+        "settings.completion",
+        "print the completion of commands and options for a shell",
+    ),
     "bench": (
         "bench.command",
         "measure snapshots, checkpoints and parity on this machine",

@@ -5,30 +5,15 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.sea.settings import Islands
+from holdfast.tools.settings.keys import GIVEN, OPTIONS
 from holdfast.tools.subcommand import positive
-
-OPTIONS: Final = {
-    "parity": ("snapshots", "parity"),
-    "parity_group": ("snapshots", "group"),
-    "memory": ("snapshots", "memory"),
-    "disk": ("snapshots", "disk"),
-    "checkpoint_bandwidth": ("checkpoint", "bandwidth"),
-    "on_checkpoint_error": ("checkpoint", "on_error"),
-    "stop_grace_s": ("timeouts", "stop_grace_s"),
-    "island": ("islands", "name"),
-    "sea": ("islands", "meet"),
-}
-"""Destination of an option -> the group and the field of the script's settings that it sets."""
-
-GIVEN: Final = "given_settings"
-"""Name of the arguments' attribute with the settings of `holdfast.toml` and the environment."""
 
 
 def add_roles(add: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ class Intervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class LostShares:
     """Shares of wall time, from 0 to 1, that are not useful."""
 
     snapshots: float
@@ -58,7 +58,7 @@ class Forecast:
     intervals: Intervals
     rates: FailureRates
     goodput: float
-    costs: Costs
+    costs: LostShares
     memory: MemoryNeed
     classic: Classic
     lost_work_s: tuple[float, float]
@@ -169,7 +169,7 @@ def forecast(job: PlannedJob, intervals: Intervals) -> Forecast:
         intervals=intervals,
         rates=rates,
         goodput=goodput,
-        costs=Costs(
+        costs=LostShares(
             snapshots=snapshots,
             checkpoints=checkpoints,
             from_memory=from_memory,

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from holdfast.tools.commands.run_settings import GIVEN
 from holdfast.tools.printing import printable
 from holdfast.tools.settings import keys, resolve, toml_file
 from holdfast.tools.settings.configured import CONFIGURED, inner
-from holdfast.tools.settings.resolve import COMMAND_LINE, Setting, Sources
+from holdfast.tools.settings.resolve import COMMAND_LINE, Setting, SettingSources
 
 _UNSET: Final = object()
 _NAMED: Final = 8
@@ -29,7 +28,7 @@ def parse(
     table, command = _table_of(parser, args)
     if not table:
         return args
-    sources = Sources(file=toml_file.find(args.config, os.environ), environment=os.environ)
+    sources = SettingSources(file=toml_file.find(args.config, os.environ), environment=os.environ)
     if sources.file:
         resolve.check_tables(sources.file, commands)
     explicit = _explicit(parser, command, words)
@@ -41,7 +40,7 @@ def parse(
     if keys.starts_scripts(table):
         script = resolve.of_script(sources, explicit=explicit)
         given = [each for each in script if each.is_given and each.origin != COMMAND_LINE]
-        setattr(args, GIVEN, resolve.nested(given))
+        setattr(args, keys.GIVEN, resolve.nested(given))
     if sources.file:
         _say_origin(sources.file.path, [*own, *script])
     return args

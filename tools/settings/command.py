@@ -13,7 +13,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.tools.settings import configured, resolve, toml_file
 from holdfast.tools.settings.configured import CONFIGURED
 from holdfast.tools.settings.keys import starts_scripts
-from holdfast.tools.settings.resolve import Setting, Sources
+from holdfast.tools.settings.resolve import Setting, SettingSources
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.terminal import console, print_json
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.table and args.table not in tables:
         raise ConfigError(f"{args.table}: no command with settings; give {', '.join(tables)}")
     file = toml_file.find(args.config, os.environ)
-    sources = Sources(file=file, environment=os.environ)
+    sources = SettingSources(file=file, environment=os.environ)
     if file:
         resolve.check_tables(file, commands)
     found = [

@@ -14,7 +14,22 @@ from typing import Any, Final
 
 from holdfast.elastic.config import OVERRIDABLE, Checkpoints, Settings
 from holdfast.elastic.sea.settings import Islands
-from holdfast.tools.commands.run_settings import OPTIONS
+
+OPTIONS: Final = {
+    "parity": ("snapshots", "parity"),
+    "parity_group": ("snapshots", "group"),
+    "memory": ("snapshots", "memory"),
+    "disk": ("snapshots", "disk"),
+    "checkpoint_bandwidth": ("checkpoint", "bandwidth"),
+    "on_checkpoint_error": ("checkpoint", "on_error"),
+    "stop_grace_s": ("timeouts", "stop_grace_s"),
+    "island": ("islands", "name"),
+    "sea": ("islands", "meet"),
+}
+"""Destination of an option -> the group and the field of the script's settings that it sets."""
+
+GIVEN: Final = "given_settings"
+"""Name of the arguments' attribute with the settings of `holdfast.toml` and the environment."""
 
 SECRET: Final = ("key_file", "etcd", "notice_header", "token")
 """Options that name a key, a secret or a program: no file may set them."""

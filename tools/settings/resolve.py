@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.commands.run_settings import OPTIONS
 from holdfast.tools.settings import keys, values
 from holdfast.tools.settings.configured import CONFIGURED
-from holdfast.tools.settings.values import Unfit
 
 COMMAND_LINE: Final = "the command line"
 BUILT_IN: Final = "default"
@@ -63,7 +61,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class SettingSources:
     """The places of settings: a file, if there is one, and the environment."""
 
     file: Source | None
@@ -95,7 +93,7 @@ def check_tables(file: Source, commands: Collection[str]) -> None:
 def of_command(
     table: str,
     parser: argparse.ArgumentParser,
-    sources: Sources,
+    sources: SettingSources,
     *,
     explicit: Mapping[str, Any],
 ) -> list[Setting]:
@@ -129,12 +127,12 @@ def _option(
     )
 
 
-def _given(table: str, key: str, action: argparse.Action, sources: Sources) -> Setting:
+def _given(table: str, key: str, action: argparse.Action, sources: SettingSources) -> Setting:
     name = keys.variable(table, key)
     if text := sources.environment.get(name):
         try:
             value = values.of_environment(action, text)
-        except Unfit as error:
+        except ConfigError as error:
             raise ConfigError(f"{name}={error}") from error
         return _option(table, key, action, value, name, text)
     own = keys.OWN_VARIABLES.get((table, key), "")
@@ -146,7 +144,7 @@ def _given(table: str, key: str, action: argparse.Action, sources: Sources) -> S
     written = file.content[table][key]
     try:
         value = values.of_option(action, written)
-    except Unfit as error:
+    except ConfigError as error:
         raise ConfigError(f"{file.at(table, key)} = {error}") from error
     return _option(table, key, action, value, sources.origin(table, key), written)
 
@@ -174,8 +172,8 @@ def _check_keys(
                 f"{place}: a file of settings names no key, secret or program: anybody may have "
                 f"written it; give --{option} on the command line"
             )
-        if keys.starts_scripts(table) and key in OPTIONS:
-            group, field = OPTIONS[key]
+        if keys.starts_scripts(table) and key in keys.OPTIONS:
+            group, field = keys.OPTIONS[key]
             raise ConfigError(
                 f"{place}: it is a setting of the script; write {field} below [{group}]"
             )
@@ -189,7 +187,7 @@ def _is_like(key: str, known: Collection[str]) -> bool:
     return keys.nearest(key, known).startswith("write ")
 
 
-def of_script(sources: Sources, *, explicit: Mapping[str, Any]) -> list[Setting]:
+def of_script(sources: SettingSources, *, explicit: Mapping[str, Any]) -> list[Setting]:
     """Return the settings of scripts; a value that nothing gives is the script's own.
 
     Raises ``ConfigError`` for an unknown key, a wrong value and values that contradict each other.
@@ -209,7 +207,9 @@ def of_script(sources: Sources, *, explicit: Mapping[str, Any]) -> list[Setting]
     return found
 
 
-def _of_field(table: str, field: str, sources: Sources, explicit: Mapping[str, Any]) -> Setting:
+def _of_field(
+    table: str, field: str, sources: SettingSources, explicit: Mapping[str, Any]
+) -> Setting:
     path = (table, field) if field else (table,)
     value: Any = explicit.get(keys.option_of(table, field))
     if value is not None:
@@ -223,7 +223,7 @@ def _of_field(table: str, field: str, sources: Sources, explicit: Mapping[str, A
     value = file.content[table][field] if field else file.content[table]
     try:
         values.check_setting(table, field, value)
-    except Unfit as error:
+    except ConfigError as error:
         raise ConfigError(f"{file.at(*path)}: {error}") from error
     return _setting(path, value, sources.origin(*path))
 
@@ -248,14 +248,14 @@ def _checked_text(table: str, field: str, text: str, name: str) -> object:
     value = values.typed(text)
     try:
         values.check_setting(table, field, value)
-    except Unfit as error:
+    except ConfigError as error:
         if value == text:
             raise ConfigError(f"{name}: {error}") from error
     else:
         return value
     try:
         values.check_setting(table, field, text)
-    except Unfit as error:
+    except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     return text
 

@@ -13,15 +13,11 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.sea.settings import Islands
 
 
-class Unfit(ValueError):
-    """A value does not fit its key; the text says what was found and what to give."""
-
-
 def of_option(action: argparse.Action, value: object) -> object:
-    """Return an option's value as its parser would make it. Raises ``Unfit``."""
+    """Return an option's value as its parser would make it. Raises ``ConfigError``."""
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise Unfit(f"{value!r}: give true or false")
+            raise ConfigError(f"{value!r}: give true or false")
         const = action.const if action.const is not None else True
         return const if value else action.default
     several = isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+")
@@ -29,23 +25,23 @@ def of_option(action: argparse.Action, value: object) -> object:
     if several or counted:
         each = value if isinstance(value, list) else [value]
         if counted and len(each) != action.nargs:
-            raise Unfit(f"{value!r}: give a list of {action.nargs} values")
+            raise ConfigError(f"{value!r}: give a list of {action.nargs} values")
         return [_one(action, item) for item in each]
     return _one(action, value)
 
 
 def _one(action: argparse.Action, value: object) -> object:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise Unfit(f"{value!r}: give {_wanted(action)}")
+        raise ConfigError(f"{value!r}: give {_wanted(action)}")
     kind: Any = action.type or str
     try:
         made = kind(str(value))
     except argparse.ArgumentTypeError as error:
-        raise Unfit(str(error)) from error
+        raise ConfigError(str(error)) from error
     except (TypeError, ValueError) as error:
-        raise Unfit(f"{value!r}: give {_wanted(action)}") from error
+        raise ConfigError(f"{value!r}: give {_wanted(action)}") from error
     if action.choices is not None and made not in action.choices:
-        raise Unfit(f"{value!r}: give {' or '.join(map(repr, action.choices))}")
+        raise ConfigError(f"{value!r}: give {' or '.join(map(repr, action.choices))}")
     return made
 
 
@@ -55,11 +51,11 @@ def _wanted(action: argparse.Action) -> str:
 
 
 def of_environment(action: argparse.Action, text: str) -> object:
-    """Return an option's value by the text of a variable. Raises ``Unfit``."""
+    """Return an option's value by the text of a variable. Raises ``ConfigError``."""
     if action.nargs == 0:
         known = {"1": True, "true": True, "0": False, "false": False}
         if text.lower() not in known:
-            raise Unfit(f"{text!r}: give 1 or 0")
+            raise ConfigError(f"{text!r}: give 1 or 0")
         return of_option(action, known[text.lower()])
     several = isinstance(action, argparse._AppendAction) or action.nargs is not None
     return of_option(action, text.split(",") if several else text)
@@ -75,19 +71,16 @@ def typed(text: str) -> object:
 
 
 def check_setting(table: str, field: str, value: object) -> None:
-    """Raise ``Unfit`` for a value that a field of the script's settings refuses."""
+    """Raise ``ConfigError`` for a value that a field of the script's settings refuses."""
     script = Settings(checkpoint=Checkpoints("a script's own"), islands=Islands())
-    try:
-        if not field:
-            dataclasses.replace(script, **{table: value})  # type: ignore[arg-type]
-            return
-        group = getattr(script, table)
-        if table == "snapshots":  # a group has more nodes than its parity, by whichever key
-            _check_snapshots(group, field, value)
-            return
+    if not field:
+        dataclasses.replace(script, **{table: value})  # type: ignore[arg-type]
+        return
+    group = getattr(script, table)
+    if table == "snapshots":  # a group has more nodes than its parity, by whichever key
+        _check_snapshots(group, field, value)
+    else:
         dataclasses.replace(group, **{field: value})
-    except ConfigError as error:
-        raise Unfit(str(error)) from error
 
 
 def _check_snapshots(group: Any, field: str, value: object) -> None:

@@ -13,7 +13,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.tools import cli
 from holdfast.tools.settings import resolve
 from holdfast.tools.settings.configured import CONFIGURED, leaf
-from holdfast.tools.settings.resolve import BUILT_IN, SCRIPT, Setting, Sources
+from holdfast.tools.settings.resolve import BUILT_IN, SCRIPT, Setting, SettingSources
 from holdfast.tools.settings.toml_file import SettingsFile
 
 
@@ -22,9 +22,9 @@ def parser_of(table: str) -> argparse.ArgumentParser:
     return leaf(cli.build_parser(words[0], cli.load(words[0])), words)
 
 
-def sources(text: str = "", environment: Mapping[str, str] | None = None) -> Sources:
+def sources(text: str = "", environment: Mapping[str, str] | None = None) -> SettingSources:
     file = SettingsFile(path="h.toml", content=tomllib.loads(text), text=text)
-    return Sources(file=file, environment=environment or {})
+    return SettingSources(file=file, environment=environment or {})
 
 
 def command(
