@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -18,6 +20,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from holdfast.elastic.channel.unwatched import EVENTS_ENV
+from holdfast.elastic.events import WorkProgressed
+from holdfast.elastic.events.log import EventWriter
 from holdfast.tools.printing import say
 from holdfast.tools.terminal import SafeConsole, readable
 
@@ -31,7 +36,8 @@ class LongWork(Progress):
     Enter it as a context, call ``task = work.add_task("reading", total=nbytes)``, then
     ``work.advance(task, nbytes)`` from any thread. A bar on a terminal disappears at the end;
     elsewhere there is a line every ``every_s`` seconds, none for work that is done sooner. ``kept``
-    says, when the work is interrupted, what stays and how to go on.
+    says, when the work is interrupted, what stays and how to go on. The file that HOLDFAST_EVENTS
+    names gets the same as events `WorkProgressed`.
     """
 
     def __init__(
@@ -51,18 +57,25 @@ class LongWork(Progress):
         )
         self._kept, self._every_s, self._clock = kept, every_s, clock
         self._told_s = clock()
+        path = os.environ.get(EVENTS_ENV)
+        self._events = EventWriter(Path(path), node="") if path else None
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """Count more bytes as done."""
         super().advance(task_id, advance)
-        if not self.disable:
-            return
         with self._lock:
             if self._clock() - self._told_s < self._every_s:
                 return
             self._told_s = self._clock()
-            line = line_of(self._tasks[task_id])
-        say(line, stderr=True)
+            task = self._tasks[task_id]
+            event, line = event_of(task), line_of(task)
+        self._write(event)
+        if self.disable:
+            say(line, stderr=True)
+
+    def _write(self, event: WorkProgressed) -> None:
+        if self._events:
+            self._events.write(event, source="command")
 
     def __exit__(
         self,
@@ -72,9 +85,27 @@ class LongWork(Progress):
     ) -> None:
         """Remove the bar; of an interrupt, say what is kept."""
         super().__exit__(exc_type, exc_val, exc_tb)
-        if exc_type is not None and issubclass(exc_type, KeyboardInterrupt):
+        is_interrupt = exc_type is not None and issubclass(exc_type, KeyboardInterrupt)
+        ended = "interrupted" if is_interrupt else "failed" if exc_type else "done"
+        for task in self.tasks:
+            self._write(event_of(task, ended=ended))
+        if self._events:
+            self._events.close()
+        if is_interrupt:
             done = "; ".join(line_of(task) for task in self.tasks)
             say(f"stopped at {done}. {self._kept}" if done else self._kept, stderr=True)
+
+
+def event_of(task: Task, *, ended: str = "") -> WorkProgressed:
+    """Return a task's progress as an event."""
+    return WorkProgressed(
+        work=task.description,
+        bytes=int(task.completed),
+        total_bytes=None if task.total is None else int(task.total),
+        bytes_per_s=task.speed,
+        left_s=None if task.time_remaining is None else float(task.time_remaining),
+        ended=ended,
+    )
 
 
 def line_of(task: Task) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from holdfast.elastic.events import WorkProgressed, of_kind
+from holdfast.elastic.events.log import EventReader
 from holdfast.tools.long_work import LongWork, line_of
 
 MIB = 1 << 20
@@ -63,3 +67,18 @@ def test_work_of_unknown_size_has_no_share() -> None:
     work = LongWork("")
     work.add_task("reading", total=None)
     assert line_of(work.tasks[0]) == "reading: 0 B"
+
+
+def test_events_tell_the_same_to_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_EVENTS", str(tmp_path / "events-tool.jsonl"))
+    clock = Clock()
+    with pytest.raises(KeyboardInterrupt), LongWork("", every_s=10.0, clock=clock) as work:
+        task = work.add_task("reading", total=100 * MIB)
+        for _ in range(12):
+            clock.now_s += 1.0
+            work.advance(task, MIB)
+        raise KeyboardInterrupt
+    first, last = of_kind(EventReader(tmp_path).new(), WorkProgressed)
+    assert (first.work, first.bytes, first.total_bytes) == ("reading", 10 * MIB, 100 * MIB)
+    assert (first.bytes_per_s, first.left_s, first.ended) == (MIB, 90.0, "")
+    assert (last.bytes, last.ended) == (12 * MIB, "interrupted")
