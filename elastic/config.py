@@ -423,9 +423,10 @@ class Settings:
 
         ``overrides`` has the shape of `Settings`: a value by the name of a field, or, for a group,
         the values of its fields that differ. ``{stage}`` in a text stands for the name of the
-        function ``stage``, so that each stage of a script gets a directory of its own. Overrides of
-        checkpoints have no effect if the script writes none. Raises ``ConfigError`` for an unknown
-        name and for a wrong value.
+        function ``stage``, so that each stage of a script gets a directory of its own. A script
+        that writes no checkpoints writes them if the launcher gives a ``root``; other overrides of
+        checkpoints have no effect on it. Raises ``ConfigError`` for an unknown name and for a wrong
+        value.
         """
         changed: dict[str, Any] = {}
         for name, value in overrides.items():
@@ -434,6 +435,8 @@ class Settings:
                     f"the launcher overrides {name!r}: only {', '.join(OVERRIDABLE)} can be"
                 )
             before = getattr(self, name)
+            if name == "checkpoint" and before is None and _has_root(value):
+                before = Checkpoints("the launcher's")
             if name == "islands" and before is None:
                 raise ConfigError(
                     "the launcher gives an island a name or a meeting place, and the script is "
@@ -504,6 +507,10 @@ class Settings:
             microbatches=self.batch.microbatches if self.shares_by_speed else 0,
             device=self.mesh.device,
         )
+
+
+def _has_root(values: Json) -> bool:
+    return isinstance(values, Mapping) and "root" in values
 
 
 def _replaced(group: Any, name: str, values: Json, *, stage: str) -> Any:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
@@ -23,6 +23,7 @@ from typing import Final, cast
 from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.printing import make_logs_printable
+from holdfast.tools.settings.configured import CONFIGURED, add_option
 from holdfast.tools.subcommand import Subcommand, Subparsers, report
 
 EXIT_FAILED: Final = 1
@@ -83,12 +84,25 @@ COMMANDS: Final = {
         "islands.command",
         "look at runs that merge their weights, and repeat their merges",
     ),
+    "plan": ("plan.command", "forecast memory, losses, goodput and the best intervals of a job"),
+    "init": (
+        "settings.init_command",
+        "write a commented holdfast.toml, and a job file for the launcher at hand",
+    ),
+    "settings": ("settings.command", "show each setting, its value and its origin"),
+    "completion": (
+        "settings.completion",
+        "print the completion of commands and options for a shell",
+    ),
     "bench": (
         "bench.command",
         "measure snapshots, checkpoints and parity on this machine",
     ),
 }
 """Subcommand -> (module below `holdfast.tools`, one line of help)."""
+
+OF_ALL: Final = ("settings", "init", "completion")
+"""Subcommands that look at the parsers of all, which `whole_parser` makes."""
 
 OURS: Final = "holdfast"
 
@@ -158,6 +172,25 @@ def load(command: str | None) -> Subcommand | None:
 
 def build_parser(chosen: str | None, subcommand: Subcommand | None) -> argparse.ArgumentParser:
     """Return the command line's parser, complete for the chosen subcommand only."""
+    return _parser({chosen: subcommand} if chosen and subcommand else {})
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return the parser that is complete for all subcommands; it imports all of them.
+
+    One whose package is not installed stays without arguments.
+    """
+    found = {}
+    for name in COMMANDS:
+        try:
+            found[name] = load(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == OURS:
+                raise
+    return _parser({name: each for name, each in found.items() if each})
+
+
+def _parser(complete: Mapping[str, Subcommand]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="holdfast",
         description="Keeps PyTorch training alive: parity-guarded in-memory snapshots, universal "
@@ -170,11 +203,25 @@ def build_parser(chosen: str | None, subcommand: Subcommand | None) -> argparse.
         "Subparsers", parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     )
     for name, (_, summary) in COMMANDS.items():
-        if name == chosen and subcommand:
-            subcommand.add_parser(subparsers)
+        if name in complete:
+            add_option(name, complete[name].add_parser(subparsers))
         else:
             subparsers.add_parser(name, help=summary)
     return parser
+
+
+def parsed(
+    command: str | None, subcommand: Subcommand | None, words: Sequence[str]
+) -> argparse.Namespace:
+    """Return the arguments, with the settings of `holdfast.toml` for a command that has some."""
+    parser = build_parser(command, subcommand)
+    if command in OF_ALL:
+        parser.set_defaults(whole=whole_parser)
+    if command not in CONFIGURED:
+        return parser.parse_args(words)
+    from holdfast.tools.settings import apply  # it imports what `holdfast --help` does without
+
+    return apply.parse(parser, words, COMMANDS)
 
 
 def missing_package(error: ModuleNotFoundError, command: str | None) -> str:
@@ -234,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     try:
         subcommand = load(chosen)
-        args = build_parser(chosen, subcommand).parse_args(words)
+        args = parsed(chosen, subcommand, words)
         with terminated_in_order():
             return subcommand.run(args) if subcommand else EXIT_USAGE
     except Terminated:

@@ -1,4 +1,4 @@
-"""Helpers that all commands use: sizes, argument types, consoles, progress bars, JSON."""
+"""Helpers that all commands use: sizes, argument types, consoles, JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -86,24 +85,6 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console that is wide if no terminal limits it."""
     made = SafeConsole(stderr=stderr)
     return made if made.is_terminal else SafeConsole(stderr=stderr, width=_WIDTH)
-
-
-def progress_bar() -> Progress:
-    """Return a progress bar for bytes, to be entered as a context.
-
-    It shows on stderr, only on a terminal, and disappears at the end. Call ``task =
-    bar.add_task("reading", total=nbytes)``, then ``bar.advance(task, nbytes)`` from any thread.
-    """
-    shown = SafeConsole(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-        console=shown,
-        transient=True,
-        disable=not shown.is_terminal,
-    )
 
 
 def print_json(content: object) -> None:

@@ -163,6 +163,7 @@ def _expired(candidate: PruneCandidate, rules: Rules, *, newest: int) -> str | N
     return f"seen {duration(candidate.age_s)} ago, the limit is {duration(rules.most_age_s)}"
 
 
+_YEAR_S: Final = 365.25 * 86_400
 _UNITS: Final = (("w", 604_800), ("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -174,6 +175,17 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g}s"
 
 
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``2y``, ``7d``, ``12h``, ``30m`` or ``90s``.
+
+    Raises ``ValueError`` for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([ywdhms])", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write it as in 7d, 12h or 90s")
+    return float(match[1]) * {"y": _YEAR_S, **dict(_UNITS)}[match[2]]
+
+
 def parse_limit(text: str) -> tuple[float | None, int | None]:
     """Read an age limit: seconds from ``7d``, ``12h``, ``30m``, or steps from ``5000steps``.
 
@@ -181,10 +193,11 @@ def parse_limit(text: str) -> tuple[float | None, int | None]:
     """
     if match := re.fullmatch(r"(\d+)\s*steps?", text):
         return None, int(match[1])
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([wdhms])", text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an age limit; write it as in 7d, 12h or 5000steps")
-    return float(match[1]) * dict(_UNITS)[match[2]], None
+    try:
+        return parse_duration(text), None
+    except ValueError:
+        message = f"{text!r} is not an age limit; write it as in 7d, 12h or 5000steps"
+        raise ValueError(message) from None
 
 
 learn(globals())

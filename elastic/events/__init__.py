@@ -63,6 +63,7 @@ from holdfast.elastic.events.job import (
     WorkerHandedOver,
     WorkerStack,
     WorkerStarted,
+    WorkProgressed,
 )
 from holdfast.elastic.events.rollouts import (
     BackPressure,
@@ -185,6 +186,7 @@ __all__ = [
     "WeightsGiven",
     "WeightsPulled",
     "WeightsRefused",
+    "WorkProgressed",
     "WorkerExited",
     "WorkerHalted",
     "WorkerHandedOver",

@@ -37,6 +37,28 @@ class EventsLost(Event, frozen=True, kw_only=True, tag="events_lost"):
     """Number of them."""
 
 
+class WorkProgressed(Event, frozen=True, kw_only=True, tag="work_progress"):
+    """A command has done a part of long work on bytes; told every few seconds, and at its end."""
+
+    work: str
+    """Kind of work, such as ``converting``."""
+
+    bytes: int
+    """Bytes that are done."""
+
+    total_bytes: int | None = None
+    """Bytes that there are, null where it is not known."""
+
+    bytes_per_s: float | None = None
+    """Rate of the newest part, in bytes per second; null where it is not known."""
+
+    left_s: float | None = None
+    """Expected time to the end, in seconds; null where it is not known."""
+
+    ended: str = ""
+    """End of the work: ``done``, ``interrupted`` or ``failed``; empty while it goes on."""
+
+
 class NodeExited(Event, frozen=True, kw_only=True, tag="node_exited"):
     """A node's agent ended while the job goes on."""
 

@@ -94,7 +94,7 @@ def test_every_kind_of_launch_is_there() -> None:
         "Job",
         "Service",
     }
-    assert len(SCRIPTS) == 2
+    assert len(SCRIPTS) == 4
 
 
 def test_objects_are_valid() -> None:

@@ -42,6 +42,7 @@ SINCE = {
     "tide_adopted",
     "tide_published",
     "weights_given",
+    "work_progress",
 }
 """Kinds that version 1 did not have."""
 

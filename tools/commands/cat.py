@@ -27,13 +27,13 @@ from holdfast.ckpt.inspect.values import decode, widened
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_resources, add_step, open_step
+from holdfast.tools.long_work import LongWork
 from holdfast.tools.printing import json_text, say
 from holdfast.tools.show.picture import HeatMap, histogram_svg, histogram_text
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive
 from holdfast.tools.terminal import (
     console,
     print_json,
-    progress_bar,
     shape_text,
 )
 
@@ -303,7 +303,7 @@ def _read_tiles(
         most_bytes=limits.tile_bytes // 4,
         cell=reader.cell(chosen.fqn),
     )
-    with progress_bar() as bar:
+    with LongWork("Nothing was changed.") as bar:
         task = bar.add_task("reading", total=chosen.selection.size * chosen.dtype.itemsize)
         for numbers, part in parallel(work, parts, threads=limits.threads):
             yield numbers, part

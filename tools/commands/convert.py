@@ -37,13 +37,13 @@ from holdfast.tools.commands.formats import (
     source_format,
     target_format,
 )
+from holdfast.tools.long_work import LongWork
 from holdfast.tools.printing import say
 from holdfast.tools.subcommand import positive
 from holdfast.tools.terminal import (
     parse_bytes,
     place,
     print_json,
-    progress_bar,
     readable,
     step_number,
 )
@@ -263,7 +263,8 @@ def run(args: argparse.Namespace) -> int:
             identity=_identity(source, args),
         )
         sink = stack.enter_context(closing(FORMATS[wanted].sink(args.target, writing)))
-        bar = stack.enter_context(progress_bar())
+        resumes = kind == wanted == "holdfast"
+        bar = stack.enter_context(LongWork(_kept(args, resumes=resumes)))
         total = sum(map(nbytes_of, named.specs.values()))
         task = bar.add_task("converting", total=total)
         done = transfer(
@@ -276,6 +277,14 @@ def run(args: argparse.Namespace) -> int:
     notes = getattr(sink, "notes", ())
     _report(args, done, kind=kind, wanted=wanted, told=told, notes=notes)
     return 0
+
+
+def _kept(args: argparse.Namespace, *, resumes: bool) -> str:
+    next_time = "goes on after the last complete writer" if resumes else "begins anew"
+    return (
+        f"{args.source} is as before, and {args.target} shows nothing that is half written; the "
+        f"same command {next_time}."
+    )
 
 
 def _patterned(

@@ -33,13 +33,13 @@ from holdfast.tools.commands.checkpoints import (
     require,
 )
 from holdfast.tools.commands.foreign import ForeignStep, open_foreign
+from holdfast.tools.long_work import LongWork
 from holdfast.tools.show.difference import CheckpointDifference, SideInfo, show
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, report
 from holdfast.tools.terminal import (
     console,
     place,
     print_json,
-    progress_bar,
     step_number,
 )
 
@@ -239,7 +239,7 @@ def _tensors(
     reading = [pair for pair in pairs if pair.name not in taken]
     total = sum(pair.nbytes for pair in reading)
     compared = {pair.name: _unread(pair.name, pair.a) for pair in pairs}
-    with progress_bar() as bar:
+    with LongWork("Nothing was changed.") as bar:
         task = bar.add_task("comparing", total=total)
         for tensor in compare_tensors(
             *readers,

@@ -23,8 +23,9 @@ from holdfast.tools.commands.checkpoints import (
     pointed_at,
 )
 from holdfast.tools.commands.foreign import ForeignStep, open_foreign
+from holdfast.tools.long_work import LongWork
 from holdfast.tools.printing import say
-from holdfast.tools.terminal import parse_bytes, place, print_json, progress_bar, readable
+from holdfast.tools.terminal import parse_bytes, place, print_json, readable
 
 if TYPE_CHECKING:
     from holdfast.tools.subcommand import Subparsers
@@ -124,6 +125,9 @@ def layout_of(axes: dict[str, int], rules: list[tuple[str, str | None, int]]) ->
     return TargetLayout(mesh=axes, rules=tuple(found))
 
 
+RESUMED: Final = "goes on after the last complete writer"
+
+
 def run(args: argparse.Namespace) -> int:
     """Write the checkpoint in the new layout and print its place."""
     layout = layout_of(args.mesh, args.shard)
@@ -133,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             return _run_foreign(foreign, layout, args)
     root, named = pointed_at(args.source, args.step)
     step = choose(root, named)
-    with StoreSource(root, step) as source, progress_bar() as bar:
+    with StoreSource(root, step) as source, LongWork(_kept(args, RESUMED)) as bar:
         compression = compression_of(args.compress, source.manifest.tensors, origin=source.origin)
         total = _total(source.manifest)
         task = bar.add_task("writing", total=total)
@@ -156,7 +160,7 @@ def _run_foreign(step: ForeignStep, layout: TargetLayout, args: argparse.Namespa
     sink = CheckpointSink(
         args.target, layout=layout, identity=Identity(compression=compression or {})
     )
-    with sink, progress_bar() as bar:
+    with sink, LongWork(_kept(args, "begins anew")) as bar:
         task = bar.add_task("writing", total=_total(step.manifest))
         done = transfer(
             step.source,
@@ -167,6 +171,13 @@ def _run_foreign(step: ForeignStep, layout: TargetLayout, args: argparse.Namespa
         )
     _tell(args, layout, step=step.step, path=sink.where, done=done, total=done.bytes)
     return 0
+
+
+def _kept(args: argparse.Namespace, next_time: str) -> str:
+    return (
+        f"{args.source} is as before, and {args.target} shows no new step; the same command "
+        f"{next_time}."
+    )
 
 
 def _tell(

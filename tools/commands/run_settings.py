@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events.log import HISTORY_BYTES
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.sea.settings import Islands
+from holdfast.tools.settings.keys import GIVEN, OPTIONS
 from holdfast.tools.show.levels import LEVELS
 from holdfast.tools.show.telling import FORMATS
 from holdfast.tools.subcommand import positive
@@ -34,7 +36,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Declare the options of `settings`; ``add`` is ``ArgumentParser.add_argument``."""
     add(
         "--parity",
-        type=parity_of,
+        type=parity_number,
         metavar="M",
         help="nodes that may be lost with their memory, or 'replicate' for whole copies "
         "(default: the script's value)",
@@ -113,25 +115,14 @@ def add_story(add: Callable[..., Any]) -> None:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Json]:
-    """Return the script's settings that the command line overrides. Raises ``ConfigError``."""
-    options: dict[str, dict[str, Json]] = {
-        "snapshots": {
-            "parity": args.parity,
-            "group": args.parity_group,
-            "memory": args.memory,
-            "disk": args.disk,
-        },
-        "checkpoint": {
-            "bandwidth": args.checkpoint_bandwidth,
-            "on_error": args.on_checkpoint_error,
-        },
-        "timeouts": {"stop_grace_s": args.stop_grace_s},
-        "islands": {"name": args.island, "meet": args.sea},
-    }
-    found: dict[str, Json] = {}
-    for group, values in options.items():
-        if given := {name: value for name, value in values.items() if value is not None}:
-            found[group] = given
+    """Return the script's settings that the command line and `GIVEN` override.
+
+    Raises ``ConfigError`` for a wrong one.
+    """
+    found: dict[str, Any] = copy.deepcopy(getattr(args, GIVEN, {}))
+    for option, (group, field) in OPTIONS.items():
+        if (value := getattr(args, option)) is not None:
+            found.setdefault(group, {})[field] = value
     try:
         Settings(checkpoint=Checkpoints("a script's own"), islands=Islands()).overridden(found)
     except ConfigError as error:
@@ -139,8 +130,8 @@ def settings(args: argparse.Namespace) -> dict[str, Json]:
     return found
 
 
-def parity_of(text: str) -> int | str:
-    """Parse the value of ``--parity``; an argparse type."""
+def parity_number(text: str) -> int | str:
+    """Parse a number of nodes, or ``replicate``; an argparse type."""
     if text != "replicate" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, nor 'replicate'")
     return text if text == "replicate" else int(text)

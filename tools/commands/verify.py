@@ -13,9 +13,10 @@ from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_step, add_threads, pointed_at
+from holdfast.tools.long_work import LongWork
 from holdfast.tools.printing import say
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
-from holdfast.tools.terminal import print_json, progress_bar, readable
+from holdfast.tools.terminal import print_json, readable
 
 EXIT_DAMAGED: Final = 1
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     store = open_store(root)
     found = {each: _examined(store, each) for each in there}
     unread = _without_repeats(found) if args.deep else 0
-    with progress_bar() as bar:
+    with LongWork("Nothing was changed; the same command checks anew.") as bar:
         task = bar.add_task("checking", total=unread)
         for each in found.values() if args.deep else ():
             _deepen(store, each, threads=args.threads, progress=lambda n: bar.advance(task, n))

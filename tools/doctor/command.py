@@ -18,7 +18,7 @@ from holdfast.elastic.addresses import checked_host
 from holdfast.elastic.channel.shared_key import shared_key_file
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.launch.run_folder import KEY
-from holdfast.tools.commands.run_settings import parity_of
+from holdfast.tools.commands.run_settings import parity_number
 from holdfast.tools.doctor import surroundings, trying
 from holdfast.tools.doctor.bundle import MOST_BYTES, pack, show_packed
 from holdfast.tools.doctor.facts import PlanFacts
@@ -67,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add("--nnodes", type=positive, default=1, metavar="M", help="machines (default 1)")
     add(
         "--parity",
-        type=parity_of,
+        type=parity_number,
         metavar="M",
         help="nodes that may be lost, or 'replicate' (default 1, 0 on one node)",
     )

@@ -256,6 +256,11 @@ def test_what_is_said_of_checkpoints_changes_nothing_where_there_are_none() -> N
     assert Settings().overridden({"checkpoint": {"on_error": "skip"}}) == Settings()
 
 
+def test_a_root_from_outside_gives_checkpoints_to_a_script_without_any() -> None:
+    found = Settings().overridden({"checkpoint": {"root": "x/{stage}", "every": 5}}, stage="tune")
+    assert found.checkpoint == Checkpoints("x/tune", every=5)
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [

@@ -1,0 +1,1 @@
+"""The settings of commands: `holdfast.toml` and variables, the origin of values, first files."""
