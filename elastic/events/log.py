@@ -106,10 +106,13 @@ class EventWriter:
 
 
 class FreshLines:
-    """Reads the complete lines that appear in the files of a directory, renamed ones too."""
+    """Reads the complete lines that appear in the files of a directory, renamed ones too.
 
-    def __init__(self, directory: Path, *, pattern: str) -> None:
-        self._directory, self._pattern = directory, pattern
+    A call reads up to ``most_bytes`` of a file, and the rest of the line at which they end.
+    """
+
+    def __init__(self, directory: Path, *, pattern: str, most_bytes: int = -1) -> None:
+        self._directory, self._pattern, self._most_bytes = directory, pattern, most_bytes
         self._offsets: dict[tuple[int, int], int] = {}
         self._before: dict[tuple[int, int], int] = {}
 
@@ -128,7 +131,9 @@ class FreshLines:
                 offset = self._offsets.get(identity, known.get(identity, 0))
                 offset = offset if offset <= about.st_size else 0  # another file with that number
                 file.seek(offset)
-                data = file.read()
+                data = file.read(self._most_bytes)
+                if offset + len(data) < about.st_size:
+                    data += file.readline()
             end = data.rfind(b"\n") + 1
             self._offsets[identity] = offset + end
             for line in data[:end].splitlines():

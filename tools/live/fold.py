@@ -1,0 +1,435 @@
+"""The fold: events of a run and answers of its nodes to a `RunView`, in bounded memory. Pure.
+
+The same events give the same counts whatever their order, as the files of several nodes are read
+one after the other. Series are down-sampled, of generations, faults and messages the newest stay;
+the older ones are in the sums.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from holdfast.elastic.events import (
+    Detected,
+    Event,
+    FaultInjected,
+    GenerationProposed,
+    JobEnded,
+    JobStarted,
+    LossJudged,
+    MetricsLogged,
+    RankReformed,
+    StateRestored,
+    StepDone,
+    StepProtected,
+    StragglerFound,
+    StragglerOver,
+    TokensSampled,
+    TrainingHeld,
+)
+from holdfast.elastic.membership.records import TRAINER
+from holdfast.elastic.membership.view import role_of
+from holdfast.tools.live.checkpointing import Checkpointing
+from holdfast.tools.live.crews import Crews
+from holdfast.tools.live.generations import Chapter, Ledgered, ledger
+from holdfast.tools.live.newest import Newest
+from holdfast.tools.live.sampling import Sampling
+from holdfast.tools.live.seas import Island
+from holdfast.tools.live.series import Series
+from holdfast.tools.live.telling import message_of
+from holdfast.tools.live.view import (
+    Curve,
+    FaultView,
+    JobState,
+    NodeView,
+    Point,
+    ProtectionView,
+    RunMessage,
+    RunView,
+    StragglerView,
+)
+from holdfast.tools.report.accounting import useful
+from holdfast.tools.show.node_status import NodeStatus
+
+MOST_CHAPTERS: Final = 256
+_FOLDED_AT_ONCE: Final = 64
+_MOST_NEWS: Final = 300
+_MOST_GOOD_NEWS: Final = 100
+"""Kept apart from the others, as there may be a checkpoint a minute for weeks."""
+
+_MOST_FAULTS: Final = 512
+_MOST_CURVES: Final = 24
+_PROTECTED_SHOWN: Final = 256
+_SILENT_S: Final = 120.0
+"""Seconds without any event or answer after which a job counts as silent."""
+
+
+class Fold:
+    """The state of one run, folded from its events. `view` makes a value of it."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.step, self.generation, self.last_s = 0, 0, 0.0
+        self._started: JobStarted | None = None
+        self._ended: JobEnded | None = None
+        self._begun_s = math.inf
+        self._crews, self._checkpoints = Crews(), Checkpointing()
+        self._sampling, self._island = Sampling(), Island()
+        self._chapters: dict[int, Chapter] = {}
+        self._folded_to, self._past, self._past_from_s = 0, _NOTHING, math.nan
+        self._detections = Newest[Detected](_MOST_FAULTS)
+        self._faults = Newest[FaultInjected](_MOST_FAULTS)
+        self._rollbacks = Newest[float](_MOST_FAULTS)
+        self._messages = Newest[RunMessage](_MOST_NEWS)
+        self._good_news = Newest[RunMessage](_MOST_GOOD_NEWS)
+        self._stragglers = Newest[StragglerFound](_MOST_FAULTS)
+        self._over: dict[str, float] = {}
+        self._protected = (-1, -1, 0.0)
+        self._protect_s: deque[float] = deque(maxlen=_PROTECTED_SHOWN)
+        self._recent_s: deque[float] = deque(maxlen=32)
+        self._at_risk: tuple[float, float] = (0.0, 0.0)
+        self._held_s = 0.0
+        self._losses = 0
+        self._wanted: dict[str, int] = {}
+        self._progress, self._step_times, self._stalls = Series(), Series(), Series()
+        self._curves: dict[str, Series] = {}
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take over events, in any order."""
+        for event in events:
+            self.counts[event.kind] += 1
+            if isinstance(event, StepDone):
+                self._step(event)
+            else:
+                self._apply(event)
+            self.last_s = max(self.last_s, event.time_s)
+            self._begun_s = min(self._begun_s, event.time_s)
+
+    def _step(self, event: StepDone) -> None:
+        self._crews.step(event)
+        self.step = max(self.step, event.step)
+        if event.rank:
+            return
+        self._chapter(event.generation).step(event)
+        self._progress.add(event.time_s, float(event.step))
+        self._step_times.add(event.time_s, event.seconds)
+        self._stalls.add(event.time_s, event.stall_s)
+        self._recent_s.append(event.seconds)
+        if event.time_s >= self._at_risk[0]:
+            self._at_risk = event.time_s, event.unprotected_s
+        self._protect(event.generation, event.protected, 0.0)
+
+    def _protect(self, generation: int, step: int, time_s: float) -> None:
+        if step >= 0 and (generation, step) > self._protected[:2]:
+            self._protected = generation, step, time_s
+
+    def _apply(self, event: Event) -> None:
+        match event:  # those that come with every step
+            case MetricsLogged(step=step, values=values):
+                return self._log(step, values)
+            case StepProtected():
+                self._protect(event.generation, event.step, event.time_s)
+                return self._protect_s.append(event.seconds)
+            case TokensSampled():
+                return self._sampling.apply(event)
+        return self._seldom(event)
+
+    def _seldom(self, event: Event) -> None:
+        self._crews.apply(event)
+        self._checkpoints.apply(event)
+        self._sampling.apply(event)
+        self._island.apply(event)
+        if (message := message_of(event)) is not None:
+            of_level = self._good_news if message.level == "good" else self._messages
+            of_level.add(event.time_s, message)
+        match event:
+            case GenerationProposed(generation=number):
+                self.generation = max(self.generation, number)
+                self._chapter(number).propose(event)
+            case RankReformed(generation=number):
+                self._chapter(number).reform(event)
+            case StateRestored(generation=number):
+                self._chapter(number).restore(event)
+            case _:
+                self._rare(event)
+
+    def _rare(self, event: Event) -> None:
+        match event:
+            case JobStarted():
+                if self._started is None or event.time_s < self._started.time_s:
+                    self._started = event
+                self._wanted = dict(event.wanted) or self._wanted
+            case JobEnded():
+                if self._ended is None or event.time_s > self._ended.time_s:
+                    self._ended = event
+            case Detected(what=what):
+                self._detections.add(event.time_s, event)
+                self._losses += what != "join"
+            case FaultInjected():
+                self._faults.add(event.time_s, event)
+            case LossJudged(action="rollback"):
+                self._rollbacks.add(event.time_s, event.time_s)
+            case StragglerFound():
+                self._stragglers.add(event.time_s, event)
+            case StragglerOver(victim=victim):
+                self._over[victim] = max(self._over.get(victim, 0.0), event.time_s)
+            case TrainingHeld(seconds=seconds):
+                self._held_s += seconds
+
+    def _log(self, step: int, values: Mapping[str, float | None]) -> None:
+        for name, value in values.items():
+            if name not in self._curves and len(self._curves) >= _MOST_CURVES:
+                continue
+            if value is not None:
+                self._curves.setdefault(name, Series()).add(float(step), value)
+
+    def _chapter(self, number: int) -> Chapter:
+        if (found := self._chapters.get(number)) is not None:
+            return found
+        found = self._chapters[number] = Chapter(number)
+        if len(self._chapters) > MOST_CHAPTERS + _FOLDED_AT_ONCE:
+            self._fold_old()
+        return found
+
+    def _fold_old(self) -> None:
+        """Put the oldest generations into the sums."""
+        old = [self._chapters.pop(each) for each in sorted(self._chapters)[:_FOLDED_AT_ONCE]]
+        until_s = min(each.start_s for each in self._chapters.values())
+        part = self._ledger(old, until_s=until_s, is_over=False)
+        self._past = _sum(self._past, part)
+        self._past_from_s = until_s
+
+    def _ledger(self, chapters: list[Chapter], *, until_s: float, is_over: bool) -> Ledgered:
+        begin_s = self._began_s if math.isnan(self._past_from_s) else self._past_from_s
+        return ledger(
+            chapters,
+            begin_s=begin_s,
+            end_s=max(until_s, begin_s),
+            detections=self._detections.in_order(),
+            faults=self._faults.in_order(),
+            rollbacks=self._rollbacks.in_order(),
+            is_over=is_over,
+        )
+
+    @property
+    def _began_s(self) -> float:
+        if self._started is not None:
+            return self._started.time_s
+        return self._begun_s if math.isfinite(self._begun_s) else 0.0
+
+    # -- view ------------------------------------------------------------------------------------
+
+    def view(
+        self,
+        *,
+        now_s: float,
+        statuses: Mapping[str, NodeStatus] | None = None,
+        held_off: Mapping[str, str] | None = None,
+        damaged: int = 0,
+    ) -> RunView:
+        """Return the run as it is at ``now_s``, or as it was when it ended.
+
+        ``statuses`` are the nodes' answers, ``held_off`` the nodes that are not admitted yet with
+        the reason, ``damaged`` counts lines that are no events.
+        """
+        answers = statuses or {}
+        ended = self._ended if self._is_over else None
+        until_s = ended.time_s if ended else max(now_s, self._began_s)
+        chapters = [self._chapters[number] for number in sorted(self._chapters)]
+        told = _sum(self._past, self._ledger(chapters, until_s=until_s, is_over=ended is not None))
+        shares = self._with_waits(told.shares)
+        newest = chapters[-1] if chapters else None
+        nodes = self._crews.nodes(
+            answers,
+            held_off=held_off or {},
+            rollouts=self._sampling.seats(),
+            is_over=ended is not None,
+        )
+        alive = {seat.seat for node in nodes for seat in node.seats if seat.alive}
+        return RunView(
+            run=self._started.run if self._started else "",
+            state=self._state(newest, answers, now_s=now_s),
+            message=ended.message if ended else "",
+            now_s=until_s,
+            started_s=self._began_s or None,
+            ended_s=ended.time_s if ended else None,
+            wall_s=until_s - self._began_s if self._began_s else 0.0,
+            step=self.step,
+            generation=self.generation,
+            world=len(newest.ranks) if newest else 0,
+            wanted=self._wanted,
+            step_s=statistics.median(self._recent_s) if self._recent_s else None,
+            goodput=useful(shares),
+            shares=shares,
+            steps_lost=told.steps_lost,
+            lost_s=told.lost_s,
+            recoveries_s=shares.get("recovery", 0.0) + shares.get("join", 0.0),
+            losses=self._losses,
+            protection=self._protection(nodes, answers, now_s=until_s),
+            checkpoints=self._checkpoints.view(),
+            nodes=nodes,
+            recoveries=tuple(reversed(told.recoveries)),
+            faults=self._fault_views(),
+            stragglers=self._straggler_views(),
+            messages=self._told(),
+            rollouts=self._sampling.view(step=self.step, alive=alive),
+            island=self._island.view(),
+            progress=_curve("step", self._progress),
+            step_times=_curve("step seconds", self._step_times),
+            stalls=_curve("stall seconds", self._stalls),
+            curves=tuple(_curve(name, self._curves[name]) for name in sorted(self._curves)),
+            counts=dict(sorted(self.counts.items())),
+            damaged=damaged,
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        """True if the job ended and was not started again since."""
+        return self._ended is not None and self._ended.time_s >= self._last_start_s
+
+    @property
+    def _last_start_s(self) -> float:
+        return self._started.time_s if self._started else 0.0
+
+    def _state(
+        self, newest: Chapter | None, answers: Mapping[str, NodeStatus], *, now_s: float
+    ) -> JobState:
+        if self._is_over and self._ended is not None:
+            return "done" if self._ended.ok else "failed"
+        heard = any(node.status for node in answers.values())
+        if not heard and now_s - self.last_s > _SILENT_S:
+            return "silent"
+        if newest is None or not (newest.count or any(c.count for c in self._chapters.values())):
+            return "starting"
+        seen_s = max((each.time_s for each in self._losses_seen()), default=-math.inf)
+        return "training" if newest.count and seen_s <= newest.ended_s else "recovering"
+
+    def _losses_seen(self) -> list[Detected]:
+        """Return the losses of trainers and nodes, which stop the training."""
+        return [
+            each
+            for each in self._detections.in_order()
+            if each.what not in ("join", "notice")
+            and ("/" not in each.victim or role_of(each.victim) == TRAINER)
+        ]
+
+    def _with_waits(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """Take the time of waiting, which lies within steps, from the productive time."""
+        found = dict(shares)
+        waits = {
+            "waiting for rollouts": self._sampling.waited_s,
+            "held by the demo": self._held_s,
+        }
+        for name, seconds in waits.items():
+            taken_s = min(seconds, found.get("productive", 0.0))
+            found[name] = found.get(name, 0.0) + taken_s
+            found["productive"] = found.get("productive", 0.0) - taken_s
+        return found
+
+    def _protection(
+        self, nodes: tuple[NodeView, ...], answers: Mapping[str, NodeStatus], *, now_s: float
+    ) -> ProtectionView:
+        answering = [node for node in nodes if node.answered]
+        newest = max(
+            answering, key=lambda node: (node.generation or 0, node.protected or -1), default=None
+        )
+        step = newest.protected if newest else None
+        age_s, told_by = (newest.age_s if newest else None), "nodes"
+        if step is None and self._protected[1] >= 0:
+            step, age_s, told_by = self._protected[1], None, "events"
+            if self._protected[2]:
+                age_s = max(now_s - self._protected[2], 0.0)
+        why = [why for each in answers.values() for why in each.unprotected.values()]
+        left_out = [
+            str(found) for each in answers.values() if (found := each.memory.get("left_out"))
+        ]
+        return ProtectionView(
+            step=step,
+            age_s=age_s,
+            at_risk_steps=None if step is None else max(self.step - step, 0),
+            at_risk_s=age_s if told_by == "nodes" else self._at_risk[1],
+            told_by=told_by,
+            protect_median_s=statistics.median(self._protect_s) if self._protect_s else None,
+            protect_max_s=max(self._protect_s, default=None),
+            why_not="; ".join(dict.fromkeys([*left_out, *why])),
+            slots_bytes=sum(node.slots_bytes for node in answering),
+            parity_bytes=sum(node.parity_bytes for node in answering),
+            logs_bytes=sum(node.logs_bytes for node in answering),
+            disk_bytes=sum(node.disk_bytes for node in answering),
+            budget_bytes=sum(node.budget_bytes for node in answering),
+        )
+
+    def _told(self) -> tuple[RunMessage, ...]:
+        """Return the messages, the newest first."""
+        both = [*self._messages.in_order(), *self._good_news.in_order()]
+        return tuple(sorted(both, key=lambda message: -message.at_s))
+
+    def _fault_views(self) -> tuple[FaultView, ...]:
+        """Return faults and losses, the newest first; a loss that several nodes told is one."""
+        found = [
+            FaultView(
+                at_s=each.time_s, what=each.what, victim=each.victim, node=each.on, injected=True
+            )
+            for each in self._faults.in_order()
+        ]
+        seen: set[tuple[str, str, int]] = set()
+        for each in self._detections.in_order():
+            key = (each.what, each.victim, int(each.time_s) // 5)
+            if each.what == "join" or key in seen:
+                continue
+            seen.add(key)
+            found.append(
+                FaultView(
+                    at_s=each.time_s,
+                    what=each.what,
+                    victim=each.victim,
+                    node=each.node,
+                    injected=False,
+                    why=each.why,
+                )
+            )
+        return tuple(sorted(found, key=lambda fault: -fault.at_s)[:_MOST_FAULTS])
+
+    def _straggler_views(self) -> tuple[StragglerView, ...]:
+        """Return the stragglers, the newest first."""
+        return tuple(
+            StragglerView(
+                seat=each.victim,
+                node=each.on,
+                at_s=each.time_s,
+                times=each.times,
+                why=each.why,
+                over_s=over_s
+                if (over_s := self._over.get(each.victim, 0.0)) > each.time_s
+                else None,
+            )
+            for each in reversed(self._stragglers.in_order()[-32:])
+        )
+
+
+_NOTHING: Final = Ledgered(shares={}, recoveries=(), steps_lost=0, lost_s=0.0)
+
+
+def _sum(past: Ledgered, part: Ledgered) -> Ledgered:
+    names = dict.fromkeys([*past.shares, *part.shares])
+    return Ledgered(
+        shares={each: past.shares.get(each, 0.0) + part.shares.get(each, 0.0) for each in names},
+        recoveries=(past.recoveries + part.recoveries)[-MOST_CHAPTERS:],
+        steps_lost=past.steps_lost + part.steps_lost,
+        lost_s=past.lost_s + part.lost_s,
+    )
+
+
+def _curve(name: str, series: Series) -> Curve:
+    return Curve(
+        name=name,
+        width=series.width,
+        points=tuple(
+            Point(at=at, mean=found.mean, least=found.least, most=found.most, count=found.count)
+            for at, found in series.items()
+        ),
+    )
