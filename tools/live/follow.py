@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.ckpt.errors import HoldfastError, NotFoundError
 from holdfast.elastic.events.log import EVENTS_PATTERN, FreshLines
 from holdfast.elastic.events.wire import EventFormatError, decode_line
-from holdfast.tools.commands.status import ask
+from holdfast.tools.live.asking import ask
 from holdfast.tools.live.fold import Fold
 from holdfast.tools.live.view import RunView
 from holdfast.tools.show.node_status import NodeStatus

@@ -17,7 +17,7 @@ from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
 from holdfast.elastic.launch.agent_start import start_agent
 from holdfast.elastic.membership.view import node_key
-from holdfast.tools.commands.status import ask
+from holdfast.tools.live.asking import ask
 from holdfast.tools.leftovers import leftovers
 
 LONG = ("--steps", "1000000")
