@@ -102,9 +102,7 @@ OF_EVENTS: Final = (
     _gauge("stragglers", "Ranks on the node that hold the others up.", "node"),
     _gauge("checkpoint_step", "The step of the newest durable checkpoint."),
     _gauge("checkpoint_timestamp_seconds", "Time of the newest durable checkpoint."),
-    _histogram(
-        "step_duration_seconds", "Time of a rank for a complete step.", bounds=STEP_BOUNDS
-    ),
+    _histogram("step_duration_seconds", "Time of a rank for a complete step.", bounds=STEP_BOUNDS),
     _counter("steps_executed", "Steps that rank 0 ran."),
     _counter("steps_repeated", "Steps that rank 0 ran again after a restore."),
     _counter("step_wait_seconds", "Time in steps lost to a cause, over ranks.", "node", "cause"),

@@ -231,9 +231,7 @@ class GenerationTraces:
         about: dict[str, str | int | float],
     ) -> Span:
         teller = self._tellers.of(event)
-        return self._span(
-            number, name, start_s, event.time_s, teller, of=event.seat, about=about
-        )
+        return self._span(number, name, start_s, event.time_s, teller, of=event.seat, about=about)
 
     def _span(
         self,
