@@ -49,6 +49,14 @@ COMMANDS: Final = {
         "commands.status",
         "show how well a running job is protected, and the cost of it",
     ),
+    "metrics": (
+        "metrics.command",
+        "serve a run's metrics for Prometheus, or print its alerts and Grafana's dashboard",
+    ),
+    "traces": (
+        "traces.command",
+        "send a run's recoveries, checkpoints and joins as traces to an OTLP collector",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import Child, describe_exit
+from holdfast.tools.beside.collector import collector_url
 from holdfast.tools.beside.places import Place, place_of
-from holdfast.tools.traces.collector import collector_url
 
 _END_S: Final = 8.0
 _LOOK_S: Final = 2.0

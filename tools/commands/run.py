@@ -32,6 +32,9 @@ from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
+from holdfast.tools.beside.readers import Readers
+from holdfast.tools.beside.readers import add_options as add_reader_options
+from holdfast.tools.beside.readers import readers as wanted_readers
 from holdfast.tools.commands import run_machines, run_settings
 from holdfast.tools.printing import printable
 from holdfast.tools.show.narrate import Narrator
@@ -179,6 +182,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="seconds from such a notice, or from an agent's SIGTERM, to the end of the node "
         "(default %(default)g)",
     )
+    add_reader_options(add)
     add("--quiet", action="store_true", help="print no progress lines on stderr")
     add(
         "-m",
@@ -198,6 +202,7 @@ def run(args: argparse.Namespace) -> int:
     """
     interrupts: _Interrupts | None = None
     try:
+        readers = Readers(wanted_readers(args), say=_say)
         launcher = _launcher(args)
         interrupts = _Interrupts(launcher)
         launcher.start()
@@ -206,7 +211,9 @@ def run(args: argparse.Namespace) -> int:
         return _complain(str(error), 128 + caught if caught else 2)
     if args.run_dir is None and not args.quiet:
         _say(f"run directory {launcher.run_dir}, removed at the end (--run-dir DIR keeps one)")
-    outcome = _follow(launcher, Narrator(quiet=args.quiet))
+    readers.start(launcher.run_dir)
+    outcome = _follow(launcher, Narrator(quiet=args.quiet), readers)
+    readers.close()
     if interrupts.caught:
         return _complain(outcome.message, 128 + interrupts.caught)
     return 0 if outcome.ok else _complain(outcome.message, 1)
@@ -309,10 +316,11 @@ class _Interrupts:
         self._launcher.stop(f"stopped by {signal.Signals(number).name}")
 
 
-def _follow(launcher: Launcher, narrator: Narrator) -> JobOutcome:
+def _follow(launcher: Launcher, narrator: Narrator, readers: Readers) -> JobOutcome:
     reader = EventReader(launcher.run_dir)
     while (outcome := launcher.wait(_POLL_S)) is None:
         _tell(narrator, reader)
+        readers.look()
     _tell(narrator, reader)
     return outcome
 

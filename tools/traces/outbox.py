@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -17,6 +19,7 @@ from holdfast.tools.traces.spans import ROOT, Mark, Span, Teller, span_number, t
 
 MOST_SPANS: Final = 8192
 BATCH: Final = 256
+_TIMEOUT_S: Final = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
@@ -71,6 +74,12 @@ class Outbox:
         self.dropped += len(self._waiting)
         self._waiting.clear()
         self._exporter.shutdown()
+
+
+def exporter_to(url: str) -> SpanExporter:
+    """Return the exporter to a collector; headers come from OTEL_* variables."""
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # the outbox tells failures
+    return OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
 
 
 def readable_span(span: Span) -> ReadableSpan:

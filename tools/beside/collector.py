@@ -1,19 +1,14 @@
-"""The address of an OTLP collector, checked before a job starts, and its exporter."""
+"""The address of an OTLP collector, checked before a job starts."""
 
 from __future__ import annotations
 
-import logging
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from holdfast.elastic.errors import ConfigError
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
 _PATH: Final = "/v1/traces"
-_TIMEOUT_S: Final = 5.0
 _PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -38,14 +33,6 @@ def collector_url(text: str) -> str:
         if not _is_there(package):
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     return text if found.path.strip("/") else f"{found.scheme}://{found.netloc}{_PATH}"
-
-
-def exporter_to(url: str) -> SpanExporter:
-    """Return the exporter for `collector_url`'s address; headers come from OTEL_* variables."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # the outbox tells failures
-    return OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
 
 
 def _is_there(package: str) -> bool:
