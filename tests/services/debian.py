@@ -1,4 +1,4 @@
-"""Programs of Debian's packages, unpacked for the tests: nothing is installed, no root is needed."""
+"""Programs of Debian's packages, unpacked for the tests: nothing is installed, without root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def unpack(package: str, *, program: str, target: Path) -> None:
     Raises ``CannotInstall``.
     """
     if not shutil.which("apt-get"):
-        raise CannotInstall(f"{program} is not on the PATH, and without apt-get it cannot be fetched")
+        raise CannotInstall(
+            f"{program} is not on the PATH, and without apt-get it cannot be fetched"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         folder = Path(name)

@@ -133,4 +133,4 @@ def _check_free(place: Place) -> None:
     try:
         socket.create_server((place.host, place.port), family=place.family).close()
     except OSError as error:
-        raise OSError(error.errno, error.strerror, f"--metrics {place}") from error
+        raise OSError(error.errno, os.strerror(error.errno or 0), f"--metrics {place}") from error
