@@ -57,6 +57,10 @@ COMMANDS: Final = {
         "traces.command",
         "send a run's recoveries, checkpoints and joins as traces to an OTLP collector",
     ),
+    "dashboard": (
+        "dashboard.command",
+        "show a run in the browser as it goes: nodes, recoveries, protection, checkpoints",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",

@@ -14,8 +14,11 @@ from holdfast.elastic.events import JobEnded, decode
 from holdfast.elastic.events.log import events_file
 from holdfast.tools.show.node_status import NodeStatus
 
-_TIMEOUT_S: Final = 3.0
-_AT_ONCE: Final = 32
+TIMEOUT_S: Final = 3.0
+"""The time that a node has for its answer."""
+
+AT_ONCE: Final = 32
+"""The nodes that are asked at the same time."""
 
 
 def ask(run_dir: Path) -> list[NodeStatus]:
@@ -24,13 +27,13 @@ def ask(run_dir: Path) -> list[NodeStatus]:
     Raises ``NotFoundError`` if there is no job or it is over, and ``PeerError`` if no node answers.
     A single node that does not answer is in the list with the reason.
     """
-    key = _key(run_dir)
+    key = key_of(run_dir)
     listed = read_all_processes(run_dir)
     if (ending := _ending(run_dir)) is not None:
         raise NotFoundError(f"{run_dir}: the job is over ({ending}); events and logs are there")
     if not listed:
         raise NotFoundError(f"{run_dir}: the job is starting, no node has a sidecar yet; try again")
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         nodes = list(pool.map(lambda item: _ask_node(*item, key=key), listed.items()))
     if not any(node.status for node in nodes):
         errors = "; ".join(f"{node.node}: {node.error}" for node in nodes)
@@ -38,7 +41,8 @@ def ask(run_dir: Path) -> list[NodeStatus]:
     return nodes
 
 
-def _key(run_dir: Path) -> RunKey:
+def key_of(run_dir: Path) -> RunKey:
+    """Return the key of the job in ``run_dir``. Raises ``NotFoundError`` if there is none."""
     if not run_dir.is_dir():
         raise NotFoundError(
             f"{run_dir}: no such directory; give the directory that `holdfast run --run-dir` got"
@@ -71,7 +75,7 @@ def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:
     if not found.address:
         error = "its sidecar is down; its agent starts another"
     else:
-        client = SidecarClient(found.address, key, timeout_s=_TIMEOUT_S)
+        client = SidecarClient(found.address, key, timeout_s=TIMEOUT_S)
         try:
             status = client.status()
         except CkptError as failed:

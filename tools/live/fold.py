@@ -14,43 +14,34 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from holdfast.elastic.events import (
-    Detected,
     Event,
-    FaultInjected,
     GenerationProposed,
     JobEnded,
     JobStarted,
-    LossJudged,
     MetricsLogged,
     RankReformed,
     StateRestored,
     StepDone,
     StepProtected,
-    StragglerFound,
-    StragglerOver,
     TokensSampled,
     TrainingHeld,
 )
-from holdfast.elastic.membership.records import TRAINER
-from holdfast.elastic.membership.view import role_of
 from holdfast.tools.live.checkpointing import Checkpointing
 from holdfast.tools.live.crews import Crews
 from holdfast.tools.live.generations import Chapter, Ledgered, ledger
 from holdfast.tools.live.newest import Newest
+from holdfast.tools.live.protecting import Protecting
 from holdfast.tools.live.sampling import Sampling
-from holdfast.tools.live.seas import Island
+from holdfast.tools.live.seas import SeaPart
 from holdfast.tools.live.series import Series
 from holdfast.tools.live.telling import message_of
+from holdfast.tools.live.troubles import Troubles
 from holdfast.tools.live.view import (
     Curve,
-    FaultView,
     JobState,
-    NodeView,
     Point,
-    ProtectionView,
     RunMessage,
     RunView,
-    StragglerView,
 )
 from holdfast.tools.report.accounting import useful
 from holdfast.tools.show.node_status import NodeStatus
@@ -61,9 +52,7 @@ _MOST_NEWS: Final = 300
 _MOST_GOOD_NEWS: Final = 100
 """Kept apart from the others, as there may be a checkpoint a minute for weeks."""
 
-_MOST_FAULTS: Final = 512
 _MOST_CURVES: Final = 24
-_PROTECTED_SHOWN: Final = 256
 _SILENT_S: Final = 120.0
 """Seconds without any event or answer after which a job counts as silent."""
 
@@ -78,22 +67,14 @@ class Fold:
         self._ended: JobEnded | None = None
         self._begun_s = math.inf
         self._crews, self._checkpoints = Crews(), Checkpointing()
-        self._sampling, self._island = Sampling(), Island()
+        self._sampling, self._island = Sampling(), SeaPart()
         self._chapters: dict[int, Chapter] = {}
         self._folded_to, self._past, self._past_from_s = 0, _NOTHING, math.nan
-        self._detections = Newest[Detected](_MOST_FAULTS)
-        self._faults = Newest[FaultInjected](_MOST_FAULTS)
-        self._rollbacks = Newest[float](_MOST_FAULTS)
+        self._troubles, self._protecting = Troubles(), Protecting()
         self._messages = Newest[RunMessage](_MOST_NEWS)
         self._good_news = Newest[RunMessage](_MOST_GOOD_NEWS)
-        self._stragglers = Newest[StragglerFound](_MOST_FAULTS)
-        self._over: dict[str, float] = {}
-        self._protected = (-1, -1, 0.0)
-        self._protect_s: deque[float] = deque(maxlen=_PROTECTED_SHOWN)
         self._recent_s: deque[float] = deque(maxlen=32)
-        self._at_risk: tuple[float, float] = (0.0, 0.0)
         self._held_s = 0.0
-        self._losses = 0
         self._wanted: dict[str, int] = {}
         self._progress, self._step_times, self._stalls = Series(), Series(), Series()
         self._curves: dict[str, Series] = {}
@@ -119,27 +100,21 @@ class Fold:
         self._step_times.add(event.time_s, event.seconds)
         self._stalls.add(event.time_s, event.stall_s)
         self._recent_s.append(event.seconds)
-        if event.time_s >= self._at_risk[0]:
-            self._at_risk = event.time_s, event.unprotected_s
-        self._protect(event.generation, event.protected, 0.0)
-
-    def _protect(self, generation: int, step: int, time_s: float) -> None:
-        if step >= 0 and (generation, step) > self._protected[:2]:
-            self._protected = generation, step, time_s
+        self._protecting.step(event)
 
     def _apply(self, event: Event) -> None:
         match event:  # those that come with every step
             case MetricsLogged(step=step, values=values):
                 return self._log(step, values)
             case StepProtected():
-                self._protect(event.generation, event.step, event.time_s)
-                return self._protect_s.append(event.seconds)
+                return self._protecting.protected(event)
             case TokensSampled():
                 return self._sampling.apply(event)
         return self._seldom(event)
 
     def _seldom(self, event: Event) -> None:
         self._crews.apply(event)
+        self._troubles.apply(event)
         self._checkpoints.apply(event)
         self._sampling.apply(event)
         self._island.apply(event)
@@ -166,17 +141,6 @@ class Fold:
             case JobEnded():
                 if self._ended is None or event.time_s > self._ended.time_s:
                     self._ended = event
-            case Detected(what=what):
-                self._detections.add(event.time_s, event)
-                self._losses += what != "join"
-            case FaultInjected():
-                self._faults.add(event.time_s, event)
-            case LossJudged(action="rollback"):
-                self._rollbacks.add(event.time_s, event.time_s)
-            case StragglerFound():
-                self._stragglers.add(event.time_s, event)
-            case StragglerOver(victim=victim):
-                self._over[victim] = max(self._over.get(victim, 0.0), event.time_s)
             case TrainingHeld(seconds=seconds):
                 self._held_s += seconds
 
@@ -209,9 +173,9 @@ class Fold:
             chapters,
             begin_s=begin_s,
             end_s=max(until_s, begin_s),
-            detections=self._detections.in_order(),
-            faults=self._faults.in_order(),
-            rollbacks=self._rollbacks.in_order(),
+            detections=self._troubles.detections,
+            faults=self._troubles.faults,
+            rollbacks=self._troubles.rollbacks,
             is_over=is_over,
         )
 
@@ -268,13 +232,13 @@ class Fold:
             steps_lost=told.steps_lost,
             lost_s=told.lost_s,
             recoveries_s=shares.get("recovery", 0.0) + shares.get("join", 0.0),
-            losses=self._losses,
-            protection=self._protection(nodes, answers, now_s=until_s),
+            losses=self._troubles.losses,
+            protection=self._protecting.view(nodes, answers, step=self.step, now_s=until_s),
             checkpoints=self._checkpoints.view(),
             nodes=nodes,
             recoveries=tuple(reversed(told.recoveries)),
-            faults=self._fault_views(),
-            stragglers=self._straggler_views(),
+            faults=self._troubles.fault_views(),
+            stragglers=self._troubles.straggler_views(),
             messages=self._told(),
             rollouts=self._sampling.view(step=self.step, alive=alive),
             island=self._island.view(),
@@ -305,17 +269,8 @@ class Fold:
             return "silent"
         if newest is None or not (newest.count or any(c.count for c in self._chapters.values())):
             return "starting"
-        seen_s = max((each.time_s for each in self._losses_seen()), default=-math.inf)
-        return "training" if newest.count and seen_s <= newest.ended_s else "recovering"
-
-    def _losses_seen(self) -> list[Detected]:
-        """Return the losses of trainers and nodes, which stop the training."""
-        return [
-            each
-            for each in self._detections.in_order()
-            if each.what not in ("join", "notice")
-            and ("/" not in each.victim or role_of(each.victim) == TRAINER)
-        ]
+        stopped_s = self._troubles.stopped_s()
+        return "training" if newest.count and stopped_s <= newest.ended_s else "recovering"
 
     def _with_waits(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Take the time of waiting, which lies within steps, from the productive time."""
@@ -330,85 +285,10 @@ class Fold:
             found["productive"] = found.get("productive", 0.0) - taken_s
         return found
 
-    def _protection(
-        self, nodes: tuple[NodeView, ...], answers: Mapping[str, NodeStatus], *, now_s: float
-    ) -> ProtectionView:
-        answering = [node for node in nodes if node.answered]
-        newest = max(
-            answering, key=lambda node: (node.generation or 0, node.protected or -1), default=None
-        )
-        step = newest.protected if newest else None
-        age_s, told_by = (newest.age_s if newest else None), "nodes"
-        if step is None and self._protected[1] >= 0:
-            step, age_s, told_by = self._protected[1], None, "events"
-            if self._protected[2]:
-                age_s = max(now_s - self._protected[2], 0.0)
-        why = [why for each in answers.values() for why in each.unprotected.values()]
-        left_out = [
-            str(found) for each in answers.values() if (found := each.memory.get("left_out"))
-        ]
-        return ProtectionView(
-            step=step,
-            age_s=age_s,
-            at_risk_steps=None if step is None else max(self.step - step, 0),
-            at_risk_s=age_s if told_by == "nodes" else self._at_risk[1],
-            told_by=told_by,
-            protect_median_s=statistics.median(self._protect_s) if self._protect_s else None,
-            protect_max_s=max(self._protect_s, default=None),
-            why_not="; ".join(dict.fromkeys([*left_out, *why])),
-            slots_bytes=sum(node.slots_bytes for node in answering),
-            parity_bytes=sum(node.parity_bytes for node in answering),
-            logs_bytes=sum(node.logs_bytes for node in answering),
-            disk_bytes=sum(node.disk_bytes for node in answering),
-            budget_bytes=sum(node.budget_bytes for node in answering),
-        )
-
     def _told(self) -> tuple[RunMessage, ...]:
         """Return the messages, the newest first."""
         both = [*self._messages.in_order(), *self._good_news.in_order()]
         return tuple(sorted(both, key=lambda message: -message.at_s))
-
-    def _fault_views(self) -> tuple[FaultView, ...]:
-        """Return faults and losses, the newest first; a loss that several nodes told is one."""
-        found = [
-            FaultView(
-                at_s=each.time_s, what=each.what, victim=each.victim, node=each.on, injected=True
-            )
-            for each in self._faults.in_order()
-        ]
-        seen: set[tuple[str, str, int]] = set()
-        for each in self._detections.in_order():
-            key = (each.what, each.victim, int(each.time_s) // 5)
-            if each.what == "join" or key in seen:
-                continue
-            seen.add(key)
-            found.append(
-                FaultView(
-                    at_s=each.time_s,
-                    what=each.what,
-                    victim=each.victim,
-                    node=each.node,
-                    injected=False,
-                    why=each.why,
-                )
-            )
-        return tuple(sorted(found, key=lambda fault: -fault.at_s)[:_MOST_FAULTS])
-
-    def _straggler_views(self) -> tuple[StragglerView, ...]:
-        """Return the stragglers, the newest first."""
-        return tuple(
-            StragglerView(
-                seat=each.victim,
-                node=each.on,
-                at_s=each.time_s,
-                times=each.times,
-                why=each.why,
-                over_s=over_s
-                if (over_s := self._over.get(each.victim, 0.0)) > each.time_s
-                else None,
-            )
-            for each in reversed(self._stragglers.in_order()[-32:])
-        )
 
 
 _NOTHING: Final = Ledgered(shares={}, recoveries=(), steps_lost=0, lost_s=0.0)

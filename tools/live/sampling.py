@@ -29,7 +29,7 @@ _RECENT_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class Sampler:
+class SamplerTotals:
     """A rollout worker as it told itself; totals begin anew with its process."""
 
     told_s: float = _NEVER
@@ -66,7 +66,7 @@ class Sampling:
 
     def __init__(self) -> None:
         self.waited_s = 0.0
-        self._samplers: dict[str, Sampler] = {}
+        self._samplers: dict[str, SamplerTotals] = {}
         self._tokens_before = 0
         self._newest: dict[str, tuple[float, Event]] = {}
         self._sums: dict[str, int] = {}
@@ -172,9 +172,9 @@ class Sampling:
             **self._sums,
         )
 
-    def _sampler(self, seat: str) -> Sampler:
+    def _sampler(self, seat: str) -> SamplerTotals:
         if (found := self._samplers.get(seat)) is None:
-            found = self._samplers[seat] = Sampler()
+            found = self._samplers[seat] = SamplerTotals()
         return found
 
     def _keep(self, name: str, event: Event) -> None:

@@ -24,7 +24,7 @@ _STATES: Final = {
 }
 
 
-class Island:
+class SeaPart:
     """Folds the events of islands."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The question to all sidecars of a run: answers, and named reasons where there is none."""
+"""The nodes of a job are asked for their status; without a job the reason is told."""
 
 from __future__ import annotations
 
