@@ -49,6 +49,10 @@ COMMANDS: Final = {
         "commands.status",
         "show how well a running job is protected, and the cost of it",
     ),
+    "top": (
+        "top.command",
+        "show a run in the terminal as it goes: nodes, protection, recoveries, messages",
+    ),
     "metrics": (
         "metrics.command",
         "serve a run's metrics for Prometheus, or print its alerts and Grafana's dashboard",
