@@ -18,7 +18,9 @@ from holdfast.tools.metrics.grafana import dashboard
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
 from holdfast.tools.terminal import print_json
 
-_EVERY_S: Final = 2.0
+_EVERY_S: Final = 5.0
+"""Asking a node costs it and this machine some milliseconds of a processor."""
+
 _NICE: Final = 10
 
 _EPILOG: Final = """\

@@ -16,7 +16,9 @@ from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
 from holdfast.tools.top.plain import OVER, PlainLines, summary
 
 _EVERY_S: Final = 1.0
-_ASKS_S: Final = 2.0
+_ASKS_S: Final = 5.0
+"""Asking a node costs it and this machine some milliseconds of a processor."""
+
 _LINES_S: Final = 10.0
 
 _EPILOG: Final = """\
@@ -93,9 +95,12 @@ def _fits_terminal() -> bool:
 
 def _print_lines(follower: Follower, *, every_s: float) -> int:
     lines = PlainLines(every_s=every_s)
+    asks_s = 0.0
     while True:
         _catch_up(follower)
-        follower.ask()
+        if time.monotonic() >= asks_s:
+            follower.ask()
+            asks_s = time.monotonic() + _ASKS_S
         view = follower.view()
         for line in lines.lines(view):
             print(line, flush=True)
