@@ -12,7 +12,7 @@ LOOPBACK: Final = "127.0.0.1"
 _PLACE: Final = re.compile(r"(?:(\[[0-9a-fA-F:.]+\]|[^:\[\]/\s]+):)?(\d{1,5})")
 
 
-class Place(NamedTuple):
+class ServedPlace(NamedTuple):
     """A host, as a name or an address without brackets, and a port, 0 for any free one."""
 
     host: str
@@ -39,11 +39,11 @@ class Place(NamedTuple):
             return False
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> ServedPlace:
     """Parse ``[HOST:]PORT``; an argparse type."""
     found = _PLACE.fullmatch(text)
     if not found or int(found[2]) >= 1 << 16:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not [HOST:]PORT, as in 9400 or 0.0.0.0:9400 or [::1]:9400"
         )
-    return Place((found[1] or LOOPBACK).strip("[]"), int(found[2]))
+    return ServedPlace((found[1] or LOOPBACK).strip("[]"), int(found[2]))

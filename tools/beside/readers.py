@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.processes.children import Child, describe_exit
 from holdfast.tools.beside.collector import collector_url
-from holdfast.tools.beside.places import Place, place_of
+from holdfast.tools.beside.places import ServedPlace, place_of
 
 _END_S: Final = 8.0
 _LOOK_S: Final = 2.0
 
 
-class Reader(NamedTuple):
+class BesideReader(NamedTuple):
     """A reader by its name and the words of its command, of which the run directory is one."""
 
     name: str
@@ -56,7 +56,7 @@ def add_options(add: Callable[..., Any]) -> None:
     )
 
 
-def readers(args: argparse.Namespace) -> tuple[Reader, ...]:
+def readers(args: argparse.Namespace) -> tuple[BesideReader, ...]:
     """Return the readers that the command line asks for.
 
     Raises ``ConfigError`` for a bad address, ``ModuleNotFoundError`` for a missing extra, and
@@ -64,29 +64,29 @@ def readers(args: argparse.Namespace) -> tuple[Reader, ...]:
     """
     found = []
     if args.metrics is not None:
-        place: Place = args.metrics
+        place: ServedPlace = args.metrics
         if find_spec("prometheus_client") is None:
             raise ModuleNotFoundError(
                 "No module named 'prometheus_client'", name="prometheus_client"
             )
         _check_free(place)
         words = ("metrics", RUN_DIR, "--listen", str(place), "--beside")
-        found.append(Reader("metrics", words, ends_itself=False))
+        found.append(BesideReader("metrics", words, ends_itself=False))
     if args.otlp is not None:
         url = collector_url(args.otlp)
         if args.run_dir is None:
             raise ConfigError("--otlp needs --run-dir DIR: the traces come from the events there")
         words = ("traces", RUN_DIR, "--otlp", url, "--beside")
-        found.append(Reader("traces", words, ends_itself=True))
+        found.append(BesideReader("traces", words, ends_itself=True))
     return tuple(found)
 
 
 class Readers:
     """The processes of readers; ``say`` gets a line for one that ends before the job."""
 
-    def __init__(self, wanted: tuple[Reader, ...], *, say: Callable[[str], None]) -> None:
+    def __init__(self, wanted: tuple[BesideReader, ...], *, say: Callable[[str], None]) -> None:
         self._wanted, self._say = wanted, say
-        self._children: list[tuple[Reader, Child]] = []
+        self._children: list[tuple[BesideReader, Child]] = []
         self._look_s = 0.0
 
     def start(self, run_dir: Path) -> None:
@@ -126,7 +126,7 @@ class Readers:
         self._children.clear()
 
 
-def _check_free(place: Place) -> None:
+def _check_free(place: ServedPlace) -> None:
     """Raise ``OSError`` naming the place if it cannot be served at."""
     if not place.port:
         return

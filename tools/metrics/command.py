@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.beside.places import Place, place_of
+from holdfast.tools.beside.places import ServedPlace, place_of
 from holdfast.tools.metrics.families import FAMILIES
 from holdfast.tools.metrics.grafana import dashboard
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
@@ -95,7 +95,7 @@ def rules() -> str:
     return files("holdfast.tools.metrics").joinpath("rules.yaml").read_text(encoding="utf-8")
 
 
-def _of_run(run_dir: Path, place: Place | None, *, every_s: float, beside: bool) -> None:
+def _of_run(run_dir: Path, place: ServedPlace | None, *, every_s: float, beside: bool) -> None:
     from holdfast.tools.metrics.exposition import exposition  # these need the extra metrics
     from holdfast.tools.metrics.reading import MetricsReader
     from holdfast.tools.metrics.server import serving

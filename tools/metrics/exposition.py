@@ -14,18 +14,18 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from holdfast.tools.metrics.families import FAMILIES, Family, Sample, Spread
+from holdfast.tools.metrics.families import FAMILIES, BucketCounts, MetricFamily, MetricSample
 
 
 class Gathered(Collector):
     """A collector whose samples a function returns; it must return at once."""
 
-    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, samples: Callable[[], Iterable[MetricSample]]) -> None:
         self._samples = samples
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families that have samples, in the order of their table."""
-        found: dict[str, list[Sample]] = {}
+        found: dict[str, list[MetricSample]] = {}
         for sample in self._samples():
             found.setdefault(sample.name, []).append(sample)
         for name, family in FAMILIES.items():
@@ -33,35 +33,35 @@ class Gathered(Collector):
                 yield _metric(family, samples)
 
 
-def registry(samples: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
+def registry(samples: Callable[[], Iterable[MetricSample]]) -> CollectorRegistry:
     """Return a registry of its own, without the metrics of this process."""
     made = CollectorRegistry(auto_describe=False)
     made.register(Gathered(samples))
     return made
 
 
-def exposition(samples: Iterable[Sample]) -> str:
+def exposition(samples: Iterable[MetricSample]) -> str:
     """Return samples as Prometheus' text."""
     return generate_latest(registry(lambda: samples)).decode()
 
 
-def _metric(family: Family, samples: list[Sample]) -> Metric:
+def _metric(family: MetricFamily, samples: list[MetricSample]) -> Metric:
     labels = list(family.labels)
     if family.kind == "histogram":
         return _histogram(family, samples)
     make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     metric = make(family.name, family.about, labels=labels)
     for _, values, value in samples:
-        assert not isinstance(value, Spread)
+        assert not isinstance(value, BucketCounts)
         metric.add_metric(list(values), value)
     return metric
 
 
-def _histogram(family: Family, samples: list[Sample]) -> Metric:
+def _histogram(family: MetricFamily, samples: list[MetricSample]) -> Metric:
     metric = HistogramMetricFamily(family.name, family.about, labels=list(family.labels))
     limits = [*(f"{bound:g}" for bound in family.bounds), "+Inf"]
     for _, values, spread in samples:
-        assert isinstance(spread, Spread)
+        assert isinstance(spread, BucketCounts)
         buckets = list(zip(limits, map(float, accumulate(spread.counts)), strict=True))
         metric.add_metric(list(values), buckets=buckets, sum_value=spread.total)
     return metric

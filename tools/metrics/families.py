@@ -16,7 +16,7 @@ STEP_BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RECOVERY_BOUNDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """A metric: ``bounds`` are the upper limits of a histogram's buckets, in seconds."""
 
     name: str
@@ -27,36 +27,36 @@ class Family(NamedTuple):
 
 
 @dataclass(slots=True)
-class Spread:
+class BucketCounts:
     """The value of a histogram: how many lie in each bucket, the last without a limit."""
 
     counts: list[int]
     total: float = 0.0
 
     @classmethod
-    def of(cls, family: Family) -> Spread:
+    def of(cls, family: MetricFamily) -> BucketCounts:
         """Return an empty one."""
         return cls([0] * (len(family.bounds) + 1))
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """A metric's value for one combination of its labels."""
 
     name: str
     labels: tuple[str, ...]
-    value: float | Spread
+    value: float | BucketCounts
 
 
-def _gauge(name: str, about: str, *labels: str) -> Family:
-    return Family(PREFIX + name, "gauge", labels, about)
+def _gauge(name: str, about: str, *labels: str) -> MetricFamily:
+    return MetricFamily(PREFIX + name, "gauge", labels, about)
 
 
-def _counter(name: str, about: str, *labels: str) -> Family:
-    return Family(f"{PREFIX}{name}_total", "counter", labels, about)
+def _counter(name: str, about: str, *labels: str) -> MetricFamily:
+    return MetricFamily(f"{PREFIX}{name}_total", "counter", labels, about)
 
 
-def _histogram(name: str, about: str, *labels: str, bounds: tuple[float, ...]) -> Family:
-    return Family(PREFIX + name, "histogram", labels, about, bounds)
+def _histogram(name: str, about: str, *labels: str, bounds: tuple[float, ...]) -> MetricFamily:
+    return MetricFamily(PREFIX + name, "histogram", labels, about, bounds)
 
 
 OF_STATUS: Final = (
@@ -153,13 +153,13 @@ OF_READER: Final = (
 )
 """The metrics of the reader itself."""
 
-FAMILIES: Final[Mapping[str, Family]] = {
+FAMILIES: Final[Mapping[str, MetricFamily]] = {
     family.name: family for family in (*OF_STATUS, *OF_EVENTS, *OF_VIEW, *OF_READER)
 }
 """Every metric by its name."""
 
 
-def series(family: Family) -> Iterable[str]:
+def series(family: MetricFamily) -> Iterable[str]:
     """Return the names of a metric's series, as queries write them."""
     if family.kind == "histogram":
         return tuple(family.name + end for end in ("_bucket", "_sum", "_count"))

@@ -11,7 +11,7 @@ _SOURCE: Final[dict[str, Json]] = {"type": "prometheus", "uid": "${datasource}"}
 _OF: Final = 'job=~"$job",instance=~"$instance"'
 
 
-class Panel(NamedTuple):
+class GrafanaPanel(NamedTuple):
     """A panel: its queries by legend, ``@`` stands for the labels of the chosen job."""
 
     title: str
@@ -23,12 +23,12 @@ class Panel(NamedTuple):
     about: str = ""
 
 
-ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
+ROWS: Final[tuple[tuple[str, tuple[GrafanaPanel, ...]], ...]] = (
     (
         "The job",
         (
-            Panel("Step", {"": "max(holdfast_step{@})"}, kind="stat", width=4, height=4),
-            Panel(
+            GrafanaPanel("Step", {"": "max(holdfast_step{@})"}, kind="stat", width=4, height=4),
+            GrafanaPanel(
                 "Goodput",
                 {"": "min(holdfast_goodput_ratio{@})"},
                 unit="percentunit",
@@ -37,7 +37,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 height=4,
                 about="Productive share of the time between first and last step.",
             ),
-            Panel(
+            GrafanaPanel(
                 "Not protected",
                 {"": "max(holdfast_unprotected_steps{@})"},
                 kind="stat",
@@ -45,7 +45,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 height=4,
                 about="Complete steps that a failure would repeat now.",
             ),
-            Panel(
+            GrafanaPanel(
                 "At risk",
                 {"": "max(holdfast_unprotected_seconds{@})"},
                 unit="s",
@@ -54,7 +54,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 height=4,
                 about="Age of the work that a failure would cost now.",
             ),
-            Panel(
+            GrafanaPanel(
                 "Age of the checkpoint",
                 {"": "time() - max(holdfast_checkpoint_timestamp_seconds{@})"},
                 unit="s",
@@ -62,7 +62,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 width=4,
                 height=4,
             ),
-            Panel(
+            GrafanaPanel(
                 "Trainers",
                 {
                     "now": "max(holdfast_ranks{@})",
@@ -72,7 +72,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 width=4,
                 height=4,
             ),
-            Panel(
+            GrafanaPanel(
                 "Steps",
                 {
                     "complete": "max(holdfast_step{@})",
@@ -80,7 +80,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                     "in a checkpoint": "max(holdfast_durable_step{@})",
                 },
             ),
-            Panel(
+            GrafanaPanel(
                 "Time of a step",
                 {
                     "median": "histogram_quantile(0.5, sum by (le) "
@@ -90,13 +90,13 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 },
                 unit="s",
             ),
-            Panel(
+            GrafanaPanel(
                 "Time by use",
                 {"{{use}}": "sum by (use) (holdfast_time_seconds{@})"},
                 unit="s",
                 kind="piechart",
             ),
-            Panel(
+            GrafanaPanel(
                 "Waiting in steps",
                 {
                     "{{cause}}": "sum by (cause) "
@@ -110,14 +110,14 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
     (
         "Faults and recoveries",
         (
-            Panel(
+            GrafanaPanel(
                 "Detections",
                 {
                     "{{node}} {{what}}": "sum by (node, what) "
                     '(increase(holdfast_detections_total{@,what!="join"}[$__rate_interval])) > 0'
                 },
             ),
-            Panel(
+            GrafanaPanel(
                 "Time of a recovery",
                 {
                     "{{cause}}": "sum by (cause) "
@@ -127,39 +127,39 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 },
                 unit="s",
             ),
-            Panel(
+            GrafanaPanel(
                 "Restores by source",
                 {
                     "{{tier}}": "sum by (tier) "
                     "(increase(holdfast_restores_total{@}[$__rate_interval]))"
                 },
             ),
-            Panel(
+            GrafanaPanel(
                 "Steps run again",
                 {"steps": "sum(increase(holdfast_steps_repeated_total{@}[$__rate_interval]))"},
             ),
-            Panel("Generation", {"{{node}}": "holdfast_generation{@}"}),
-            Panel("Stragglers", {"{{node}}": "holdfast_stragglers{@} > 0"}),
+            GrafanaPanel("Generation", {"{{node}}": "holdfast_generation{@}"}),
+            GrafanaPanel("Stragglers", {"{{node}}": "holdfast_stragglers{@} > 0"}),
         ),
     ),
     (
         "Snapshots and memory",
         (
-            Panel("Sidecars that answer", {"{{node}}": "holdfast_up{@}"}),
-            Panel(
+            GrafanaPanel("Sidecars that answer", {"{{node}}": "holdfast_up{@}"}),
+            GrafanaPanel(
                 "Age of the restore point", {"{{node}}": "holdfast_protected_age_seconds{@}"}, "s"
             ),
-            Panel(
+            GrafanaPanel(
                 "From seal to protected",
                 {"{{node}}": 'holdfast_stage_median_seconds{@,stage="protect"}'},
                 unit="s",
             ),
-            Panel(
+            GrafanaPanel(
                 "Shared memory",
                 {"{{purpose}}": "sum by (purpose) (holdfast_memory_bytes{@})"},
                 unit="bytes",
             ),
-            Panel(
+            GrafanaPanel(
                 "Bytes by stage",
                 {
                     "{{stage}}": "sum by (stage) "
@@ -167,7 +167,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 },
                 unit="Bps",
             ),
-            Panel(
+            GrafanaPanel(
                 "Not protected, left out",
                 {
                     "{{node}} not protected": "holdfast_unprotected_snapshots{@} > 0",
@@ -179,14 +179,14 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
     (
         "Checkpoints",
         (
-            Panel(
+            GrafanaPanel(
                 "Checkpoints",
                 {
                     "{{result}}": "sum by (result) "
                     "(increase(holdfast_checkpoints_total{@}[$__rate_interval]))"
                 },
             ),
-            Panel(
+            GrafanaPanel(
                 "Rate of writing",
                 {
                     "bytes": "sum(rate(holdfast_checkpoint_bytes_total{@}[$__rate_interval])) / "
@@ -194,7 +194,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 },
                 unit="Bps",
             ),
-            Panel(
+            GrafanaPanel(
                 "Retries and failures",
                 {
                     "retries": "sum(increase(holdfast_checkpoint_retries_total{@}"
@@ -207,16 +207,16 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
     (
         "Reinforcement learning and islands",
         (
-            Panel(
+            GrafanaPanel(
                 "Sampled tokens",
                 {"{{node}}": "rate(holdfast_sampled_tokens_total{@}[$__rate_interval])"},
             ),
-            Panel(
+            GrafanaPanel(
                 "Waiting for samples",
                 {"rank 0": "rate(holdfast_rollout_wait_seconds_total{@}[$__rate_interval])"},
                 unit="s",
             ),
-            Panel(
+            GrafanaPanel(
                 "Merges of islands",
                 {
                     "merges": "sum(increase(holdfast_tides_total{@}[$__rate_interval]))",
@@ -271,7 +271,7 @@ def queries() -> list[str]:
     return [query for _, row in ROWS for panel in row for query in panel.queries.values()]
 
 
-def _panel(panel: Panel, *, number: int, place: dict[str, Json]) -> Json:
+def _panel(panel: GrafanaPanel, *, number: int, place: dict[str, Json]) -> Json:
     return {
         "id": number,
         "type": panel.kind,

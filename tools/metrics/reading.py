@@ -11,9 +11,9 @@ from holdfast.elastic.events import Event
 from holdfast.tools.beside.reading import OrderedEvents
 from holdfast.tools.live.asking import ask
 from holdfast.tools.live.fold import Fold
-from holdfast.tools.metrics.families import PREFIX, Sample
+from holdfast.tools.metrics.families import PREFIX, MetricSample
 from holdfast.tools.metrics.status_samples import status_samples
-from holdfast.tools.metrics.tally import Tally
+from holdfast.tools.metrics.tally import EventTally
 from holdfast.tools.show.node_status import NodeStatus
 
 
@@ -32,8 +32,8 @@ class MetricsReader:
     ) -> None:
         self._run_dir, self._nodes, self._now = run_dir, nodes, now
         self._events = OrderedEvents(run_dir)
-        self._tally, self._fold = Tally(), Fold()
-        self._samples: list[Sample] = []
+        self._tally, self._fold = EventTally(), Fold()
+        self._samples: list[MetricSample] = []
 
     @property
     def over(self) -> bool:
@@ -51,7 +51,7 @@ class MetricsReader:
         self._take(self._events.new())
         self._samples = [*self._tally.samples(), *self._of_nodes(), *self._of_course()]
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         """Return the newest samples."""
         return self._samples
 
@@ -59,7 +59,7 @@ class MetricsReader:
         self._tally.add(events)
         self._fold.apply(events)
 
-    def _of_nodes(self) -> list[Sample]:
+    def _of_nodes(self) -> list[MetricSample]:
         if self.over:
             return []
         try:
@@ -67,16 +67,16 @@ class MetricsReader:
         except (HoldfastError, OSError, ValueError):
             return []  # the job starts or ends, or no sidecar answers: then no node is up
 
-    def _of_course(self) -> list[Sample]:
+    def _of_course(self) -> list[MetricSample]:
         now_s = self._now()
         found = [
-            Sample(PREFIX + "read_timestamp_seconds", (), now_s),
-            Sample(PREFIX + "read_errors_total", (), float(self._events.damaged)),
+            MetricSample(PREFIX + "read_timestamp_seconds", (), now_s),
+            MetricSample(PREFIX + "read_errors_total", (), float(self._events.damaged)),
         ]
         view = self._fold.view(now_s=now_s)
         if not view.step:
             return found
-        found.append(Sample(PREFIX + "goodput_ratio", (), view.goodput))
+        found.append(MetricSample(PREFIX + "goodput_ratio", (), view.goodput))
         for use, seconds in view.shares.items():
-            found.append(Sample(PREFIX + "time_seconds", (use.replace(" ", "_"),), seconds))
+            found.append(MetricSample(PREFIX + "time_seconds", (use.replace(" ", "_"),), seconds))
         return found

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import start_http_server
 
-from holdfast.tools.beside.places import Place
+from holdfast.tools.beside.places import ServedPlace
 from holdfast.tools.metrics.exposition import registry
-from holdfast.tools.metrics.families import Sample
+from holdfast.tools.metrics.families import MetricSample
 
 
 @contextlib.contextmanager
-def serving(place: Place, samples: Callable[[], Iterable[Sample]]) -> Iterator[Place]:
+def serving(
+    place: ServedPlace, samples: Callable[[], Iterable[MetricSample]]
+) -> Iterator[ServedPlace]:
     """Serve samples until the end of the block; yield the place with the port it has got.
 
     Raises ``OSError`` naming the place if it cannot be served at.

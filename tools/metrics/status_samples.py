@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from holdfast.tools.metrics.families import PREFIX, Sample
+from holdfast.tools.metrics.families import PREFIX, MetricSample
 from holdfast.tools.show.node_status import MEMORY, STAGES, NodeStatus
 
 _METERS: Final = {
@@ -17,10 +17,10 @@ _METERS: Final = {
 }
 
 
-def status_samples(nodes: Sequence[NodeStatus]) -> list[Sample]:
+def status_samples(nodes: Sequence[NodeStatus]) -> list[MetricSample]:
     """Return the samples of all nodes; what a node does not know has none."""
     return [
-        Sample(PREFIX + name, (node.node, *labels), float(value))
+        MetricSample(PREFIX + name, (node.node, *labels), float(value))
         for node in nodes
         for name, labels, value in _of(node)
         if value is not None

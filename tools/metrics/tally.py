@@ -42,7 +42,7 @@ from holdfast.elastic.events import (
 )
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
-from holdfast.tools.metrics.families import FAMILIES, PREFIX, Sample, Spread
+from holdfast.tools.metrics.families import FAMILIES, PREFIX, BucketCounts, MetricSample
 from holdfast.tools.traces.generations import GenerationTraces
 from holdfast.tools.traces.spans import ROOT
 
@@ -78,12 +78,12 @@ _AT_FIRST: Final = (
 """Series that are there from the start, so that the first increase is seen as one."""
 
 
-class Tally:
+class EventTally:
     """Folds the events of a run into samples; its memory grows with the nodes and seats only."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
-        self._spreads: dict[tuple[str, tuple[str, ...]], Spread] = {}
+        self._spreads: dict[tuple[str, tuple[str, ...]], BucketCounts] = {}
         self._places: dict[str, str] = {}
         self._held: dict[str, str] = {}
         self._sampled: dict[str, int] = {}
@@ -102,12 +102,12 @@ class Tally:
                     took_s = span.end_s - span.start_s
                     self._observe("recovery_duration_seconds", took_s, cause)
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Yield all samples."""
         for (name, labels), value in self._values.items():
-            yield Sample(PREFIX + name, labels, value)
+            yield MetricSample(PREFIX + name, labels, value)
         for (name, labels), spread in self._spreads.items():
-            yield Sample(PREFIX + name, labels, Spread([*spread.counts], spread.total))
+            yield MetricSample(PREFIX + name, labels, BucketCounts([*spread.counts], spread.total))
 
     def _add(self, event: Event) -> None:
         match event:
@@ -258,7 +258,7 @@ class Tally:
 
     def _observe(self, name: str, value: float, *labels: str) -> None:
         family = FAMILIES[PREFIX + name]
-        spread = self._spreads.setdefault((name, labels), Spread.of(family))
+        spread = self._spreads.setdefault((name, labels), BucketCounts.of(family))
         spread.total += value
         spread.counts[sum(value > bound for bound in family.bounds)] += 1
 

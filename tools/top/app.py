@@ -53,7 +53,7 @@ class Details(ModalScreen[None]):
         yield Footer()
 
 
-class Panel(Vertical):
+class TextPanel(Vertical):
     """A text with a title in its frame."""
 
     def __init__(self, name: str, *, id: str) -> None:
@@ -165,13 +165,13 @@ class TopApp(App[None]):
         self._over = threading.Event()
         self._view: RunView | None = None
         self._cards = {
-            "protection": (Panel("Protection", id="protection"), panels.protection),
-            "time": (Panel("Time", id="time"), panels.time_use),
-            "checkpoints": (Panel("Checkpoints", id="checkpoints"), panels.checkpoints),
-            "memory": (Panel("Memory", id="memory"), panels.memory),
+            "protection": (TextPanel("Protection", id="protection"), panels.protection),
+            "time": (TextPanel("Time", id="time"), panels.time_use),
+            "checkpoints": (TextPanel("Checkpoints", id="checkpoints"), panels.checkpoints),
+            "memory": (TextPanel("Memory", id="memory"), panels.memory),
         }
-        self._rollouts = Panel("Rollouts", id="rollouts")
-        self._island = Panel("Island", id="island")
+        self._rollouts = TextPanel("Rollouts", id="rollouts")
+        self._island = TextPanel("Island", id="island")
         self._node_rows = Table("Nodes", panels.NODE_COLUMNS, id="nodes")
         self._recovery_rows = Table("Recoveries", panels.RECOVERY_COLUMNS, id="recoveries")
         self._message_rows = Table("Messages", panels.MESSAGE_COLUMNS, id="messages")

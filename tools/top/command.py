@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.tools.live.follow import Follower
 from holdfast.tools.printing import say
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
-from holdfast.tools.top.plain import OVER, PlainLines, summary
+from holdfast.tools.top.plain import OVER, RunLines, summary
 
 _EVERY_S: Final = 1.0
 _ASKS_S: Final = 5.0
@@ -94,7 +94,7 @@ def _fits_terminal() -> bool:
 
 
 def _print_lines(follower: Follower, *, every_s: float) -> int:
-    lines = PlainLines(every_s=every_s)
+    lines = RunLines(every_s=every_s)
     asks_s = 0.0
     while True:
         _catch_up(follower)

@@ -12,7 +12,7 @@ from holdfast.tools.top.wording import clock, headline, message, protection, spa
 OVER: Final = ("done", "failed", "silent")
 
 
-class PlainLines:
+class RunLines:
     """Returns the lines that a newer view of a run adds."""
 
     def __init__(self, *, every_s: float) -> None:

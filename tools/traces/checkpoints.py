@@ -18,7 +18,7 @@ from holdfast.elastic.events import (
     JobStarted,
     WorkerStarted,
 )
-from holdfast.tools.traces.spans import ROOT, Mark, Span, Tellers
+from holdfast.tools.traces.spans import ROOT, SpanMark, Tellers, TraceSpan
 
 _MOST_OPEN: Final = 16
 _MOST_MARKS: Final = 64
@@ -33,7 +33,7 @@ class _Writing:
     since_s: float
     nbytes: int = 0
     attempt: int = 1
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[SpanMark] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class CheckpointTraces:
     _tellers: Tellers = field(default_factory=Tellers)
     _writing: dict[int, _Writing] = field(default_factory=dict)
 
-    def add(self, event: Event) -> Iterator[Span]:
+    def add(self, event: Event) -> Iterator[TraceSpan]:
         """Yield the spans that an event completes."""
         match event:
             case JobStarted(run=run):
@@ -75,7 +75,7 @@ class CheckpointTraces:
                 del self._writing[step]
                 yield self._root(found, event, error="")
 
-    def close(self, time_s: float) -> Iterator[Span]:
+    def close(self, time_s: float) -> Iterator[TraceSpan]:
         """Yield the spans of checkpoints that were not complete at the end."""
         for found in list(self._writing.values()):
             event = CheckpointStarted(step=found.step, bytes=found.nbytes, time_s=time_s)
@@ -91,15 +91,15 @@ class CheckpointTraces:
     def _mark(self, found: _Writing, event: Event, **about: str | int) -> None:
         facts = {f"holdfast.{name}": value for name, value in about.items()}
         if len(found.marks) < _MOST_MARKS:
-            found.marks.append(Mark(name=event.kind, time_s=event.time_s, about={**facts}))
+            found.marks.append(SpanMark(name=event.kind, time_s=event.time_s, about={**facts}))
 
-    def _over(self, found: _Writing, event: Event, *, error: str = "") -> Iterator[Span]:
+    def _over(self, found: _Writing, event: Event, *, error: str = "") -> Iterator[TraceSpan]:
         del self._writing[found.step]
         yield self._attempt(found, event, error=error)
         yield self._root(found, event, error=error)
 
-    def _attempt(self, found: _Writing, event: Event, *, error: str) -> Span:
-        return Span(
+    def _attempt(self, found: _Writing, event: Event, *, error: str) -> TraceSpan:
+        return TraceSpan(
             run=self.run,
             trace=f"checkpoint {found.step}",
             key=f"write {found.attempt}",
@@ -112,8 +112,8 @@ class CheckpointTraces:
             error=error,
         )
 
-    def _root(self, found: _Writing, event: Event, *, error: str) -> Span:
-        return Span(
+    def _root(self, found: _Writing, event: Event, *, error: str) -> TraceSpan:
+        return TraceSpan(
             run=self.run,
             trace=f"checkpoint {found.step}",
             key=ROOT,

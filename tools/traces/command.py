@@ -17,7 +17,7 @@ from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.traces.fold import Traces
 
 if TYPE_CHECKING:
-    from holdfast.tools.traces.outbox import Outbox
+    from holdfast.tools.traces.outbox import SpanOutbox
 
 _EVERY_S: Final = 0.5
 _LAST_S: Final = 6.0
@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     """Send the spans of the run; return 1 if some could not be sent."""
     url = collector_url(args.otlp)
     events = OrderedEvents(args.run_dir)
-    from holdfast.tools.traces.outbox import Outbox, exporter_to  # these need the extra otel
+    from holdfast.tools.traces.outbox import SpanOutbox, exporter_to  # these need the extra otel
 
-    outbox, traces = Outbox(exporter_to(url)), Traces()
+    outbox, traces = SpanOutbox(exporter_to(url)), Traces()
     with contextlib.suppress(OSError):
         os.nice(_NICE)  # training comes first
     try:
@@ -84,12 +84,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if outbox.dropped else 0
 
 
-def _must_send(outbox: Outbox, url: str) -> None:
+def _must_send(outbox: SpanOutbox, url: str) -> None:
     if not outbox.send():
         raise PeerError(f"{url} takes no spans; check the address, and that the collector runs")
 
 
-def _follow(events: OrderedEvents, traces: Traces, outbox: Outbox, *, url: str) -> None:
+def _follow(events: OrderedEvents, traces: Traces, outbox: SpanOutbox, *, url: str) -> None:
     """Send what appears until the job ends."""
     told = False
     while not events.over:

@@ -9,7 +9,7 @@ from holdfast.elastic.events import Event, JobEnded
 from holdfast.tools.traces.checkpoints import CheckpointTraces
 from holdfast.tools.traces.generations import GenerationTraces
 from holdfast.tools.traces.joins import JoinTraces
-from holdfast.tools.traces.spans import Span
+from holdfast.tools.traces.spans import TraceSpan
 
 
 class Traces:
@@ -19,7 +19,7 @@ class Traces:
         self._parts = (GenerationTraces(), JoinTraces(), CheckpointTraces())
         self._newest_s = 0.0
 
-    def add(self, events: Iterable[Event]) -> Iterator[Span]:
+    def add(self, events: Iterable[Event]) -> Iterator[TraceSpan]:
         """Yield the spans that new events complete, oldest first."""
         for event in events:
             self._newest_s = max(self._newest_s, event.time_s)
@@ -28,7 +28,7 @@ class Traces:
             else:
                 yield from chain.from_iterable(part.add(event) for part in self._parts)
 
-    def close(self) -> Iterator[Span]:
+    def close(self) -> Iterator[TraceSpan]:
         """Yield the spans that are not complete, with an error that says so."""
         for part in self._parts:
             yield from part.close(self._newest_s)

@@ -26,7 +26,7 @@ from holdfast.elastic.events import (
 )
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
-from holdfast.tools.traces.spans import ROOT, Mark, Span, Teller, Tellers
+from holdfast.tools.traces.spans import ROOT, SpanMark, Teller, Tellers, TraceSpan
 
 _WEAK: Final = ("sidecar_exit", "unreachable")
 """Kinds of detections that need not lead to another generation."""
@@ -42,7 +42,7 @@ class _Open:
     proposed: GenerationProposed
     cause: str
     start_s: float
-    marks: tuple[Mark, ...]
+    marks: tuple[SpanMark, ...]
     newest_step: int
 
 
@@ -72,7 +72,7 @@ class GenerationTraces:
     _newest: int = 0
     _step: int = 0
 
-    def add(self, event: Event) -> Iterator[Span]:
+    def add(self, event: Event) -> Iterator[TraceSpan]:
         """Yield the spans that an event completes."""
         match event:
             case JobStarted(run=run):
@@ -99,12 +99,12 @@ class GenerationTraces:
             case TrainingResumed(generation=number):
                 yield from self._resumed(number, event.time_s)
 
-    def close(self, time_s: float) -> Iterator[Span]:
+    def close(self, time_s: float) -> Iterator[TraceSpan]:
         """Yield the spans of generations that never completed a step."""
         for number in sorted(self._open):
             yield self._root(number, time_s, error="the job ended before it completed a step")
 
-    def _on_proposed(self, event: GenerationProposed) -> Iterator[Span]:
+    def _on_proposed(self, event: GenerationProposed) -> Iterator[TraceSpan]:
         number = event.generation
         if number <= self._newest:
             return
@@ -116,7 +116,9 @@ class GenerationTraces:
         start_s, seen_s, cause = self._beginning(event, causes)
         self._proposed_s = {number: event.time_s}
         marks = tuple(
-            Mark(name=each.what, time_s=each.time_s, about=_facts(victim=each.victim, why=each.why))
+            SpanMark(
+                name=each.what, time_s=each.time_s, about=_facts(victim=each.victim, why=each.why)
+            )
             for each in causes[-32:]
         )
         self._open[number] = _Open(event, cause, start_s, marks, self._step)
@@ -151,7 +153,7 @@ class GenerationTraces:
         ]
         return max(hurt, default=seen_s), seen_s, cause
 
-    def _fenced(self, number: int) -> Iterator[Span]:
+    def _fenced(self, number: int) -> Iterator[TraceSpan]:
         """Yield the fences of the generations before ``number``, once it is known."""
         for node, fence in list(self._fences.items()):
             begun = fence.begun
@@ -164,12 +166,12 @@ class GenerationTraces:
                 number, "fence", begun.time_s, fence.done_s, teller, of=node, about=about
             )
 
-    def _on_reformed(self, event: RankReformed) -> Iterator[Span]:
+    def _on_reformed(self, event: RankReformed) -> Iterator[TraceSpan]:
         start_s = self._proposed_s.get(event.generation, event.time_s)
         about = _facts(rank=event.rank, world=event.world)
         yield self._worker_span(event.generation, "reform", start_s, event, about=about)
 
-    def _restore(self, event: StateRestored) -> Span:
+    def _restore(self, event: StateRestored) -> TraceSpan:
         self._awaited[event.seat] = event.generation
         about = _facts(
             rank=event.rank, step=event.step, tier=event.tier, bytes=event.bytes, how=event.how
@@ -177,7 +179,7 @@ class GenerationTraces:
         start_s = event.time_s - event.seconds
         return self._worker_span(event.generation, "restore", start_s, event, about=about)
 
-    def _on_step(self, event: StepDone) -> Iterator[Span]:
+    def _on_step(self, event: StepDone) -> Iterator[TraceSpan]:
         if self._awaited.get(event.seat) == event.generation:
             del self._awaited[event.seat]
             about = _facts(rank=event.rank, step=event.step)
@@ -187,14 +189,14 @@ class GenerationTraces:
             yield from self._resumed(event.generation, event.time_s)
         self._step = max(self._step, event.step)
 
-    def _resumed(self, number: int, time_s: float) -> Iterator[Span]:
+    def _resumed(self, number: int, time_s: float) -> Iterator[TraceSpan]:
         if number in self._open:
             proposed_s = self._open[number].proposed.time_s
             self._detected = [each for each in self._detected if each.time_s > proposed_s]
             self._faults = [each for each in self._faults if each.time_s > proposed_s]
             yield self._root(number, time_s)
 
-    def _root(self, number: int, end_s: float, *, error: str = "") -> Span:
+    def _root(self, number: int, end_s: float, *, error: str = "") -> TraceSpan:
         found = self._open.pop(number)
         proposed = found.proposed
         about = _facts(
@@ -207,7 +209,7 @@ class GenerationTraces:
         if proposed.restore_step is not None:
             about["holdfast.restore_step"] = proposed.restore_step
             about["holdfast.steps_lost"] = max(found.newest_step - proposed.restore_step, 0)
-        return Span(
+        return TraceSpan(
             run=self.run,
             trace=trace_of(number),
             key=ROOT,
@@ -229,7 +231,7 @@ class GenerationTraces:
         event: Event,
         *,
         about: dict[str, str | int | float],
-    ) -> Span:
+    ) -> TraceSpan:
         teller = self._tellers.of(event)
         return self._span(number, name, start_s, event.time_s, teller, of=event.seat, about=about)
 
@@ -243,8 +245,8 @@ class GenerationTraces:
         *,
         of: str = "",
         about: dict[str, str | int | float] | None = None,
-    ) -> Span:
-        return Span(
+    ) -> TraceSpan:
+        return TraceSpan(
             run=self.run,
             trace=trace_of(number),
             key=f"{name} {of}",

@@ -21,7 +21,7 @@ from holdfast.elastic.events import (
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.membership.view import role_of
 from holdfast.tools.traces.generations import trace_of
-from holdfast.tools.traces.spans import ROOT, Span, Tellers
+from holdfast.tools.traces.spans import ROOT, Tellers, TraceSpan
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class JoinTraces:
     _joining: dict[str, _Joining] = field(default_factory=dict)
     _lost_s: dict[str, Detected] = field(default_factory=dict)
 
-    def add(self, event: Event) -> Iterator[Span]:
+    def add(self, event: Event) -> Iterator[TraceSpan]:
         """Yield the spans that an event completes."""
         match event:
             case JobStarted(run=run):
@@ -69,12 +69,12 @@ class JoinTraces:
             case _ if event.seat in self._joining:
                 yield from self._of_joining(self._joining[event.seat], event)
 
-    def close(self, time_s: float) -> Iterator[Span]:
+    def close(self, time_s: float) -> Iterator[TraceSpan]:
         """Yield the joins that were under way at the end."""
         for found in [each for each in self._joining.values() if each.asked_s]:
             yield from self._spans(found, time_s, link=(), error="the job ended before it joined")
 
-    def _of_joining(self, found: _Joining, event: Event) -> Iterator[Span]:
+    def _of_joining(self, found: _Joining, event: Event) -> Iterator[TraceSpan]:
         match event:
             case WorkerRehearsed(seconds=seconds, error=error):
                 begun_s = event.time_s - seconds
@@ -96,12 +96,12 @@ class JoinTraces:
 
     def _spans(
         self, found: _Joining, end_s: float, *, link: tuple[str, ...], error: str = ""
-    ) -> Iterator[Span]:
+    ) -> Iterator[TraceSpan]:
         started = found.started
         trace = f"join {started.seat} {started.node} {started.pid}"
         teller = self._tellers.of(started)
         for number, (name, start_s, part_end_s, wrong) in enumerate(found.parts):
-            yield Span(
+            yield TraceSpan(
                 run=self.run,
                 trace=trace,
                 key=f"{name} {number}",
@@ -112,7 +112,7 @@ class JoinTraces:
                 teller=teller,
                 error=wrong,
             )
-        yield Span(
+        yield TraceSpan(
             run=self.run,
             trace=trace,
             key=ROOT,
@@ -126,10 +126,10 @@ class JoinTraces:
             error=error,
         )
 
-    def _recovered(self, event: RolloutRecovered) -> Iterator[Span]:
+    def _recovered(self, event: RolloutRecovered) -> Iterator[TraceSpan]:
         lost = self._lost_s.pop(event.worker, None)
         start_s = event.time_s if lost is None else lost.time_s
-        yield Span(
+        yield TraceSpan(
             run=self.run,
             trace=f"rollout {event.worker} {start_s!r}",
             key=ROOT,

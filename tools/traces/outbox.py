@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from holdfast.tools.traces.spans import ROOT, Mark, Span, Teller, span_number, trace_number
+from holdfast.tools.traces.spans import ROOT, SpanMark, Teller, TraceSpan, span_number, trace_number
 
 MOST_SPANS: Final = 8192
 BATCH: Final = 256
@@ -23,7 +23,7 @@ _TIMEOUT_S: Final = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
-class Outbox:
+class SpanOutbox:
     """Sends spans in batches. While the collector refuses, the oldest give way to new ones.
 
     ``dropped`` counts spans that were never sent; ``failing`` is True while the last attempt
@@ -37,7 +37,7 @@ class Outbox:
         self.sent = self.dropped = 0
         self.failing = False
 
-    def add(self, spans: Iterable[Span]) -> None:
+    def add(self, spans: Iterable[TraceSpan]) -> None:
         """Queue spans."""
         for span in spans:
             if len(self._waiting) >= self._most:
@@ -82,7 +82,7 @@ def exporter_to(url: str) -> SpanExporter:
     return OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
 
 
-def readable_span(span: Span) -> ReadableSpan:
+def readable_span(span: TraceSpan) -> ReadableSpan:
     """Return a span as the SDK's exporters take it."""
     error = Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET)
     return ReadableSpan(
@@ -101,7 +101,7 @@ def readable_span(span: Span) -> ReadableSpan:
     )
 
 
-def _context(span: Span, trace: str, key: str) -> SpanContext:
+def _context(span: TraceSpan, trace: str, key: str) -> SpanContext:
     return SpanContext(
         trace_id=trace_number(span.run, trace),
         span_id=span_number(span.run, trace, key),
@@ -127,7 +127,7 @@ def _resource(run: str, teller: Teller) -> Resource:
     return Resource(found)
 
 
-def _event(mark: Mark) -> Event:
+def _event(mark: SpanMark) -> Event:
     return Event(mark.name, attributes=mark.about, timestamp=_ns(mark.time_s))
 
 

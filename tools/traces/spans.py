@@ -10,7 +10,7 @@ from holdfast.elastic.membership.view import role_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class SpanMark:
     """A moment within a span."""
 
     name: str
@@ -29,7 +29,7 @@ class Teller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TraceSpan:
     """A part of a trace, from ``start_s`` to ``end_s`` in seconds since 1970.
 
     ``trace`` and ``key`` name the trace and the span in it within a run, ``parent`` is the key of
@@ -46,7 +46,7 @@ class Span:
     end_s: float
     teller: Teller
     about: dict[str, str | int | float] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[SpanMark, ...] = ()
     links: tuple[str, ...] = ()
     error: str = ""
 

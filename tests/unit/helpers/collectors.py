@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """What a collector has received."""
+    """The spans that a collector has received."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"

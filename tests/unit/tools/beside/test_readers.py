@@ -14,23 +14,23 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.tools import cli
 from holdfast.tools.beside import collector, readers
 from holdfast.tools.beside.collector import collector_url
-from holdfast.tools.beside.places import Place, place_of
-from holdfast.tools.beside.readers import Reader, Readers
+from holdfast.tools.beside.places import ServedPlace, place_of
+from holdfast.tools.beside.readers import BesideReader, Readers
 
 
 @pytest.mark.parametrize(
     ("text", "place", "local"),
     [
-        ("9400", Place("127.0.0.1", 9400), True),
-        ("localhost:0", Place("localhost", 0), True),
-        ("127.0.0.2:80", Place("127.0.0.2", 80), True),
-        ("[::1]:9400", Place("::1", 9400), True),
-        ("0.0.0.0:9400", Place("0.0.0.0", 9400), False),
-        ("node-7.cluster:9400", Place("node-7.cluster", 9400), False),
+        ("9400", ServedPlace("127.0.0.1", 9400), True),
+        ("localhost:0", ServedPlace("localhost", 0), True),
+        ("127.0.0.2:80", ServedPlace("127.0.0.2", 80), True),
+        ("[::1]:9400", ServedPlace("::1", 9400), True),
+        ("0.0.0.0:9400", ServedPlace("0.0.0.0", 9400), False),
+        ("node-7.cluster:9400", ServedPlace("node-7.cluster", 9400), False),
     ],
 )
 def test_a_place_is_a_port_of_the_loopback_or_of_a_host(
-    text: str, place: Place, local: bool
+    text: str, place: ServedPlace, local: bool
 ) -> None:
     assert place_of(text) == place
     assert place.is_local == local
@@ -115,7 +115,7 @@ def test_an_extra_that_is_missing_is_named_before_the_job_starts(
 def test_a_reader_that_ends_is_named_once_and_the_job_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     words = ("metrics", readers.RUN_DIR, "--listen", "127.0.0.1:0", "--beside")
-    beside = Readers((Reader("metrics", words, ends_itself=False),), say=said.append)
+    beside = Readers((BesideReader("metrics", words, ends_itself=False),), say=said.append)
     beside.start(tmp_path / "nowhere")
     deadline_s = time.monotonic() + 120
     while not said and time.monotonic() < deadline_s:
@@ -128,7 +128,7 @@ def test_readers_end_with_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[s
     said: list[str] = []
     (port,) = free_ports(1)
     words = ("metrics", readers.RUN_DIR, "--listen", str(port), "--beside")
-    beside = Readers((Reader("metrics", words, ends_itself=False),), say=said.append)
+    beside = Readers((BesideReader("metrics", words, ends_itself=False),), say=said.append)
     beside.start(tmp_path)
     deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:

@@ -12,9 +12,9 @@ from promtool import checked
 from synthetic_run import hurt_job
 
 from holdfast.tools.metrics.exposition import exposition
-from holdfast.tools.metrics.families import FAMILIES, PREFIX, Sample, Spread, series
+from holdfast.tools.metrics.families import FAMILIES, PREFIX, BucketCounts, MetricSample, series
 from holdfast.tools.metrics.status_samples import status_samples
-from holdfast.tools.metrics.tally import Tally
+from holdfast.tools.metrics.tally import EventTally
 from holdfast.tools.show.node_status import NodeStatus
 
 UNITS: Final = ("seconds", "bytes", "ratio")
@@ -67,7 +67,7 @@ def test_labels_are_escaped() -> None:
 def test_a_histogram_adds_its_buckets_up() -> None:
     name = PREFIX + "recovery_duration_seconds"
     counts = [1, 0, 2, *[0] * (len(FAMILIES[name].bounds) - 3), 4]
-    samples = parsed(exposition([Sample(name, ("loss",), Spread(counts, 12.5))]))
+    samples = parsed(exposition([MetricSample(name, ("loss",), BucketCounts(counts, 12.5))]))
     assert samples[f"{name}_bucket{{cause=loss,le=0.1}}"] == 1
     assert samples[f"{name}_bucket{{cause=loss,le=1}}"] == 3
     assert samples[f"{name}_bucket{{cause=loss,le=+Inf}}"] == 7
@@ -76,7 +76,7 @@ def test_a_histogram_adds_its_buckets_up() -> None:
 
 
 def test_prometheus_own_checker_has_nothing_to_say() -> None:
-    tally = Tally()
+    tally = EventTally()
     tally.add(hurt_job())
     text = exposition([*tally.samples(), *status_samples([ANSWERING, SILENT])])
     assert len(parsed(text)) > 100

@@ -16,7 +16,7 @@ from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.elastic.events import Event, JobEnded, JobStarted, StepDone
 from holdfast.elastic.events.log import EventWriter, events_file
 from holdfast.tools import cli
-from holdfast.tools.beside.places import LOOPBACK, Place
+from holdfast.tools.beside.places import LOOPBACK, ServedPlace
 from holdfast.tools.metrics.reading import MetricsReader
 from holdfast.tools.metrics.server import serving
 from holdfast.tools.show.node_status import NodeStatus
@@ -43,7 +43,7 @@ def values(text: str) -> dict[str, float]:
     }
 
 
-def scrape(place: Place) -> str:
+def scrape(place: ServedPlace) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://{place}/metrics", timeout=30) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
@@ -54,7 +54,7 @@ def scrape(place: Place) -> str:
 def test_a_scrape_has_events_answers_and_the_course_of_the_run(tmp_path: Path) -> None:
     write(tmp_path, *[event for event in hurt_job() if not isinstance(event, JobEnded)])
     made = reader(tmp_path, lambda run_dir: [ANSWERING])
-    with serving(Place(LOOPBACK, 0), made.samples) as place:
+    with serving(ServedPlace(LOOPBACK, 0), made.samples) as place:
         found = values(scrape(place))
     assert found["holdfast_step"] == 18
     assert found["holdfast_protected_step"] == 40
@@ -95,7 +95,7 @@ def test_a_scrape_does_not_wait_for_a_node(tmp_path: Path) -> None:
     write(tmp_path, JobStarted(run="r", time_s=BEGIN), StepDone(step=1, time_s=BEGIN + 1))
     made = MetricsReader(tmp_path, nodes=slow)
     thread = threading.Thread(target=made.begin)
-    with serving(Place(LOOPBACK, 0), made.samples) as place:
+    with serving(ServedPlace(LOOPBACK, 0), made.samples) as place:
         thread.start()
         assert asked.wait(60)
         assert scrape(place) == ""
@@ -116,7 +116,7 @@ def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path) -> No
 
 def test_a_port_that_is_taken_is_named() -> None:
     with (
-        serving(Place(LOOPBACK, 0), list) as place,
+        serving(ServedPlace(LOOPBACK, 0), list) as place,
         pytest.raises(OSError, match=f"{place}"),
         serving(place, list),
     ):

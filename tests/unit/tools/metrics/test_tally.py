@@ -23,20 +23,20 @@ from holdfast.elastic.events import (
     TokensSampled,
     WorkerStarted,
 )
-from holdfast.tools.metrics.families import FAMILIES, Spread
-from holdfast.tools.metrics.tally import Tally
+from holdfast.tools.metrics.families import FAMILIES, BucketCounts
+from holdfast.tools.metrics.tally import EventTally
 
 Key = tuple[str, ...]
 
 
-def counted(events: Iterable[Event]) -> dict[Key, float | Spread]:
+def counted(events: Iterable[Event]) -> dict[Key, float | BucketCounts]:
     """Return values by name without prefix and labels."""
-    tally = Tally()
+    tally = EventTally()
     tally.add(sorted(events, key=lambda event: event.time_s))
     return {(s.name.removeprefix("holdfast_"), *s.labels): s.value for s in tally.samples()}
 
 
-def told(*events: tuple[type[Event], dict[str, object]]) -> dict[Key, float | Spread]:
+def told(*events: tuple[type[Event], dict[str, object]]) -> dict[Key, float | BucketCounts]:
     story = Story()
     for t, (kind, fields) in enumerate(events):
         story.at(float(t), kind, **fields)
@@ -57,17 +57,17 @@ def test_a_job_that_is_hurt_is_counted_exactly() -> None:
     assert found["detections_total", "a", "node_lost"] == 1
     assert found["workers_started_total", "c", "rollout"] == 2
     recoveries = found["recovery_duration_seconds", "loss"]
-    assert isinstance(recoveries, Spread)
+    assert isinstance(recoveries, BucketCounts)
     assert sum(recoveries.counts) == 2
     assert recoveries.total == pytest.approx(1.5 + 2.45)
 
 
 def test_every_sample_is_of_a_known_family_with_its_labels() -> None:
-    tally = Tally()
+    tally = EventTally()
     tally.add(hurt_job())
     for name, labels, value in tally.samples():
         assert len(labels) == len(FAMILIES[name].labels), name
-        assert isinstance(value, Spread) == (FAMILIES[name].kind == "histogram"), name
+        assert isinstance(value, BucketCounts) == (FAMILIES[name].kind == "histogram"), name
 
 
 def test_series_that_count_begin_at_nothing() -> None:

@@ -10,7 +10,7 @@ from holdfast.elastic.events import Event, JobEnded, JobStarted, NodeExited, Wor
 from holdfast.tools.live.fold import Fold
 from holdfast.tools.live.view import RunView
 from holdfast.tools.top import panels
-from holdfast.tools.top.plain import PlainLines
+from holdfast.tools.top.plain import RunLines
 from holdfast.tools.top.wording import headline, protection, span
 
 
@@ -84,7 +84,7 @@ def test_rows_are_bounded() -> None:
 def test_text_of_others_cannot_steer_the_terminal() -> None:
     evil = "\x1b]0;gone\x07[red]"
     view = view_of(*running(), NodeExited(victim=evil, status=evil, memory_kept=True, time_s=BEGIN))
-    plain = PlainLines(every_s=1)
+    plain = RunLines(every_s=1)
     shown = [*(cell for row in panels.messages(view) for cell in cells(row)), *plain.lines(view)]
     shown += [row.whole for row in (*panels.messages(view), *panels.nodes(view))]
     assert any("[red]" in text for text in shown), "markup is text"
@@ -97,7 +97,7 @@ def test_durations_are_in_the_unit_that_fits() -> None:
 
 
 def test_lines_tell_each_message_once_and_the_state_from_time_to_time() -> None:
-    lines = PlainLines(every_s=10)
+    lines = RunLines(every_s=10)
     view = view_of(*running())
     first = list(lines.lines(view))
     state = [line.split(" ", 1)[1] for line in first[len(view.messages) :]]

@@ -9,14 +9,14 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from holdfast.tools.traces.outbox import BATCH, Outbox
-from holdfast.tools.traces.spans import ROOT, Mark, Span, Teller, span_number, trace_number
+from holdfast.tools.traces.outbox import BATCH, SpanOutbox
+from holdfast.tools.traces.spans import ROOT, SpanMark, Teller, TraceSpan, span_number, trace_number
 
 WORKER = Teller(node="n0", role="trainer", seat="trainer/0", pid=41)
 
 
-def span(key: str = ROOT, *, parent: str = "", error: str = "") -> Span:
-    return Span(
+def span(key: str = ROOT, *, parent: str = "", error: str = "") -> TraceSpan:
+    return TraceSpan(
         run="r-1",
         trace="generation 2",
         key=key,
@@ -26,7 +26,7 @@ def span(key: str = ROOT, *, parent: str = "", error: str = "") -> Span:
         end_s=2.0,
         teller=WORKER,
         about={"holdfast.generation": 2},
-        marks=(Mark(name="exit", time_s=1.75),),
+        marks=(SpanMark(name="exit", time_s=1.75),),
         links=("generation 1",),
         error=error,
     )
@@ -46,7 +46,7 @@ class Refusing(SpanExporter):
 
 def test_a_span_keeps_its_numbers_times_links_and_process() -> None:
     exporter = InMemorySpanExporter()
-    outbox = Outbox(exporter)
+    outbox = SpanOutbox(exporter)
     outbox.add([span(), span("restore", parent=ROOT, error="it is gone")])
     assert outbox.send()
     root, restore = exporter.get_finished_spans()
@@ -77,7 +77,7 @@ def test_a_span_keeps_its_numbers_times_links_and_process() -> None:
 def test_spans_are_sent_in_batches() -> None:
     exporter = Refusing()
     exporter.takes = True
-    outbox = Outbox(exporter)
+    outbox = SpanOutbox(exporter)
     outbox.add(span(str(number)) for number in range(2 * BATCH + 1))
     assert outbox.send()
     assert (exporter.tries, exporter.got, outbox.sent) == (3, 2 * BATCH + 1, 2 * BATCH + 1)
@@ -85,7 +85,7 @@ def test_spans_are_sent_in_batches() -> None:
 
 def test_a_collector_that_refuses_is_not_asked_again_at_once_and_nothing_is_lost() -> None:
     exporter = Refusing()
-    outbox = Outbox(exporter)
+    outbox = SpanOutbox(exporter)
     outbox.add([span()])
     assert not outbox.send()
     assert not outbox.send()
@@ -97,7 +97,7 @@ def test_a_collector_that_refuses_is_not_asked_again_at_once_and_nothing_is_lost
 
 def test_the_queue_is_bounded_and_the_oldest_give_way() -> None:
     exporter = Refusing()
-    outbox = Outbox(exporter, most=10)
+    outbox = SpanOutbox(exporter, most=10)
     outbox.add(span(str(number)) for number in range(25))
     assert (len(outbox), outbox.dropped) == (10, 15)
     outbox.close(within_s=0.1)

@@ -31,19 +31,19 @@ from holdfast.elastic.events import (
     WorkerStarted,
 )
 from holdfast.tools.traces.fold import Traces
-from holdfast.tools.traces.spans import ROOT, Span, span_number, trace_number
+from holdfast.tools.traces.spans import ROOT, TraceSpan, span_number, trace_number
 
 
-def spans_of(events: Iterable[Event]) -> list[Span]:
+def spans_of(events: Iterable[Event]) -> list[TraceSpan]:
     return list(Traces().add(sorted(events, key=lambda event: event.time_s)))
 
 
-def trace(spans: Iterable[Span], name: str) -> list[Span]:
+def trace(spans: Iterable[TraceSpan], name: str) -> list[TraceSpan]:
     found = [span for span in spans if span.trace == name]
     return sorted(found, key=lambda span: (span.parent != "", span.start_s, span.key))
 
 
-def seconds(span: Span) -> tuple[float, float]:
+def seconds(span: TraceSpan) -> tuple[float, float]:
     """Return start and length, in seconds since the job started."""
     return round(span.start_s - BEGIN, 3), round(span.end_s - span.start_s, 3)
 
@@ -240,7 +240,7 @@ def test_a_rollout_worker_that_is_recovered_is_a_trace() -> None:
     assert root.about["holdfast.unfinished"] == 5
 
 
-def told(*events: tuple[float, type[Event], dict[str, object]]) -> list[Span]:
+def told(*events: tuple[float, type[Event], dict[str, object]]) -> list[TraceSpan]:
     story = Story()
     story.at(0.0, JobStarted, run="r-1")
     for t, kind, fields in events:
