@@ -55,6 +55,18 @@ COMMANDS: Final = {
         "doctor.command",
         "find what would keep a job from running well, with the remedy",
     ),
+    "top": (
+        "top.command",
+        "show a run in the terminal as it goes: nodes, protection, recoveries, messages",
+    ),
+    "metrics": (
+        "metrics.command",
+        "serve a run's metrics for Prometheus, or print its alerts and Grafana's dashboard",
+    ),
+    "traces": (
+        "traces.command",
+        "send a run's recoveries, checkpoints and joins as traces to an OTLP collector",
+    ),
     "dashboard": (
         "dashboard.command",
         "show a run in the browser as it goes: nodes, recoveries, protection, checkpoints",

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -33,6 +34,9 @@ from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
+from holdfast.tools.beside.readers import Readers
+from holdfast.tools.beside.readers import add_options as add_reader_options
+from holdfast.tools.beside.readers import readers as wanted_readers
 from holdfast.tools.commands import run_machines, run_settings
 from holdfast.tools.printing import printable
 from holdfast.tools.show.levels import Importance
@@ -183,6 +187,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "(default %(default)g)",
     )
     run_settings.add_story(add)
+    add_reader_options(add)
     add(
         "-m",
         "--module",
@@ -201,18 +206,21 @@ def run(args: argparse.Namespace) -> int:
     """
     interrupts: _Interrupts | None = None
     teller = StoryTeller(form=args.log_format, least=Importance[args.log_level.upper()])
+    told = None if args.quiet else teller
     try:
+        readers = Readers(wanted_readers(args), say=partial(_remark, told))
         launcher = _launcher(args)
         interrupts = _Interrupts(launcher)
         launcher.start()
     except (ConfigError, CoordinatorError) as error:
         caught = interrupts.caught if interrupts else 0
         return _complain(teller, str(error), 128 + caught if caught else 2)
-    if args.run_dir is None and not args.quiet:
+    if args.run_dir is None:
         where = f"run directory {launcher.run_dir}, removed at the end (--run-dir DIR keeps one)"
-        for line in teller.remark(where, time_s=time.time()):
-            _say(line)
-    outcome = _follow(launcher, None if args.quiet else teller)
+        _remark(told, where)
+    readers.start(launcher.run_dir)
+    outcome = _follow(launcher, told, readers)
+    readers.close()
     if interrupts.caught:
         return _complain(teller, outcome.message, 128 + interrupts.caught)
     return 0 if outcome.ok else _complain(teller, outcome.message, 1)
@@ -317,10 +325,11 @@ class _Interrupts:
         self._launcher.stop(f"stopped by {signal.Signals(number).name}")
 
 
-def _follow(launcher: Launcher, teller: StoryTeller | None) -> JobOutcome:
+def _follow(launcher: Launcher, teller: StoryTeller | None, readers: Readers) -> JobOutcome:
     reader = EventReader(launcher.run_dir)
     while (outcome := launcher.wait(_POLL_S)) is None:
         _tell(teller, reader)
+        readers.look()
     _tell(teller, reader)
     return outcome
 
@@ -330,6 +339,12 @@ def _tell(teller: StoryTeller | None, reader: EventReader) -> None:
         for event in reader.new():
             for line in teller.lines(event):
                 _say(line)
+
+
+def _remark(teller: StoryTeller | None, text: str) -> None:
+    if teller is not None:
+        for line in teller.remark(text, time_s=time.time()):
+            _say(line)
 
 
 def _complain(teller: StoryTeller, message: str, status: int) -> int:

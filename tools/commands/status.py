@@ -11,7 +11,6 @@ from rich.live import Live
 
 from holdfast.tools.live.asking import ask
 from holdfast.tools.show.node_status import NodeStatus
-from holdfast.tools.show.prometheus import exposition
 from holdfast.tools.show.status_view import view
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.terminal import console, print_json
@@ -77,7 +76,10 @@ def _print(args: argparse.Namespace, nodes: list[NodeStatus]) -> None:
     if args.json:
         print_json({"nodes": {node.node: node for node in nodes}})
     elif args.prometheus:
-        print(exposition(nodes), end="", flush=True)
+        from holdfast.tools.metrics.exposition import exposition  # needs the extra metrics
+        from holdfast.tools.metrics.status_samples import status_samples
+
+        print(exposition(status_samples(nodes)), end="", flush=True)
     else:
         console().print(view(nodes))
 
