@@ -24,6 +24,7 @@ from holdfast.elastic.processes.children import Child, ChildChange, describe_exi
 
 _SERVER: Final = Path(__file__).with_name("server.py")
 _SET_CHILD_SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
+_UNBUFFERED_ENV: Final = "PYTHONUNBUFFERED"
 _FORK_S: Final = 5.0
 _END_S: Final = 2.0
 
@@ -188,7 +189,8 @@ class ForkServer:
         ``PeerError`` as `fork` does, and if the workers' interpreter needs other options.
         """
         task = spec.task()
-        if task.program.unbuffered != self._unbuffered:
+        unbuffered = task.program.unbuffered or bool(spec.env.get(_UNBUFFERED_ENV))
+        if unbuffered != self._unbuffered:
             raise PeerError("the fork server's interpreter has other options")
         order = wire.BranchOrder(
             argv=tuple(argv),

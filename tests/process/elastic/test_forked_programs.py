@@ -253,6 +253,15 @@ def test_a_trainer_has_what_its_first_optimizer_imports(tmp_path: Path) -> None:
     assert int(log.read_text()) < 5
 
 
+def test_a_server_goes_to_another_owner_where_a_variable_makes_python_unbuffered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    script = tmp_path / "script.py"
+    script.write_text("print('here')")
+    assert branched((sys.executable, str(script)), tmp_path / "branched") == (0, "here\n")
+
+
 def test_a_variable_that_an_import_sets_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
