@@ -22,7 +22,7 @@ WIDE: Final = 120
 """Columns from which the tables lie side by side."""
 
 
-class Source(Protocol):
+class ShownRun(Protocol):
     """The run that is shown: `holdfast.tools.live.follow.Follower` is one."""
 
     def read(self) -> int:
@@ -158,7 +158,7 @@ class TopApp(App[None]):
     Screen.-narrow #tables DataTable { height: 1fr; }
     """
 
-    def __init__(self, source: Source, *, every_s: float, asks_s: float) -> None:
+    def __init__(self, source: ShownRun, *, every_s: float, asks_s: float) -> None:
         super().__init__()
         self._run_source, self._every_s, self._asks_s = source, every_s, asks_s
         self._paused = False

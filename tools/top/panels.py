@@ -36,6 +36,7 @@ _COLOURS: Final = {
     "silent": "bold red",
     "left": "dim",
     "idle": "dim",
+    "routine": "dim",
     "good": "green",
     "note": "",
     "warn": "yellow",

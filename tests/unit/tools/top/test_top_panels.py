@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 from node_answers import ANSWERING
 from synthetic_run import BEGIN, hurt_job
 
 from holdfast.elastic.events import Event, JobEnded, JobStarted, NodeExited, WorkerStarted
 from holdfast.tools.live.fold import Fold
-from holdfast.tools.live.view import RunView
+from holdfast.tools.live.view import JobState, Level, NodeState, RunView
 from holdfast.tools.top import panels
 from holdfast.tools.top.plain import RunLines
 from holdfast.tools.top.wording import headline, protection, span
@@ -89,6 +91,12 @@ def test_text_of_others_cannot_steer_the_terminal() -> None:
     shown += [row.whole for row in (*panels.messages(view), *panels.nodes(view))]
     assert any("[red]" in text for text in shown), "markup is text"
     assert not any("\x1b" in text or "\x07" in text for text in shown)
+
+
+def test_every_level_and_state_has_a_colour() -> None:
+    states = {*get_args(Level), *get_args(NodeState), *get_args(JobState)}
+    assert states <= panels._COLOURS.keys()
+    assert set(get_args(NodeState)) == set(panels._ORDER)
 
 
 def test_durations_are_in_the_unit_that_fits() -> None:
