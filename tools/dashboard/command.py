@@ -8,6 +8,7 @@ import webbrowser
 from pathlib import Path
 from typing import Final
 
+from holdfast.elastic.errors import ConfigError
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.terminal import console
 
@@ -45,9 +46,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "run_dir",
         type=Path,
+        nargs="?",
         metavar="RUN_DIR",
         help="the directory that `holdfast run --run-dir` got, of a run that goes or is over",
     )
+    add("--coordinator", metavar="ADDRESS", help=argparse.SUPPRESS)
     add(
         "--host",
         default=_LOOPBACK,
@@ -86,6 +89,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, or write the file."""
+    _check(args)
     from holdfast.tools.live.follow import Follower
 
     follower = Follower(args.run_dir)
@@ -132,6 +136,20 @@ def run(args: argparse.Namespace) -> int:
             hub.close()
             foretell.close()
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` for a command line that names no run directory."""
+    if args.coordinator:
+        raise ConfigError(
+            f"--coordinator {args.coordinator}: a coordinator holds the membership of a job, and "
+            "no events, of which the page is made; give the RUN_DIR of a machine of the job, on "
+            "that machine or on a file system that its machines share"
+        )
+    if args.run_dir is None:
+        raise ConfigError(
+            "RUN_DIR is missing: give the directory that `holdfast run --run-dir` got"
+        )
 
 
 def _listener(host: str, port: int | None) -> socket.socket:

@@ -242,10 +242,10 @@ export function checkpoints(state) {
   const stock = (step) => {
     const each = there.get(step);
     if (!each) return step > lowest ? "not there" : "";
-    return `${{ sound: "quick check passed", damaged: "DAMAGED", unfinished: "unfinished" }[each.state] || each.state}${each.pinned ? ", pinned" : ""}`;
+    return `${{ sound: "sound", damaged: "DAMAGED", unfinished: "unfinished" }[each.state] || each.state}${each.pinned ? ", pinned" : ""}`;
   };
   return put("checkpoints", trouble, table("Checkpoints, the newest first",
-    [column("step", "n"), column("state"), column("age", "n"), column("size", "n"), column("took", "n"), column("rate", "n"), ...(stored ? [column("in the store", "nw")] : []), column("")],
+    [column("step", "n"), column("state"), column("age", "n"), column("size", "n"), column("took", "n"), column("rate", "n"), ...(stored ? [column("store", "nw")] : []), column("")],
     steps.map((step) => {
       const each = told.get(step) || { state: "", at_s: 0, size_bytes: there.get(step).size_bytes, seconds: null, bytes_per_s: null, done: null, retries: 0, why: "" };
       return [count(step), each.state ? pill(mark[each.state] || "note", each.state === "writing" && each.done !== null ? `writing ${percent(each.done)}` : each.state) : pill("", "before this log"),
