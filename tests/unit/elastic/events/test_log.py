@@ -19,7 +19,13 @@ from holdfast.elastic.events import (
     decode,
     encode,
 )
-from holdfast.elastic.events.log import EventReader, EventWriter, events_file
+from holdfast.elastic.events.log import (
+    EVENTS_PATTERN,
+    EventReader,
+    EventWriter,
+    FreshLines,
+    events_file,
+)
 
 
 def test_events_are_read_whole_and_once_by_time(tmp_path: Path) -> None:
@@ -151,3 +157,15 @@ def test_two_writers_of_one_file_begin_the_next_one_together(tmp_path: Path) -> 
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) > 2000
     for writer in writers:
         writer.close()
+
+
+def test_the_lines_of_a_file_are_read_as_they_are_taken(tmp_path: Path) -> None:
+    events_file(tmp_path, "n0").write_bytes(b"a\nb\nc\nd")
+    events_file(tmp_path, "n1").write_bytes(b"e\n")
+    lines = FreshLines(tmp_path, pattern=EVENTS_PATTERN)
+    (_, first), (_, second) = lines.files()
+    assert [next(first), *second] == [b"a", b"e"]
+    assert [line for _, line in lines.new()] == [b"b", b"c"]
+    few = FreshLines(tmp_path, pattern=EVENTS_PATTERN, most_bytes=3)
+    assert [line for _, line in few.new()] == [b"a", b"b", b"e"]
+    assert [line for _, line in few.new()] == [b"c"]

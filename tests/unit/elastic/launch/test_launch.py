@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast.elastic.decisions.restarting import Restarts
-from holdfast.elastic.launch.config import LaunchConfig, NodeSpec
+from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.launch.agent_start import agent_config
+from holdfast.elastic.launch.config import LEAST_HISTORY_BYTES, LaunchConfig, NodeSpec
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.processes.children import ChildChange, ChildStatus
 
@@ -116,3 +119,17 @@ def test_an_agent_that_the_machine_refuses_to_start_is_one_more_failure_of_its_n
     launcher._check_agents()
     assert removed == ["n0"]
     assert "cannot be started: [Errno 11]" in launcher._stop_reason
+
+
+def test_the_bound_of_the_history_reaches_the_agents_and_has_a_least_value() -> None:
+    node = NodeSpec(name="n0", domain="d0", slots={"trainer": 1})
+
+    def config(history_bytes: int) -> LaunchConfig:
+        return LaunchConfig(
+            command=("true",), nodes=(node,), wanted={"trainer": 1}, history_bytes=history_bytes
+        )
+
+    kept = agent_config(config(1 << 20), node, run="r", run_dir=Path("d"), coordinator="c")
+    assert kept.history_bytes == 1 << 20
+    with pytest.raises(ConfigError, match="give 65536 or more"):
+        config(LEAST_HISTORY_BYTES - 1)
