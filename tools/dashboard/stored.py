@@ -27,7 +27,7 @@ class StoredStep(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class StoredCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
+class ShelfView(msgspec.Struct, frozen=True, kw_only=True):
     """The newest steps, the newest first, and the number of all that are committed."""
 
     root: str
@@ -44,7 +44,7 @@ class Shelf:
         self._store: Store | None = None
         self._checked: dict[int, StoredStep] = {}
         self._looked_s = float("-inf")
-        self.found = StoredCheckpoints(root=root, error="not looked at yet")
+        self.found = ShelfView(root=root, error="not looked at yet")
 
     def look(self) -> None:
         """List the store if the last time is long enough ago."""
@@ -53,10 +53,10 @@ class Shelf:
         try:
             self.found = self._list()
         except (CkptError, OSError) as error:
-            self.found = StoredCheckpoints(root=self._root, error=str(error))
+            self.found = ShelfView(root=self._root, error=str(error))
         self._looked_s = self._clock()
 
-    def _list(self) -> StoredCheckpoints:
+    def _list(self) -> ShelfView:
         if self._store is None:
             self._store = open_store(self._root)
         store = self._store
@@ -68,7 +68,7 @@ class Shelf:
             for each in shown
             if each.committed
         }
-        return StoredCheckpoints(
+        return ShelfView(
             root=self._root,
             committed=sum(each.committed for each in there),
             newest=tuple(

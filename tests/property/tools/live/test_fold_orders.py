@@ -1,4 +1,4 @@
-"""Whatever the order and the cuts in which events are read, the view has the same exact counts."""
+"""The view has the same exact counts in any order and with any cuts in which events are read."""
 
 from __future__ import annotations
 
