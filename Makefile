@@ -7,15 +7,16 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := rl,hf,s3,obstore,etcd,dashboard,top,metrics,otel,docs,dev
+EXTRAS := rl,engines,hf,s3,obstore,etcd,dashboard,top,metrics,otel,docs,dev
 MINUTES ?= 60
 
-.PHONY: help demo test adapters soak explore check docs format install clean matrix
+.PHONY: help demo test adapters gpu soak explore check docs format install clean matrix
 
 help:
 	@echo "make demo    run the main job under injected kills (arguments: ARGS='--quick')"
 	@echo "make test    run the tests                         (arguments: ARGS='tests/unit')"
 	@echo "make adapters the tests with other libraries, each in an environment of its own"
+	@echo "make gpu     tests and figures of the CUDA path, on a machine with a device"
 	@echo "make soak    half an hour of random faults         (arguments: ARGS='--minutes 5 --seed 7')"
 	@echo "make explore property tests with new examples    (arguments: MINUTES=60 ARGS='tests/property/rl')"
 	@echo "make check   ruff, mypy --strict, import-linter"
@@ -27,12 +28,17 @@ help:
 demo: $(STAMP)
 	$(BIN)/holdfast demo $(ARGS)
 
+# A thousand processes read the same modules: they are compiled once, even where Python is told to keep nothing.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The environments are made on first use, outside of the repository: tests/adapters/environments.py.
 adapters: $(STAMP)
 	HOLDFAST_ADAPTERS=1 $(BIN)/python -m pytest tests/adapters $(ARGS)
+
+# About five minutes; the environment needs a torch with CUDA. See docs/explanation/cuda.md.
+gpu: $(STAMP)
+	$(BIN)/python tests/gpu/prove.py $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/holdfast chaos soak $(ARGS)

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +203,7 @@ def _write(
     """Stream this rank's tensors from their memory into its pack."""
     places = [piece.at for piece in plan.pieces]
     sources = dict(zip(places, plan.sources(flat), strict=True))
+    _await_devices(sources.values())
 
     def payload(ref: ChunkRef) -> Buffer:
         local = sources[ref.chunk.at]
@@ -222,6 +223,12 @@ def _write(
     return write_parts(
         root, index=index, payload=payload, tag=new_tag(), verify=False, options=options
     )
+
+
+def _await_devices(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait for the devices of tensors: the thread that reads them has a stream of its own there."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+        torch.accelerator.synchronize(device)
 
 
 def load(

@@ -33,8 +33,8 @@ class RankWorld:
             return [value]
         data = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8)
         device = torch.device("cpu")
-        if dist.get_backend() == "nccl":
-            device = torch.device("cuda", torch.cuda.current_device())
+        if (kind := device_kind(dist.get_backend_config())) != "cpu":
+            device = torch.device(kind, torch.accelerator.current_device_index())
         size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
         sizes = [torch.empty_like(size) for _ in range(self.size)]
         dist.all_gather(sizes, size)
@@ -51,6 +51,15 @@ class RankWorld:
     def agreed(self) -> Agreed:
         """Return a context in which a failure of one rank is raised on every rank. Collective."""
         return Agreed(self)
+
+
+def device_kind(config: str) -> str:
+    """Return the kind of device whose tensors a group exchanges: the CPU if it serves that.
+
+    ``config`` names its backends, as ``cpu:gloo,cuda:nccl``.
+    """
+    kinds = [each.partition(":")[0] for each in config.split(",")]
+    return "cpu" if "cpu" in kinds else kinds[0]
 
 
 class Agreed:

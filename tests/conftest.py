@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from multiprocessing import forkserver
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,3 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let long files begin first."""
     items.sort(key=lambda item: rank(item.path))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_fork_server() -> Iterator[None]:
+    """End multiprocessing's fork server with a module: that of the next has other imports."""
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]

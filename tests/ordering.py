@@ -7,9 +7,12 @@ seconds per file, fill the gaps.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final
+from xml.etree import ElementTree
 
 FOLDERS: Final = (
     "process",
@@ -24,37 +27,62 @@ FOLDERS: Final = (
 )
 
 LONG: Final = (
+    "loops/test_loops.py",
+    "process/rl/test_rl_job.py",
+    "process/tools/test_check_command.py",
+    "process/elastic/test_islands.py",
+    "process/chaos/test_chaos_run.py",
+    "process/ckpt/test_checkpoint_processes.py",
+    "process/ckpt/test_survival.py",
+    "process/ckpt/test_object_store_faults.py",
+    "process/elastic/test_launcher_return.py",
+    "process/hf/test_hf_trainer.py",
+    "docs/test_guides.py",
+    "process/elastic/test_leaving.py",
+    "process/elastic/test_exactness.py",
+    "process/elastic/test_expert_training.py",
     "process/tools/test_bench.py",
     "process/tools/test_demo.py",
-    "loops/test_loops.py",
-    "process/elastic/test_etcd_coordinator.py",
-    "process/elastic/test_mesh_jobs.py",
-    "process/ckpt/test_checkpoint_processes.py",
-    "process/tools/test_sidecar_command.py",
-    "process/elastic/test_joint_launchers.py",
     "process/ckpt/test_deaths_at_states.py",
-    "process/elastic/test_network_faults.py",
-    "process/elastic/test_loss_guard.py",
-    "process/ckpt/test_checkpoint_crash.py",
-    "process/elastic/test_exactness.py",
-    "process/elastic/test_train_loader.py",
-    "process/ckpt/test_survival.py",
-    "process/packaging/test_installed.py",
-    "process/chaos/test_chaos_run.py",
-    "process/chaos/test_chaos_plugin.py",
     "process/rl/test_rl_tensor_parallel.py",
-    "process/rl/test_rl_job.py",
-    "process/rl/test_rl_lora.py",
+    "process/packaging/test_installed.py",
+    "process/ckpt/test_object_store_checkpoint.py",
+    "process/elastic/test_resilient_alone.py",
+    "process/tools/test_sidecar_command.py",
+    "process/elastic/test_data_workers.py",
+    "process/elastic/test_rebuilt.py",
+    "process/elastic/test_agent.py",
+    "process/ray/test_ray_parts.py",
+    "process/tools/test_run_command.py",
+    "process/elastic/test_fixed_parts.py",
+    "sim/test_schedules.py",
+    "loops/test_checks_of_loops.py",
+    "process/elastic/test_loss_guard.py",
+    "process/elastic/test_network_faults.py",
     "docs/test_my_loop.py",
-    "process/chaos/test_chaos_check.py",
-    "process/elastic/test_notice.py",
-    "process/elastic/test_two_losses.py",
-    "process/elastic/test_warm_join.py",
-    "process/ckpt/test_rewrite_process.py",
+    "process/elastic/test_memory_budget.py",
+    "process/elastic/test_network_relay.py",
     "process/elastic/test_etcd_faults.py",
-    "process/ckpt/test_slot_deaths.py",
+    "process/elastic/test_joint_launchers.py",
+    "unit/accelerate/test_accelerate_resumption.py",
+    "process/ckpt/test_object_store_deaths.py",
+    "unit/ckpt/checkpoints/test_interleavings.py",
+    "process/elastic/test_preload.py",
+    "process/elastic/test_stages.py",
+    "process/elastic/test_running_stats.py",
+    "process/chaos/test_chaos_check.py",
+    "process/rl/test_rl_lora.py",
+    "process/elastic/test_etcd_job.py",
+    "process/elastic/test_update_jobs.py",
+    "process/elastic/test_own_calls.py",
 )
-"""The longest test files by ``--durations``, longest first; paths below `tests`."""
+"""The test files of more than `LONG_S` seconds, longest first; paths below `tests`.
+
+``python tests/ordering.py RESULT.xml`` prints them by the file that
+``make test ARGS=--junitxml=RESULT.xml`` writes.
+"""
+
+LONG_S: Final = 40.0
 
 
 def rank(path: PurePath, *, long: Sequence[str] = LONG) -> int:
@@ -65,3 +93,20 @@ def rank(path: PurePath, *, long: Sequence[str] = LONG) -> int:
     folder = name.partition("/")[0]
     place = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
     return len(long) + place
+
+
+def longest(result: Path, *, tests: Path, at_least_s: float = LONG_S) -> list[str]:
+    """Return the test files that took so long by a JUnit file of pytest, longest first."""
+    seconds = Counter[str]()
+    for case in ElementTree.parse(result).iter("testcase"):
+        words = str(case.get("classname")).split(".")[1:]
+        while words and not (tests / ("/".join(words) + ".py")).is_file():
+            words.pop()  # it is a class in that file
+        if words:
+            seconds["/".join(words) + ".py"] += float(case.get("time") or 0.0)
+    return [name for name, took_s in seconds.most_common() if took_s >= at_least_s]
+
+
+if __name__ == "__main__":
+    for found in longest(Path(sys.argv[1]), tests=Path(__file__).parent):
+        print(f'    "{found}",')

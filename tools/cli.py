@@ -50,6 +50,27 @@ COMMANDS: Final = {
         "commands.status",
         "show how well a running job is protected, and the cost of it",
     ),
+    "logs": ("logs.command", "print the history of a run in time order, and follow it"),
+    "doctor": (
+        "doctor.command",
+        "find what would keep a job from running well, with the remedy",
+    ),
+    "top": (
+        "top.command",
+        "show a run in the terminal as it goes: nodes, protection, recoveries, messages",
+    ),
+    "metrics": (
+        "metrics.command",
+        "serve a run's metrics for Prometheus, or print its alerts and Grafana's dashboard",
+    ),
+    "traces": (
+        "traces.command",
+        "send a run's recoveries, checkpoints and joins as traces to an OTLP collector",
+    ),
+    "dashboard": (
+        "dashboard.command",
+        "show a run in the browser as it goes: nodes, recoveries, protection, checkpoints",
+    ),
     "demo": (
         "demo.command",
         "train with reinforcement learning while processes are killed, and check the weights",
@@ -106,6 +127,7 @@ EXTRA_OF: Final = {
     "google": "etcd",
     "grpc": "etcd",
     "lightning": "lightning",
+    "httpx2": "engines",
     "mlflow": "mlflow",
     "obstore": "obstore",
     "opentelemetry": "otel",

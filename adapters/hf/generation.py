@@ -83,12 +83,13 @@ class GenerationOfTrainer:
         run.on_protected(self._hand_on)
         start, begun, self._began = time.time(), True, run.completed
         self._in_loop = True
-        for step in run.steps(total):
-            if begun or step % steps == 0:
-                self._call("on_epoch_begin")
-            self._step(work, step, steps=steps, total=total, start=start)
-            begun = False
-            self._drop_first(step)
+        with work.serving():
+            for step in run.steps(total):
+                if begun or step % steps == 0:
+                    self._call("on_epoch_begin")
+                self._step(work, step, steps=steps, total=total, start=start)
+                begun = False
+                self._drop_first(step)
         self._in_loop = False
         made = max(run.completed - trainer._initial_global_step, 1)
         loss = (trainer._total_loss_scalar + float(trainer._tr_loss)) / made
@@ -129,7 +130,8 @@ class GenerationOfTrainer:
     def _made_work(self) -> MicrobatchesOfTrainer:
         trainer, run, made = self._trainer, self.run, self._made_loader()
         if trainer.holdfast_rounds is not None:
-            return MicrobatchesOfGrpo(trainer, run, made, trainer.holdfast_rounds)
+            rounds = trainer.holdfast_rounds
+            return MicrobatchesOfGrpo(trainer, run, made, rounds, planned=self._planned)
         made.worker_init_fn = None  # it seeds by rank; samples have seeds of their own
         return MicrobatchesOfTrainer(trainer, run, run.loader(made))
 

@@ -22,6 +22,9 @@ _COUNTERS: Final = (
 TOTAL: Final = "num_tokens"
 """The metric of TRL's trainers that is a running sum."""
 
+_PENDING: Final = ("_pending_metrics", "_pending_extra_logs")
+"""What reward functions told a GRPOTrainer about a batch that is not scored yet."""
+
 _NOT_KEPT: Final = (
     "is_local_process_zero",
     "is_world_process_zero",
@@ -124,7 +127,10 @@ class FirstState:
                 setattr(each, name, value)
         for name, value in self._counters.items():
             setattr(trainer, name, value)
-        metrics_of(trainer).clear()
+        for mode in ("train", "eval"):  # an evaluation may have been interrupted, too
+            metrics_of(trainer, mode).clear()
+        for name in _PENDING:
+            getattr(trainer, name, {}).clear()
 
     def drop_tensors(self) -> None:
         """Free the copies: a step is protected, and a restore has another source."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,6 +38,10 @@ class MicrobatchesOfTrainer:
 
     def save(self, folder: Path) -> None:
         """Write that into a ``checkpoint-N``."""
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Return a context for the steps, entered on all ranks once the state is tracked."""
+        return nullcontext()
 
     def run_pass(self) -> float:
         """Make the mean gradient of the step; return the mean loss of all ranks' microbatches."""

@@ -35,6 +35,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     Distrust,
     FenceSnapshots,
     Follow,
+    Key,
     Locate,
     LogAppend,
     LogAwait,
@@ -51,6 +52,7 @@ from holdfast.ckpt.sidecar.core.messages import (
     RolledBack,
     Seal,
     SlotGrant,
+    SnapshotHoldings,
     Spill,
     Spilled,
     unparse,
@@ -262,6 +264,10 @@ class SidecarClient:
     def locate(self, *, generation: int | None, step: int) -> RestorePoint:
         """Return the sources of the blocks of a protected step. Raises ``NotFoundError``."""
         return self._ask("locate", Locate(generation=generation, step=step), RestorePoint)
+
+    def holdings(self, *, generation: int, step: int) -> SnapshotHoldings:
+        """Return what the sidecar holds of a snapshot; nothing changes there by it."""
+        return self._ask("holdings", Key(generation=generation, step=step), SnapshotHoldings)
 
     def open_block(
         self, world: SnapshotWorld, step: int, source: BlockSource, *, in_parts: bool = False

@@ -21,6 +21,7 @@ from holdfast.ckpt.sidecar.core.lease_page import LeasePage
 from holdfast.ckpt.sidecar.core.messages import Adopt, Nothing, parse
 from holdfast.ckpt.sidecar.disk.tier import Disk
 from holdfast.ckpt.sidecar.logs.operations import RecordLogs
+from holdfast.ckpt.sidecar.machine import machine
 from holdfast.ckpt.sidecar.parity.differences import Differences
 from holdfast.ckpt.sidecar.parity.exchange import ParityExchange
 from holdfast.ckpt.sidecar.parity.rows import Parities
@@ -305,6 +306,7 @@ class Sidecar:
                 "logs": self.logs.nbytes(),
                 "disk": self.disk.nbytes(),
             },
+            "machine": machine(core.arena.directory.parent),
             "meters": core.meters.status(),
             **self.room.status(),
             "counters": dict(core.counters),

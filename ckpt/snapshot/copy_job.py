@@ -14,7 +14,7 @@ from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
 from holdfast.ckpt.snapshot.lanes import Lane, Mark, host_room
 from holdfast.ckpt.snapshot.pacing import pause_s
-from holdfast.ckpt.snapshot.tearing import ChecksumSample
+from holdfast.ckpt.snapshot.tearing import ChecksumSample, DeviceSample
 
 _POLL_S = 0.005
 _GROUP_BYTES = 64 << 20
@@ -25,11 +25,18 @@ class CopyJob:
     """Copies a program's units into a slot; safe to share between two threads.
 
     ``torn`` is, once ``finished``, the name of a tensor that was written to during the copy, or "".
-    ``ready`` marks per lane the position of the training stream at the time of the snapshot.
+    ``ready`` marks per lane the position of the training stream at the time of the snapshot, and
+    ``look`` is a sample of the device tensors at that time.
     """
 
-    def __init__(self, program: Program, *, ready: Mapping[Lane, Mark]) -> None:
-        self.program, self._ready = program, ready
+    def __init__(
+        self,
+        program: Program,
+        *,
+        ready: Mapping[Lane, Mark],
+        look: DeviceSample | None = None,
+    ) -> None:
+        self.program, self._ready, self._look = program, ready, look
         self.torn = ""
         self.copied_bytes = 0
         self.sample: ChecksumSample | None = None
@@ -89,6 +96,7 @@ class CopyJob:
             self._copy_paced(speed)
             for mark, members in groups:
                 self._collect(mark, members)
+            self._look_back()
         except BaseException as error:
             self.end(error=error)
             raise
@@ -124,6 +132,10 @@ class CopyJob:
                     if not (self._finished and self._enqueued) and not self._can_copy():
                         self._moved.wait(_POLL_S if poll else None)
         self._release()
+        self.hold()
+
+    def hold(self) -> None:
+        """Let the current stream of each device go on only behind the copies from there."""
         for lane, mark in self._ends.items():
             lane.hold(mark)
 
@@ -208,6 +220,14 @@ class CopyJob:
             unit = self.program.carried[i]
             self._sums[unit.parts] = unit.arrived(self._room)
             self.copied_bytes += unit.nbytes
+
+    def _look_back(self) -> None:
+        """Compare the sample of the device tensors with the copy."""
+        if self._look is None or self._room is None or self.torn:
+            return
+        torn = self._look.torn(self._room)
+        with self._moved:
+            self.torn = self.torn or torn
 
     def _release(self) -> None:
         """Check, once, that no device tensor was written to; after that, tensors may change.

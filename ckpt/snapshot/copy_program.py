@@ -133,7 +133,7 @@ class Packed:
     def copy(self, room: PayloadBuffer) -> Sums:
         into = room.view[self.at : self.at + self.nbytes]
         room_for(self.source, into).copy_(torch_dtypes.as_carrier(resolved(self.source)))
-        return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
+        return _sums_of_rewritten(self, room)
 
     def probes(self, turn: int, nbytes: int) -> Iterator[Probe]:
         rows = self.source.shape[0] if self.source.ndim else 1
@@ -159,7 +159,14 @@ class Carried:
 
     def arrived(self, room: PayloadBuffer) -> Sums:
         """Return the CRC32C of each part, once the lane has copied them."""
-        return sums_of_runs(self.ats + np.uint64(room.address), self.sizes)
+        return _sums_of_rewritten(self, room)
+
+
+def _sums_of_rewritten(unit: Packed | Carried, room: PayloadBuffer) -> Sums:
+    """Return the CRC32C of each part of a unit that was written as a whole."""
+    if room.parts is not None:
+        room.parts.rewritten(unit.parts)
+    return sums_of_runs(unit.ats + np.uint64(room.address), unit.sizes)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -189,7 +196,8 @@ class Program:
     Pieces of a ``fixed`` part that is filled are not copied, only checked. Of pieces with
     ``least_bytes`` that change only in part, the parts that changed are copied. ``zeros`` are the
     positions that no piece fills, behind the fixed part; ``nbytes`` are to be copied,
-    ``work_bytes`` to be copied or checked.
+    ``work_bytes`` to be copied or checked. ``exposed`` are the units that are copied from a device
+    tensor of the state itself, which could change meanwhile.
     """
 
     def __init__(
@@ -210,6 +218,7 @@ class Program:
             for i, piece in enumerate(plan.pieces)
             if piece.fqn in flat.volatile and i >= self._kept
         ]
+        self._staged_pieces = frozenset(self._volatile)
         self._stages = [_stage_for(self._sources[i]) for i in self._volatile]
         self._staged_at: dict[int, int] = {}
         for i, stage in zip(self._volatile, self._stages, strict=True):
@@ -223,6 +232,7 @@ class Program:
         )
         self.cover = Cover.of(self.parts, plan.payload_bytes)
         self.carried = tuple(self._carried_units())
+        self.exposed = tuple(u for u in self.carried if u.pieces[0] not in self._staged_pieces)
         self.units: tuple[Unit, ...] = (*self._adjacent_units(), *self._packed_units())
         gaps = self.cover.gaps
         self.zeros = gaps if fixed is None else gaps[gaps >= fixed.part.nbytes]
@@ -276,9 +286,8 @@ class Program:
 
     def _with_versions(self, flat: FlatState) -> list[list[torch.Tensor]]:
         """Return per piece the tensors whose versions to check; staged ones have none."""
-        staged = frozenset(self._volatile)
         return [
-            [] if i in staged else counted_of(flat.tensors[piece.fqn])
+            [] if i in self._staged_pieces else counted_of(flat.tensors[piece.fqn])
             for i, piece in enumerate(self.plan.pieces)
         ]
 

@@ -6,25 +6,36 @@ taken (`Lane.ready`, `Lane.begin`). An event holds the training stream back behi
 (`Lane.hold`); the host never waits for that. Nothing here synchronises a stream or a device. Memory
 that a copy reads stays referred to until its event has passed, so that the caching allocator cannot
 hand it out again.
+
+The copies are made by a thread of their own, whose current device is CUDA's first. Every call there
+names its device, and goes back in a way that makes no context on that first one.
+docs/explanation/cuda.md says where torch's source shows each of these rules.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
+from holdfast.ckpt import torch_private
+from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.copying import resolved
+from holdfast.ckpt.state.local_boxes import Leaf, local_of
 
 _log = logging.getLogger(__name__)
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+
+_COPIED_FROM: Final = frozenset({"cpu", "cuda"})
 
 
 class Mark(Protocol):
@@ -40,6 +51,13 @@ class Lane(Protocol):
 
     def ready(self) -> Mark:
         """Mark the position of the training stream; call it on the training thread."""
+        ...
+
+    def look(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies on the device, made in the training stream.
+
+        Call it on the training thread. They have the carrier dtype and are contiguous.
+        """
         ...
 
     def begin(self, after: Mark) -> None:
@@ -84,7 +102,11 @@ class CudaLanes:
 
     def __init__(self) -> None:
         self._lanes: dict[torch.device, Lane] = {}
-        self._pins = PinnedSlots(torch.cuda.cudart)
+        self._pins = PinnedSlots(torch.cuda.cudart, self._in_a_context)
+
+    def _in_a_context(self) -> contextlib.AbstractContextManager[object]:
+        """Make a device current that has a context; all devices share what it registers."""
+        return torch.cuda.device(next(iter(self._lanes)))
 
     def of(self, tensor: torch.Tensor) -> Lane | None:
         """Return the lane of the tensor's device."""
@@ -96,8 +118,8 @@ class CudaLanes:
 
     def close(self) -> None:
         """Unpin the slots."""
-        self._lanes.clear()
         self._pins.close()
+        self._lanes.clear()
 
 
 class _CudaMark:
@@ -117,12 +139,21 @@ class _CudaLane:
     def ready(self) -> Mark:
         return _CudaMark(torch.cuda.current_stream(self._device))
 
+    def look(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        parts = [torch_dtypes.as_carrier(resolved(source)) for source in sources]
+        room = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parts]
+        with torch.no_grad():
+            torch_private.copy_each(room, parts)
+        return room
+
     def begin(self, after: Mark) -> None:
         assert isinstance(after, _CudaMark)
         self._stream.wait_event(after.event)
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        # Without the first of these, the end of the second would make the thread's former device
+        # current by a call that makes a context there: hundreds of MiB on the first device.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             # A kernel of the side stream packs the tensor. The packed memory belongs to the side
             # stream, so its next use on this stream comes after the copy.
             packed = torch_dtypes.as_carrier(resolved(source).contiguous())
@@ -146,13 +177,32 @@ class PinnedSlots:
     """Slots registered with CUDA, once each, for as long as their files exist.
 
     A reference keeps a registered slot mapped; the slot is unregistered before the reference is
-    dropped. ``runtime`` returns the module that has ``cudaHostRegister`` (`torch.cuda.cudart`).
+    dropped. ``runtime`` returns the module that has ``cudaHostRegister`` (`torch.cuda.cudart`). It
+    is called within ``context``, and in a thread of its own: CUDA keeps the error of a call that
+    failed for the calling thread, and the next kernel that torch starts there would raise it.
     """
 
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        runtime: Callable[[], Any],
+        context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._runtime, self._context = runtime, context
         self._pinned: dict[tuple[int, int], tuple[Path, memoryview]] = {}
         self._warned = False
+
+    def _call(self, name: str, *args: int) -> int:
+        """Call a function of the runtime; return its error code."""
+        codes: list[int] = []
+
+        def call() -> None:
+            with self._context():
+                codes.append(int(getattr(self._runtime(), name)(*args)))
+
+        thread = threading.Thread(target=call, name="ckpt-pin", daemon=True)
+        thread.start()
+        thread.join()
+        return codes[0] if codes else -1
 
     def __len__(self) -> int:
         return len(self._pinned)
@@ -168,7 +218,7 @@ class PinnedSlots:
             if isal.address_of(self._pinned[key][1]) == address:
                 return
             self._unpin(key)  # the file was mapped again
-        code = int(self._runtime().cudaHostRegister(address, block.nbytes, _PORTABLE))
+        code = self._call("cudaHostRegister", address, block.nbytes, _PORTABLE)
         if code == 0:
             self._pinned[key] = (slot.path, block)
         elif not self._warned:
@@ -190,7 +240,7 @@ class PinnedSlots:
 
     def _unpin(self, key: tuple[int, int]) -> None:
         _, block = self._pinned.pop(key)
-        self._runtime().cudaHostUnregister(isal.address_of(block))
+        self._call("cudaHostUnregister", isal.address_of(block))
         block.release()
 
     def close(self) -> None:
@@ -204,3 +254,27 @@ def host_room(tensor: torch.Tensor, payload: memoryview, at: int) -> torch.Tenso
     nbytes = tensor.numel() * tensor.itemsize
     room = torch.frombuffer(payload, dtype=torch.uint8, count=nbytes, offset=at)
     return room.view(torch_dtypes.carrier(tensor.dtype)).view(tensor.shape)
+
+
+def is_captured() -> bool:
+    """Return whether the current stream only records its work, for a CUDA graph."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+def refuse_captured(doing: str, remedy: str) -> None:
+    """Raise ``StateError`` if the current stream is recorded for a CUDA graph."""
+    if is_captured():
+        raise StateError(f"{doing} while a CUDA graph is captured: {remedy}")
+
+
+def refuse_devices(tensors: Mapping[str, Leaf]) -> None:
+    """Raise ``StateError`` naming a tensor on a device from which no lane copies."""
+    for fqn, leaf in tensors.items():
+        device = local_of(leaf).device
+        if device.type not in _COPIED_FROM:
+            raise StateError(
+                f"{fqn} is on {device}: snapshots are taken of host memory and of CUDA devices; "
+                "move the tensor, or save by holdfast.save, which waits for the device"
+            )

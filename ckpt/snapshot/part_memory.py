@@ -158,6 +158,10 @@ class PartCopy:
             self.kept_bytes += int(sizes[~written].sum())
         return there.sums.copy()
 
+    def rewritten(self, parts: slice) -> None:
+        """Note that ``parts`` were written past this object, whatever lay there."""
+        self.memory.since[parts] = self.step
+
     def _check(self, there: Fingerprints, checked: Flags, targets: Words, sizes: Words) -> None:
         """Forget the parts whose bytes in the slot are not what was written."""
         for i in np.flatnonzero(checked & there.known).tolist():

@@ -15,6 +15,7 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.memory.target import CheckpointTarget
 from holdfast.ckpt.native.sums import Lengths, Sums
 from holdfast.ckpt.snapshot.fixed_choice import LEAST_BYTES
+from holdfast.ckpt.snapshot.lanes import refuse_captured
 from holdfast.ckpt.snapshot.tearing import SAMPLE
 
 NICENESS = 0
@@ -141,7 +142,13 @@ class OptimizerFence:
         if optimizer not in self.handles:
             self.handles[optimizer] = optimizer.register_step_pre_hook(self._before_step)
 
-    def _before_step(self, *_: object) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        refuse_captured(
+            f"a tracked {type(optimizer).__name__} is stepped",
+            "a replay of its steps would not wait for the snapshot that is being copied; capture "
+            "forward and backward alone (torch.cuda.make_graphed_callables), and step after the "
+            "replay",
+        )
         self.before_step()
 
     def remove(self) -> None:

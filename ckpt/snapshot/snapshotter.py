@@ -50,7 +50,7 @@ from holdfast.ckpt.snapshot.copy_job import CLOSED, CopyJob
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Program
 from holdfast.ckpt.snapshot.discards import Discards
 from holdfast.ckpt.snapshot.fixed_part import FixedPieces, PieceKey
-from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes
+from holdfast.ckpt.snapshot.lanes import CudaLanes, Lanes, refuse_captured, refuse_devices
 from holdfast.ckpt.snapshot.pacing import Pacer
 from holdfast.ckpt.snapshot.settings import (
     CopySettings,
@@ -60,7 +60,7 @@ from holdfast.ckpt.snapshot.settings import (
     WritableSlot,
 )
 from holdfast.ckpt.snapshot.store_gather import at_step
-from holdfast.ckpt.snapshot.tearing import ChecksumSample
+from holdfast.ckpt.snapshot.tearing import ChecksumSample, DeviceSample
 from holdfast.ckpt.snapshot.touched import Rows, TouchedRows
 from holdfast.ckpt.state.capture import CapturePlan, FlatState, Gather
 
@@ -132,6 +132,7 @@ class Snapshotter:
         self._plan: CapturePlan | None = None
         self._program: Program | None = None
         self._task: _Task | None = None
+        self._held: CopyJob | None = None
         self._pending: Future[None] | None = None
         self._closing = threading.Event()
         self._fence = OptimizerFence(self.copied if before_step is None else before_step)
@@ -158,6 +159,7 @@ class Snapshotter:
         """
         if persist and self._checkpoint is None:
             raise StoreError(f"step {step} cannot be persisted: no checkpoint root was given")
+        refuse_captured(f"the snapshot of step {step} was asked for", "take it after the capture")
         self.fence()
         began_s = time.perf_counter()
         try:
@@ -167,18 +169,26 @@ class Snapshotter:
             rows = self._touched.take(flat.tensors, flat.volatile)
             wrong = program.stage(flat, step=step, turn=self._turn, touched=rows)
             self._touched.mistaken(wrong, step=step)
+            look = self._sample(program)
             ready = {lane: lane.ready() for lane in {unit.lane for unit in program.carried}}
             self._task = _Task(
                 step=step,
                 persist=self._checkpoint if persist else None,
                 flat=flat,
                 program=program,
-                job=CopyJob(program, ready=ready),
+                job=CopyJob(program, ready=ready, look=look),
                 began_s=time.perf_counter(),
             )
             self._pending = self._pool.submit(self._take_or_leave, self._task)
         finally:
             self._stalled(time.perf_counter() - began_s)
+
+    def _sample(self, program: Program) -> DeviceSample | None:
+        """Look at the device tensors; None where the device has no room for that."""
+        try:
+            return DeviceSample(program, turn=self._turn, share=self._settings.recheck)
+        except torch.OutOfMemoryError:
+            return None
 
     def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
         """Name rows of a tracked tensor that have changed since the last snapshot.
@@ -204,6 +214,7 @@ class Snapshotter:
         assert self._plan is not None
         self._plan = self._plan.with_own(flat)
         self.stats.replica_bytes = self._plan.copied_bytes
+        refuse_devices(flat.tensors)
         if self._lanes is None and torch.cuda.is_available():
             self._lanes = CudaLanes()
         self._fixed.look(self._plan, flat, same=False)
@@ -258,6 +269,8 @@ class Snapshotter:
         snapshot raises nothing: see ``stats``.
         """
         task, self._task = self._task, None
+        if task is None and self._held is not None:
+            self._held.hold()  # another optimizer, perhaps in another stream
         if task is not None:
             began_s = time.perf_counter()
             try:
@@ -268,6 +281,7 @@ class Snapshotter:
             finally:
                 waited_s = time.perf_counter() - began_s
                 self._stalled(waited_s)
+            self._held = task.job
             self._pacer = self._pacer.after(
                 window_s=max(began_s - task.began_s, 0.0), waited_s=waited_s
             )
@@ -292,7 +306,7 @@ class Snapshotter:
                     self._poll()
         finally:
             self._stalled(time.perf_counter() - began_s)
-        self._pending = None
+        self._pending = self._held = None
         pending.result()
 
     def _stalled(self, seconds: float) -> None:
@@ -304,6 +318,7 @@ class Snapshotter:
         pending = self._give_up()
         if pending is not None and not wait([pending], timeout=timeout_s).done:
             _log.warning("the snapshot thread is still busy after %g s", timeout_s)
+            pending.add_done_callback(lambda _: self._let_go())
         else:
             self._let_go()
         self._forget()
@@ -343,7 +358,7 @@ class Snapshotter:
             self._maps.close()
 
     def _forget(self) -> None:
-        self._pending = self._plan = self._program = self._task = None
+        self._pending = self._plan = self._program = self._task = self._held = None
         self._watch = ChangeWatch(rank=self._rank)
         self._fixed.let_go()
 
@@ -361,6 +376,8 @@ class Snapshotter:
             if fixed is not None and not fixed.is_filled:
                 self._fixed.give_up()
             self._discard(task, f"it has no room in memory: {error}")
+        except torch.OutOfMemoryError as error:
+            self._discard(task, f"a device has no memory left to pack a tensor in: {error}")
         except GivenUpError as error:
             self.stats.torn = "the state of another rank"
             self._discard(task, str(error))

@@ -5,6 +5,10 @@ So a sample of the state is checksummed before the copy begins and again when it
 checksums must agree with the stored bytes. This shows every write to a sampled place in between. A
 sample has a part of every large tensor and rotates from snapshot to snapshot. Writes after the end
 of the copy do no harm, and are not checked.
+
+Of tensors on a device a sample is copied within the device, in the order of the training's own
+work, at the moment of the snapshot. It must agree with the stored bytes. So writes by a replayed
+CUDA graph are seen, which no version counter tells of.
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import torch
+
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Probe, Program
+from holdfast.ckpt.snapshot.lanes import Lane
 
 SAMPLE = 0.02
 SAMPLE_BYTES = 8 << 20
@@ -22,6 +29,8 @@ _LEAST_BYTES = 4 << 10
 _FULL = 1.0
 _MOST_UNITS = 128
 _MOST_PROBES = 4
+_MOST_LOOKS = 32
+_LOOK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,80 @@ class ChecksumSample:
                 pieces = [self._program.plan.pieces[i] for i in look.pieces]
                 return next(p.fqn for p in pieces if p.at <= at < p.at + p.nbytes)
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceLook:
+    lane: Lane
+    fqn: str
+    at: int
+    seen: torch.Tensor
+
+
+class DeviceSample:
+    """Parts of one snapshot's device tensors as they are now, in the order of the training's work.
+
+    Make it on the training thread, before the side stream's start is marked. Each ``turn`` looks at
+    `_MOST_LOOKS` other tensors, at a part of each; with a ``share`` of 1.0 at all of all, with 0.0
+    at none.
+    """
+
+    def __init__(self, program: Program, *, turn: int, share: float) -> None:
+        units = program.exposed if share else ()
+        whole = share >= _FULL
+        count = len(units) if whole else min(len(units), _MOST_LOOKS)
+        chosen = [units[(i + turn * count) % len(units)] for i in range(count)]
+        self._looks: list[_DeviceLook] = []
+        for lane in {unit.lane for unit in chosen}:
+            mine = [unit for unit in chosen if unit.lane is lane]
+            windows = [
+                window_of(unit.source, turn=turn, nbytes=unit.nbytes if whole else _LOOK_BYTES)
+                for unit in mine
+            ]
+            seen = lane.look([part for part, _ in windows])
+            self._looks += [
+                _DeviceLook(lane, program.plan.pieces[unit.pieces[0]].fqn, unit.at + at, each)
+                for unit, (_, at), each in zip(mine, windows, seen, strict=True)
+            ]
+
+    def torn(self, room: PayloadBuffer) -> str:
+        """Return the name of a tensor that was stored as it was not at that moment, or "".
+
+        Call it on the copying thread, when all copies have arrived.
+        """
+        found = [torch.empty(look.seen.shape, dtype=look.seen.dtype) for look in self._looks]
+        for look, into in zip(self._looks, found, strict=True):
+            look.lane.copy(look.seen, into)
+        for mark in [lane.mark() for lane in {look.lane for look in self._looks}]:
+            mark.synchronize()
+        for look, then in zip(self._looks, found, strict=True):
+            raw = then.reshape(-1).view(torch.uint8)
+            stored = torch.frombuffer(
+                room.view, dtype=torch.uint8, count=raw.numel(), offset=look.at
+            )
+            if not torch.equal(raw, stored):
+                return look.fqn
+        return ""
+
+
+def window_of(tensor: torch.Tensor, *, turn: int, nbytes: int) -> tuple[torch.Tensor, int]:
+    """Return a view of at most ``nbytes`` of a tensor, or of one element, and its first byte.
+
+    The view's elements are adjacent where the tensor is stored in C order. Each ``turn`` gives
+    another one, until every element had its turn.
+    """
+    at = 0
+    while tensor.ndim:
+        rows = tensor.shape[0]
+        row = tensor.numel() // rows * tensor.itemsize
+        count = min(max(nbytes // row, 1), rows)
+        turn, place = divmod(turn, -(-rows // count))
+        first = min(place * count, rows - count)
+        at, tensor = at + first * row, tensor.narrow(0, first, count)
+        if row <= nbytes:
+            break
+        tensor = tensor[0]
+    return tensor, at
 
 
 def _probes(program: Program, *, turn: int, share: float) -> Iterator[tuple[Sequence[int], Probe]]:

@@ -8,7 +8,6 @@ from typing import Any
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone
 
 INDEX_ROOM_BYTES = 4096
 
@@ -22,11 +21,13 @@ def capture(
     generation: int = 1,
     rank: int = 0,
     world_size: int = 1,
-    gather: Callable[[Any], list[Any]] = gather_alone,
+    gather: Callable[[Any], list[Any]] | None = None,
 ) -> Shard:
     """Return this rank's index and payload of ``state``, copied now."""
+    from holdfast.ckpt.state.capture import CapturePlan, flatten, gather_alone  # imports torch
+
     flat = flatten(state, rank=rank)
-    plan = CapturePlan.build(flat, rank=rank, world_size=world_size, gather=gather)
+    plan = CapturePlan.build(flat, rank=rank, world_size=world_size, gather=gather or gather_alone)
     payload = bytearray(plan.payload_bytes)
     index = plan.write(flat, memoryview(payload), run="test", step=step, generation=generation)
     return index, payload

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.decisions.detect import SilenceLimits
+from holdfast.elastic.events.log import HISTORY_BYTES
 
 
 class AgentTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``memory_of`` is as in `SidecarConfig`, for sidecar and workers. ``preload`` names modules that
     the node's fork server imports before it forks the workers; none: workers start by ``command``.
     ``fork_server`` is the descriptor of a server that the agent inherits; -1: it starts one.
+    ``stamp_output`` and ``history_bytes`` are as in `holdfast.elastic.launch.config.LaunchConfig`.
     """
 
     run: str
@@ -83,6 +85,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     env: dict[str, str] = {}
     capture_output: bool = False
+    stamp_output: bool = False
+    history_bytes: int = HISTORY_BYTES
     max_attempts: int = 5
     settings: dict[str, Json] = {}
     timing: AgentTiming = AgentTiming()

@@ -62,7 +62,9 @@ class Agent:
         self._hosting = _Hosting(config, self._key) if config.coordinator_bind else None
         self._selector = selectors.DefaultSelector()
         self._inbox = Inbox()
-        self._reporter = Reporter(Path(config.run_dir), node=config.node)
+        self._reporter = Reporter(
+            Path(config.run_dir), node=config.node, history_bytes=config.history_bytes
+        )
         self._crew = Crew(
             config, selector=self._selector, reporter=self._reporter, wake=self._inbox.wake
         )

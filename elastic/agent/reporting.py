@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.elastic.events import Event
-from holdfast.elastic.events.log import EventWriter, events_file
+from holdfast.elastic.events.log import HISTORY_BYTES, EventWriter, events_file
 from holdfast.elastic.membership.records import Roster
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.processes.log_files import bound
@@ -46,9 +46,11 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
 class Reporter:
     """Writes a node's events, and keeps its list of processes up to date."""
 
-    def __init__(self, run_dir: Path, *, node: str) -> None:
-        self._run_dir, self._node = run_dir, node
-        self._events = EventWriter(events_file(run_dir, node), node=node)
+    def __init__(self, run_dir: Path, *, node: str, history_bytes: int = HISTORY_BYTES) -> None:
+        """``history_bytes`` is the most that the node's events take, and each of its logs."""
+        self._run_dir, self._node, self._most_bytes = run_dir, node, history_bytes // 2
+        path = events_file(run_dir, node)
+        self._events = EventWriter(path, node=node, history_bytes=history_bytes)
         self._processes: NodeProcesses | None = None
         self._refused = False
 
@@ -81,7 +83,7 @@ class Reporter:
         """Keep the logs of the node's sidecar and of its workers within their bound."""
         logs = self._run_dir / "logs"
         for name in (f"sidecar-{self._node}", *(seat.replace("/", "-") for seat in seats)):
-            bound(logs / f"{name}.log")
+            bound(logs / f"{name}.log", most_bytes=self._most_bytes)
 
     def close(self) -> None:
         """Close the event file."""

@@ -148,7 +148,9 @@ class SeatProcess:
             added = self._configuration(numbers, config=config, sidecar=sidecar)
             with contextlib.suppress(PeerError):
                 return Child.begun(
-                    lambda log: server.fork(env=added, fds=fds, output=log), output=output
+                    lambda log: server.fork(env=added, fds=fds, output=log),
+                    output=output,
+                    stamped=config.stamp_output,
                 )
         added = self._configuration(fds, config=config, sidecar=sidecar)
         return Child.start(
@@ -157,6 +159,7 @@ class SeatProcess:
             tied=True,
             output=output,
             copied=True,
+            stamped=config.stamp_output,
             pass_fds=fds,
         )
 

@@ -112,6 +112,11 @@ class Loader(ABC):
     def reaches(self, epochs: int) -> bool:
         """Return whether ``epochs`` epochs are complete; collective for iterable data sets."""
 
+    @property
+    @abstractmethod
+    def drawn(self) -> int:
+        """The samples of the present step on all ranks, after `pieces`."""
+
     @abstractmethod
     def _draw(self) -> list[LoadedMicrobatch]: ...
 
@@ -250,6 +255,11 @@ class MapLoader(Loader):
         """Return whether ``epochs`` epochs are complete."""
         return self.epoch >= epochs
 
+    @property
+    def drawn(self) -> int:
+        """The samples of the present step on all ranks."""
+        return 0 if self._step is None else self._step.count
+
     def _draw(self) -> list[LoadedMicrobatch]:
         if self._step is None:
             place = self._place()
@@ -377,6 +387,11 @@ class StreamLoader(Loader):
     def reaches(self, epochs: int) -> bool:
         """Return whether ``epochs`` epochs are complete, by drawing the next step; collective."""
         return self._ahead().epoch >= epochs
+
+    @property
+    def drawn(self) -> int:
+        """The samples of the present step on all ranks."""
+        return 0 if self._drawn is None else sum(self._drawn.counts)
 
     def _ahead(self) -> _Drawn:
         if self._drawn is None:

@@ -138,6 +138,14 @@ class StepWork:
             for m in self.sharing.mine()
         ]
 
+    def samples_of(self, data: MapDataset[Any] | Loader | None) -> int:
+        """Return the samples of the step on all ranks, after `pieces`.
+
+        A loop that is given the numbers of microbatches has those that `Batch` says.
+        """
+        batch = self._settings.batch
+        return data.drawn if isinstance(data, Loader) else batch.microbatches * batch.size
+
     def renew(self, data: MapDataset[Any] | Loader | None) -> None:
         """Let the next pass take fresh samples of a loader. Raises ``ConfigError`` for others."""
         if not isinstance(data, Loader):

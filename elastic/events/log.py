@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -25,8 +27,9 @@ __all__ = ["EventReader"]
 
 _log = logging.getLogger(__name__)
 
-MOST_BYTES = 32 << 20
-"""Size at which a writer begins another file: two days of a small job's steps."""
+HISTORY_BYTES = 64 << 20
+"""The most that the events of a writer take on disk, in two files: four days of a small job's
+steps."""
 
 EVENTS_PATTERN = "events-*.jsonl"
 _SUFFIX, _BEFORE = ".jsonl", ".before"
@@ -42,12 +45,12 @@ class EventWriter:
     """Appends events to one file; each is a single write of a line.
 
     An event that cannot be written, as on a full disk, is lost; `EventsLost` says how many were. At
-    `MOST_BYTES` the file becomes that of the writer's earlier events, ``NAME.before``, in place of
-    the one there; a new file follows.
+    half of ``history_bytes`` the file becomes that of the writer's earlier events,
+    ``NAME.before``, in place of the one there; a new file follows.
     """
 
-    def __init__(self, path: Path, *, node: str) -> None:
-        self._node = node
+    def __init__(self, path: Path, *, node: str, history_bytes: int = HISTORY_BYTES) -> None:
+        self._node, self._most_bytes = node, history_bytes // 2
         self._path, self._lock = path, threading.Lock()
         self._lost = 0
         self._fd = os.open(path, _APPEND, 0o600)
@@ -77,7 +80,7 @@ class EventWriter:
         """
         why = os.strerror(errno.ENOSPC)  # the reason of a write that is cut short
         try:
-            if os.fstat(self._fd).st_size >= MOST_BYTES:
+            if os.fstat(self._fd).st_size >= self._most_bytes:
                 self._begin_anew()
             if os.write(self._fd, line) == len(line):
                 return True
@@ -88,9 +91,15 @@ class EventWriter:
         return False
 
     def _begin_anew(self) -> None:
+        """Go on in another file, which another process of the node may have begun already."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another process renames it in this moment: the next event finds its new file
         name = self._path.name.removesuffix(_SUFFIX)
         with contextlib.suppress(FileNotFoundError):  # renamed before, and no other could be made
-            self._path.replace(self._path.with_name(f"{name}{_BEFORE}{_SUFFIX}"))
+            if os.path.samestat(os.fstat(self._fd), self._path.stat()):
+                self._path.replace(self._path.with_name(f"{name}{_BEFORE}{_SUFFIX}"))
         fd = os.open(self._path, _APPEND, 0o600)
         os.close(self._fd)
         self._fd = fd
@@ -106,15 +115,27 @@ class EventWriter:
 
 
 class FreshLines:
-    """Reads the complete lines that appear in the files of a directory, renamed ones too."""
+    """Reads the complete lines that appear in the files of a directory, renamed ones too.
 
-    def __init__(self, directory: Path, *, pattern: str) -> None:
-        self._directory, self._pattern = directory, pattern
+    A call reads up to ``most_bytes`` of a file, and the rest of the line at which they end.
+    """
+
+    def __init__(self, directory: Path, *, pattern: str, most_bytes: int = -1) -> None:
+        self._directory, self._pattern, self._most_bytes = directory, pattern, most_bytes
         self._offsets: dict[tuple[int, int], int] = {}
         self._before: dict[tuple[int, int], int] = {}
 
     def new(self) -> Iterator[tuple[Path, bytes]]:
         """Yield the lines that appeared since the last call, with their files."""
+        for path, lines in self.files():
+            for line in lines:
+                yield path, line
+
+    def files(self) -> Iterator[tuple[Path, Iterator[bytes]]]:
+        """Yield each file with its lines that appeared since the last call.
+
+        The lines are read from the disk as they are taken; those that are not taken come again.
+        """
         known = {**self._before, **self._offsets}  # a file may have been missed while renamed
         self._before, self._offsets = self._offsets, {}
         for path in sorted(self._directory.glob(self._pattern)):
@@ -122,17 +143,45 @@ class FreshLines:
                 file = path.open("rb")
             except FileNotFoundError:
                 continue  # renamed in this moment: its lines come next time
-            with file:
-                about = os.fstat(file.fileno())
-                identity = about.st_dev, about.st_ino
-                offset = self._offsets.get(identity, known.get(identity, 0))
-                offset = offset if offset <= about.st_size else 0  # another file with that number
-                file.seek(offset)
-                data = file.read()
-            end = data.rfind(b"\n") + 1
-            self._offsets[identity] = offset + end
-            for line in data[:end].splitlines():
-                yield path, line
+            about = os.fstat(file.fileno())
+            identity = about.st_dev, about.st_ino
+            offset = self._offsets.get(identity, known.get(identity, 0))
+            # a file that is shorter is another one with that number
+            self._offsets[identity] = offset if offset <= about.st_size else 0
+            yield path, self._fresh(file, identity)
+
+    def _fresh(self, file: BinaryIO, identity: tuple[int, int]) -> Iterator[bytes]:
+        with file:
+            first = file.seek(self._offsets[identity])
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offsets[identity] += len(line)
+                yield line[:-1]
+                if 0 <= self._most_bytes <= self._offsets[identity] - first:
+                    return
+
+    def streams(self) -> list[Iterator[bytes]]:
+        """Return the lines of each file there is; each counts as seen when it is yielded.
+
+        They are for a reader that begins late, and reads the files side by side. It must come to
+        the end of all of them before it calls `new`.
+        """
+        return [self._stream(path) for path in sorted(self._directory.glob(self._pattern))]
+
+    def _stream(self, path: Path) -> Iterator[bytes]:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return  # renamed in this moment: its lines come with `new`
+        with file:
+            about = os.fstat(file.fileno())
+            identity = about.st_dev, about.st_ino
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offsets[identity] = self._offsets.get(identity, 0) + len(line)
+                yield line[:-1]
 
 
 class EventReader:

@@ -5,7 +5,8 @@
 - Other buffers that a pass changed get, on every rank, the values of the lowest rank on which they
   changed. With ``exact`` they are refused, because they follow the microbatches of one rank.
 
-Buffers that are not persistent are no state: nothing is done about them.
+Buffers that are not persistent are no state: nothing is done about them. A pass in which a CUDA
+graph was replayed may have changed any, so their contents are compared.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from holdfast.ckpt.torch_private import module_dicts, transient_buffers_of
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.power_iterations import PowerIterations
+from holdfast.elastic.gradients.replays import ReplayWatch
 from holdfast.elastic.gradients.running_stats import RunningStats
 from holdfast.elastic.gradients.summing import Reducer, sum_whole
 from holdfast.elastic.gradients.wrapped import Parts
@@ -73,6 +75,13 @@ class PassBuffers:
         self._microbatches, self._exact = microbatches, exact
         self._stats, self._power = RunningStats(replica), PowerIterations()
         self._watched: list[_Watched] = []
+        self._contents: list[torch.Tensor] = []
+        self._replays = ReplayWatch(self._keep_contents)
+
+    def _keep_contents(self) -> None:
+        """Copy the buffers as they are, before a CUDA graph may write to them."""
+        with torch.no_grad():
+            self._contents = [local_of(each.now).detach().clone() for each in self._watched]
 
     def begin_pass(self) -> None:
         """Start a pass over this rank's microbatches."""
@@ -93,6 +102,7 @@ class PassBuffers:
             for key, buffer in module_dicts(part)[1].items()
             if buffer is not None and key not in transient_buffers_of(part) and not is_lazy(buffer)
         ]
+        self._replays.begin()
 
     def begin_microbatch(self, number: int) -> None:
         """Note the microbatch to which the next forwards belong."""
@@ -106,12 +116,13 @@ class PassBuffers:
         """
         self._stats.begin_microbatch(None)
         self._power.end_pass()
+        self._replays.end()
         watched, replica = self._watched, self._replica
         counts = self._stats.counts(self._microbatches)
         if not counts.numel() and not watched:
             return
         # The rank with the largest number is the lowest.
-        changed = [replica.size - replica.index if w.has_changed() else 0 for w in watched]
+        changed = [replica.size - replica.index if has else 0 for has in self._have_changed()]
         sizes = torch.tensor([float(local_of(w.now).nbytes) for w in watched], dtype=torch.float64)
         vector = torch.cat([counts.flatten(), sizes.new_tensor(changed), sizes, -sizes])
         replica.max_(vector)
@@ -128,6 +139,15 @@ class PassBuffers:
                 )
         _spread([w.now for w, _ in moved], [owner for _, owner in moved], replica)
 
+    def _have_changed(self) -> list[bool]:
+        """Return of each buffer whether the pass, or a graph replayed in it, changed it."""
+        found = [each.has_changed() for each in self._watched]
+        contents, self._contents = self._contents, []
+        for at, before in enumerate(contents):
+            now = local_of(self._watched[at].now).detach()
+            found[at] = found[at] or not torch.equal(_raw(now), _raw(before))
+        return found
+
     def _refuse(self, changed: Sequence[_Watched]) -> None:
         for each in changed if self._exact else ():
             if self._power.keeps(each.module, each.key):
@@ -137,7 +157,8 @@ class PassBuffers:
                 raise ConfigError(
                     f"exact={self._exact!r}: the pass over run.microbatches wrote to {each.name} "
                     f"(of a {kind}) past the hooks of run.track: call run.track before the first "
-                    "forward of a compiled model, and change statistics by hand after the pass"
+                    "forward of a compiled model, capture no CUDA graph of it, and change "
+                    "statistics by hand after the pass"
                 )
             raise ConfigError(
                 f"exact={self._exact!r}: the pass over run.microbatches changed the buffer "
@@ -151,7 +172,8 @@ class PassBuffers:
         """Remove every hook."""
         self._stats.close()
         self._power.close()
-        self._watched = []
+        self._replays.close()
+        self._watched, self._contents = [], []
 
 
 @torch.no_grad()
@@ -163,13 +185,18 @@ def _spread(
         return
     found = []
     for buffer, owner in zip(buffers, owners, strict=True):
-        raw = local_of(buffer).detach().reshape(-1).view(torch.uint8)
+        raw = _raw(local_of(buffer).detach())
         found.append(raw.clone() if owner == replica.index else torch.zeros_like(raw))
     sum_whole(found, replica.sum_)
     for buffer, raw, owner in zip(buffers, found, owners, strict=True):
         if owner != replica.index:
             local = local_of(buffer)
             local.copy_(raw.view(local.dtype).view(local.shape))
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor: no NaN is equal to itself."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _version(buffer: torch.Tensor) -> int:

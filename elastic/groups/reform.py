@@ -89,7 +89,8 @@ class GradientGroups:
 class GenerationWorld(Peers):
     """The ranks of one generation: group, mesh, and the few collectives that the loop needs.
 
-    ``board`` is a store of this generation, where ranks say that they left the loop.
+    ``board`` is a store of this generation, where ranks say that they left the loop. ``device`` is
+    the rank's device; another thread's current device may be another.
     """
 
     def __init__(  # noqa: PLR0913 - made in two places, all by keyword
@@ -110,18 +111,14 @@ class GenerationWorld(Peers):
         self._timeout_s = timeout_s
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
         self.data_mesh = data_mesh
+        self.device = _device_of(mesh)
+        self._streams: set[Any] = set()
         self._place = coordinates(rank, record.mesh)
         self._dp = Peers(groups.dp, index=self._place.dp, size=record.mesh.dp)
         copies = record.mesh.dp // record.mesh.ep
         self._edp = Peers(groups.edp, index=self._place.dp // record.mesh.ep, size=copies)
         self.plans = plans
         self._aside: Peers | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        kind = self.mesh.device_type
-        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     @property
     def generation(self) -> int:
@@ -238,12 +235,18 @@ class GenerationWorld(Peers):
         ``GenerationOverError`` if the generation is over, ``TimeoutError`` after the time limit of
         a collective.
         """
-        if self.mesh.device_type == "cuda":
+        if self.device.type == "cuda":
             from holdfast.elastic.groups import nccl
 
-            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            mark.record()
-            nccl.settle(mark, self.guard, timeout_s=self._timeout_s)
+            streams = {torch.cuda.current_stream(self.device), *self._streams}
+            self._streams.clear()
+            marks = [stream.record_event() for stream in streams]
+            nccl.settle(marks, self.guard, timeout_s=self._timeout_s)
+
+    def stepping(self) -> None:
+        """Note the stream in which an optimizer is about to step: `settle` waits for it too."""
+        if self.device.type == "cuda":
+            self._streams.add(torch.cuda.current_stream(self.device))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank the tensor of rank 0, in place."""
@@ -254,6 +257,11 @@ class GenerationWorld(Peers):
         """Wait for every rank."""
         if self.size > 1:
             dist.barrier()
+
+
+def _device_of(mesh: DeviceMesh) -> torch.device:
+    kind = mesh.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
 
 
 def _wait(work: Work | None) -> None:

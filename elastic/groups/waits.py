@@ -39,10 +39,11 @@ ended, the agents see a rank that waits for the others, and form the group again
 """
 
 _LOST_PEER = re.compile(
-    r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to",
+    r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to"
+    r"|ncclRemoteError|remote process exit",
     re.IGNORECASE,
 )
-"""The words in which gloo and the system say that a connection ended."""
+"""The words in which gloo, NCCL and the system say that a connection ended."""
 
 _EXIT_WAIT_S = 1.0
 

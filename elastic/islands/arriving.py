@@ -65,7 +65,7 @@ class Arrival:
         if not self._courier.is_member and (logbook.left != "done" or not has_adopted):
             self._courier.rejoin(tide=tide, weight=self._weight)
         if has_adopted:
-            return GoOn(), []
+            return GoOn(place=logbook.place(tide), stride=logbook.stride(tide)), []
         if (request := self._courier.request()) is not None:
             root = self._courier.mailbox.given_root(request, by=self._islands.name)
             return GiveWeights(request=request, root=root), []

@@ -41,9 +41,15 @@ class LoadWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GoOn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Go on with the training; ``lineage`` is that of an island that has just joined."""
+    """Go on with the training; ``lineage`` is that of an island that has just joined.
+
+    ``place`` is the island's place in the logbook after the merges that it has adopted, ``stride``
+    the steps from its last tide to the next.
+    """
 
     lineage: int = -1
+    place: str = ""
+    stride: int = 0
 
 
 class EnterAnew(msgspec.Struct, frozen=True, kw_only=True, tag=True):

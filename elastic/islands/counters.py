@@ -8,6 +8,8 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.sea.records import Work
+from holdfast.elastic.sea.settings import Islands
 
 NONE: Final = -1
 _MARKS: Final = 128
@@ -25,6 +27,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     base: int
     state: str
+    step_us: int = 0
 
 
 class IslandNumbers(msgspec.Struct, kw_only=True):
@@ -36,6 +39,8 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     ``samples`` are those trained so far; ``since`` has for each portion the number at its last
     merged work, ``named`` the base after that merge. ``sents`` are the works under way; ``pace``
     is the number of merges that the last arrival adopted. ``marks`` are [step, adopted] of late.
+    ``place`` is that in the logbook after the merges adopted, "" at its begin. ``departs`` is the
+    step of the next tide where islands take steps by their speed.
     """
 
     island: str
@@ -50,6 +55,8 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     since: list[int] = []
     named: list[int] = []
     marks: list[tuple[int, int]] = []
+    place: str = ""
+    departs: int = 0
 
 
 class IslandCounters:
@@ -92,6 +99,7 @@ class IslandCounters:
         now = self.now
         now.lineage, now.sents, now.marks = NONE, [], []
         now.adopted = now.entered = 0
+        now.place = ""
         now.pace = 1
         now.bases, now.named = [*zeros], [*zeros]
         now.since = [now.samples for _ in zeros]
@@ -113,10 +121,57 @@ class IslandCounters:
         portions = len(self.now.bases)
         return [(self.now.adopted + each) % portions for each in range(self.now.pace)]
 
-    def note_arrived(self, adopted: int) -> None:
-        """Note that an arrival adopted so many merges; nothing is under way then."""
+    def departs(self, step: int, islands: Islands) -> bool:
+        """Return whether a tide begins at the end of this step."""
+        if islands.least_every is None:
+            return step % islands.stride == 0
+        return step >= self.now.departs and not self.now.sents
+
+    def note_departed(
+        self, portion: int, *, step: int, digest: str, nbytes: int, step_us: int = 0
+    ) -> Sent:
+        """Note that a portion's payload is under way, after so many steps; return its work."""
+        now = self.now
+        sent = Sent(
+            tide=now.adopted,
+            portion=portion,
+            step=step,
+            digest=digest,
+            nbytes=nbytes,
+            weight=self.weight(portion),
+            samples=now.samples,
+            base=now.bases[portion],
+            state=now.states[portion],
+            step_us=step_us,
+        )
+        now.sents.append(sent)
+        return sent
+
+    def work_of(self, sent: Sent) -> Work:
+        """Return a work under way as it is published."""
+        return Work(
+            island=self.now.island,
+            lineage=self.now.lineage,
+            tide=sent.tide,
+            portion=sent.portion,
+            weight=sent.weight,
+            digest=sent.digest,
+            nbytes=sent.nbytes,
+            base=sent.base,
+            state=sent.state,
+            step_us=sent.step_us,
+        )
+
+    def note_arrived(self, adopted: int, *, place: str = "", stride: int = 0) -> None:
+        """Note that an arrival adopted so many merges; nothing is under way then.
+
+        ``stride`` are the steps from its tide to the next.
+        """
+        if self.now.sents and stride:
+            self.now.departs = self.now.sents[0].step + stride
         self.now.sents = []
         self.now.pace = min(max(1, adopted), len(self.now.bases))
+        self.now.place = place or self.now.place
 
     def note_adopted(self, portion: int, *, state: str, step: int, named: bool) -> None:
         """Count a merge of a portion; ``named``: own work is in it."""

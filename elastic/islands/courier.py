@@ -20,6 +20,7 @@ from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
+from holdfast.elastic.islands.requests import OpenRequests
 from holdfast.elastic.sea.decide import Since, decide
 from holdfast.elastic.sea.records import Entered, Left, Part, Work
 from holdfast.elastic.sea.settings import Islands
@@ -28,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_BEAT_S: Final = 2.0
 _BEATS_OF_PATIENCE: Final = 8
-_TURN_BEATS: Final = 2
-
 
 _Key: TypeAlias = tuple[str, int, int, int]
 """Island, lineage, tide and portion of a work."""
@@ -53,10 +52,11 @@ class Courier:
     """One island's part in the sea, without its tensors.
 
     ``protected(step)`` says whether a step is protected; ``sign(number)`` returns the sign of life
-    of that number. ``told`` gets each work that was published.
+    of that number. ``told`` gets each work that was published, ``remove`` the root of weights that
+    nobody waits for any more.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
         self,
         logbook: SeaLogbook,
         mailbox: Mailbox,
@@ -67,6 +67,7 @@ class Courier:
         protected: Callable[[int], bool],
         sign: Callable[[int], Sign],
         told: Callable[[Work], None] = lambda _: None,
+        remove: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.logbook, self.mailbox, self._islands = logbook, mailbox, islands
         self._me, self.lineage, self._needs = islands.name, lineage, 0
@@ -81,7 +82,13 @@ class Courier:
         self._arrived: dict[_Key, float] = {}
         self._signs: dict[str, Sign] = {}
         self._payloads: dict[str, bytes] = {}
-        self._asked: dict[str, tuple[Asked, float]] = {}
+        self._requests = OpenRequests(
+            mailbox,
+            me=islands.name,
+            beat_s=beat_s(islands),
+            patience_s=islands.patience_s,
+            remove=remove,
+        )
         self._look_s = self._looked_s = -float("inf")
         self._is_awaited = False
         self._foreign: Sign | None = None
@@ -128,17 +135,11 @@ class Courier:
         if (record := self.logbook.merged.get(tide)) is not None:
             for part in record.parts:
                 self._payloads.pop(part.digest, None)
+        self.logbook.forget_before(tide)
 
     def request(self) -> Asked | None:
         """Return a request for the sea's weights that it is this island's turn to answer."""
-        view, now = self.logbook.view, self._clock()
-        for request, since_s in list(self._asked.values()):
-            givers = sorted(set(view.members) - {request.island})
-            if self._me not in givers or self.mailbox.given(request) is not None:
-                continue
-            if now - since_s >= givers.index(self._me) * _TURN_BEATS * beat_s(self._islands):
-                return request
-        return None
+        return self._requests.mine(self.logbook.view.members, self._clock())
 
     @property
     def is_member(self) -> bool:
@@ -241,14 +242,13 @@ class Courier:
                 continue
             if sign != self._signs.get(island):
                 self._signs[island], self._heard[island] = sign, self._clock()
-        open_ = {request.id: request for request in self.mailbox.asked()}
-        self._asked = {
-            each: (request, self._asked.get(each, (request, now))[1])
-            for each, request in open_.items()
-        }
         missed_s = now - self._looked_s - 2 * beat_s(self._islands)
         if 0 < missed_s < float("inf"):
             self._heard = {each: min(at + missed_s, now) for each, at in self._heard.items()}
+        stirred = self._requests.look(now, missed_s=max(0.0, missed_s))
+        self._heard.update(dict.fromkeys(stirred & self._heard.keys(), now))
+        if self.is_member:
+            self._requests.tidy(self.logbook.view.members, now)
         self._looked_s, self._look_s = now, now + beat_s(self._islands)
 
     def _refuse_double(self, own: Sign, shown: Sign | None) -> None:

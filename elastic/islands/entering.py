@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import ConfigError, SeaError
 from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LoadWeights, adoption
@@ -43,6 +45,7 @@ class Entrance:
         self._parameters, self._first, self._weight = tuple(parameters), first, weight
         self._run, self._clock, self._began_s = run, clock, clock()
         self._request: Asked | None = None
+        self._asked_s = self._began_s
         self._adopted: int | None = None
         self._sign: Sign | None = None
         self._seen_s: float | None = None
@@ -82,7 +85,7 @@ class Entrance:
             return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
-        return GoOn(lineage=number), []
+        return GoOn(lineage=number, place=self._logbook.place(view.tide)), []
 
     def _found(self) -> None:
         self._logbook.append(
@@ -119,16 +122,32 @@ class Entrance:
                 f"the sea at {self._islands.meet} has no island any more that could give its "
                 "weights: start one of them with its checkpoints, or meet elsewhere"
             )
-        if self._request is None:
-            self._request = Asked(island=me, id=f"{me}-{secrets.token_hex(8)}")
-            self._mailbox.ask(self._request)
-            self._stirred_s = self._clock()
-        if (given := self._mailbox.given(self._request)) is not None:
-            root = self._mailbox.given_root(self._request, by=given.by)
+        request = self._ask()
+        if (given := self._mailbox.given(request)) is not None:
+            root = self._mailbox.given_root(request, by=given.by)
             self._adopted = given.tide
             return LoadWeights(root=root, tide=given.tide, bases=given.bases)
         self._watch()
         return AwaitNews()
+
+    def _ask(self) -> Asked:
+        """Ask, and show from time to time that this island waits; return the request.
+
+        Members remove the request of an island that was silent for long: it asks anew.
+        """
+        now, me = self._clock(), self._islands.name
+        due = now - self._asked_s >= beat_s(self._islands)
+        if self._request is None or (due and not self._mailbox.is_open(self._request)):
+            self._request = Asked(island=me, id=f"{me}-{secrets.token_hex(8)}")
+            self._stirred_s = now
+        elif not due:
+            return self._request
+        else:
+            beat = self._request.beat + 1
+            self._request = msgspec.structs.replace(self._request, beat=beat)
+        self._asked_s = now
+        self._mailbox.ask(self._request)
+        return self._request
 
     def _watch(self) -> None:
         """Raise ``SeaError`` if no member has shown any life for as long as one is waited for."""

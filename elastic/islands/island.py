@@ -6,6 +6,7 @@ consistent state: the sea's weights, the work under way and the numbers that bel
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
+    AwaitNews,
     EnterAnew,
     GiveWeights,
     GoOn,
@@ -45,9 +47,11 @@ from holdfast.elastic.islands.giving import Giving, remove_given
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
+from holdfast.elastic.islands.pace import OwnPace
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.islands.together import Decide, Said, Together
 from holdfast.elastic.sea.records import Work
+from holdfast.elastic.tracked.handover import Wish, wish_of
 from holdfast.elastic.tracked.keeper import StateKeeper
 
 _log = logging.getLogger(__name__)
@@ -86,14 +90,19 @@ class Island:
         self._mailbox = Mailbox(self._store)
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._giving = Giving(self._mailbox, name=self._islands.name)
-        self._together = Together(world, pulse, patience_s=self._islands.patience_s)
+        self._together = Together(
+            world,
+            pulse,
+            patience_s=self._islands.patience_s,
+            wish=lambda: wish_of(channel, world),
+        )
+        self._is_put_off = False
+        self._pace = OwnPace(time.perf_counter)
         self._courier: Courier | None = None
         self._errands: Errands | None = None
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
         self._has_begun = False
-        batch = settings.batch
-        self._samples = batch.microbatches * batch.size
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -114,10 +123,13 @@ class Island:
 
     # -- the begin -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Enter the sea, or go on in it with the state that was restored."""
+    def begin(self) -> Wish:
+        """Enter the sea, or go on in it with the state that was restored.
+
+        Return the wish for which an arrival was put off.
+        """
         if self._has_begun:
-            return
+            return Wish.NONE
         self._has_begun = True
         tensors, now = self._required(), self._counters.now
         with self._pulse.phase(WorkerPhase.WAIT):
@@ -131,9 +143,14 @@ class Island:
             for sent in now.sents
         ]
         self.kept()
+        if self._is_due():
+            self._is_put_off = not self._arrive(tensors, may_put_off=True)
+        return self.wished
 
     def _look(self) -> Said:
         """Read the logbook. Raises ``SeaError`` if it is not the one that the state is from."""
+        if self._counters.now.place and not self._logbook.view.length:
+            self._logbook.resume(self._counters.now.place)
         self._logbook.poll()
         view, me = self._logbook.view, self._islands.name
         known = view.members.get(me) or view.former.get(me)
@@ -147,7 +164,7 @@ class Island:
 
     def _enter(self, tensors: SeaTensors) -> None:
         """Get the sea's weights and join it."""
-        began_s, now = time.perf_counter(), self._counters.now
+        began_s, now, batch = time.perf_counter(), self._counters.now, self._settings.batch
         tensors.begin()
         entrance = Entrance(
             self._logbook,
@@ -155,7 +172,7 @@ class Island:
             self._islands,
             parameters=tensors.parameters,
             first=tensors.digest_of_weights(),
-            weight=self._islands.every * self._samples,
+            weight=self._islands.every * batch.microbatches * batch.size,
             run=self._channel.run,
             clock=time.monotonic,
         )
@@ -170,7 +187,8 @@ class Island:
                     self._adopt(tensors, said)
                 case _:
                     self._together.pause()
-        now.lineage, now.entered = said.lineage, now.adopted
+        now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
+        now.departs = self._keeper.cursor.step + self._islands.stride
         tensors.take_weights()
         for root in roots if self._world.rank == 0 else ():
             remove_given(root)
@@ -187,7 +205,7 @@ class Island:
     def _load(self, tensors: SeaTensors, said: LoadWeights) -> None:
         """Take the weights that another island gave."""
         now = self._counters.now
-        api.load(said.root, {"weights": tensors.weights, "momentum": tensors.momentum})
+        tensors.load(functools.partial(api.load, said.root))
         now.adopted, now.bases, now.named = said.tide, list(said.bases), list(said.bases)
         now.states = tensors.digests(range(self._islands.portions))
 
@@ -195,6 +213,7 @@ class Island:
         """Enter the sea with its weights; own work that is not merged is dropped."""
         _log.warning("the island %s has fallen too far behind: it enters anew", self._islands.name)
         self._end_errands()
+        self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
         self._counters.begin_anew()
         self._enter(tensors)
         self._open()
@@ -212,6 +231,7 @@ class Island:
             protected=self._is_protected,
             sign=self._sign,
             told=self._tell_published,
+            remove=remove_given,
         )
         self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
@@ -263,25 +283,47 @@ class Island:
 
     # -- the end of a step -----------------------------------------------------------------------
 
-    def end_step(self, *, last: bool) -> bool:
-        """Do what is due after a step that the cursor counts; return whether to take a snapshot."""
+    def end_step(self, *, last: bool, samples: int) -> bool:
+        """Do what is due after a step that the cursor counts; return whether to take a snapshot.
+
+        ``samples`` are those that all ranks trained in the step.
+        """
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
-        now.samples += self._samples
-        if now.sents and (last or step >= now.sents[0].step + self._islands.overlap):
-            self._arrive(tensors)
+        now.samples += samples
+        self._pace.end_step()
+        if self._is_due() or (last and now.sents):
+            self._is_put_off = not self._arrive(tensors, may_put_off=not last)
+        departs = self._counters.departs(step, self._islands) and not last
         if last:
             self._merge_all(tensors)
-        elif step % self._islands.stride == 0:
+        elif departs:
             self._depart(tensors)
-            return True
-        return False
+        tensors.tell_touched(self._keeper.touched)
+        return departs or self._is_put_off
+
+    @property
+    def wished(self) -> Wish:
+        """The wish for which an arrival was put off at this step: it comes after the change."""
+        return self._together.wished if self._is_put_off else Wish.NONE
+
+    def resume(self) -> None:
+        """Make up for an arrival that was put off: the world has not changed."""
+        if self._is_put_off:
+            self._is_put_off = False
+            self._arrive(self._required())
+
+    def _is_due(self) -> bool:
+        """Return whether the merge of the work under way belongs to the end of this step."""
+        sents, step = self._counters.now.sents, self._keeper.cursor.step
+        return bool(sents) and step >= sents[0].step + self._islands.overlap
 
     def kept(self) -> None:
-        """Publish the works of this step as soon as its snapshot is protected."""
+        """Publish the works of this step as soon as its snapshot is protected; the next begins."""
         fresh, self._fresh = self._fresh, []
         if fresh and self._errands is not None:
             self._errands.courier.send(fresh)
             self._errands.call()
+        self._pace.begin_step()
 
     def _merge_all(self, tensors: SeaTensors) -> None:
         """Merge every portion once more; then the sea's weights are the parameters."""
@@ -294,39 +336,36 @@ class Island:
     def _depart(self, tensors: SeaTensors) -> None:
         """Take the progress of the portions that are due as works of the next tides."""
         self._keeper.fence()
-        now = self._counters.now
+        step, step_us = self._keeper.cursor.step, self._step_us()
         for portion in self._counters.due():
             payload = tensors.encode(portion)
-            sent = Sent(
-                tide=now.adopted,
-                portion=portion,
-                step=self._keeper.cursor.step,
+            sent = self._counters.note_departed(
+                portion,
+                step=step,
                 digest=digest_of(payload),
                 nbytes=len(payload),
-                weight=self._counters.weight(portion),
-                samples=now.samples,
-                base=now.bases[portion],
-                state=now.states[portion],
+                step_us=step_us,
             )
-            now.sents.append(sent)
             self._fresh.append(self._outgoing(sent, payload))
 
-    def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
-        work = Work(
-            island=self._islands.name,
-            lineage=self._counters.now.lineage,
-            tide=sent.tide,
-            portion=sent.portion,
-            weight=sent.weight,
-            digest=sent.digest,
-            nbytes=sent.nbytes,
-            base=sent.base,
-            state=sent.state,
-        )
-        return Outgoing(work=work, payload=payload, step=sent.step)
+    def _step_us(self) -> int:
+        """Return the microseconds of a step of late, as rank 0 measured them; collective."""
+        if self._islands.least_every is None:
+            return 0
+        (first, *_) = self._world.gather(self._pace.take_us())
+        return int(first)
 
-    def _arrive(self, tensors: SeaTensors, *, hurries: bool = False) -> None:
-        """Adopt the merge of the work under way, with a quorum every later one too."""
+    def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
+        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
+
+    def _arrive(
+        self, tensors: SeaTensors, *, hurries: bool = False, may_put_off: bool = False
+    ) -> bool:
+        """Adopt the merge of the work under way, with a quorum every later one too.
+
+        Return False if it ``may_put_off``, the merge is not there, and a rank wishes that the step
+        ends: then the next generation begins with this.
+        """
         self._keeper.fence()
         began_s, first = time.perf_counter(), self._counters.now.adopted
         self._waits_since_s = time.monotonic()
@@ -343,9 +382,17 @@ class Island:
                         self._enter_anew(tensors)
                         first = self._counters.now.adopted
                         break
+                    case AwaitNews() if may_put_off and self._together.wished:
+                        self._waits_since_s = None
+                        return False
         self._waits_since_s = None
         several = self._islands.wait != "all"
-        self._counters.note_arrived(self._counters.now.adopted - first if several else 1)
+        self._counters.note_arrived(
+            self._counters.now.adopted - first if several else 1,
+            place=said.place if isinstance(said, GoOn) else "",
+            stride=said.stride if isinstance(said, GoOn) else 0,
+        )
+        return True
 
     def _arrival(self, *, hurries: bool) -> Decide:
         """Return the decisions of an arrival, which rank 0 makes."""

@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.store.base import Store
-from holdfast.elastic.sea import records
-from holdfast.elastic.sea.records import Left, Merged, Part, Record, Why
+from holdfast.elastic.errors import SeaError
+from holdfast.elastic.sea import place, records
+from holdfast.elastic.sea.records import Founded, Left, Merged, Part, Record, Why
 from holdfast.elastic.sea.view import View
 
 _MOST_BYTES: Final = 16 << 20
+_MOST_MARKS: Final = 4096
+"""The newest merges of which the place is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """The logbook at one place: its view, the digests of the chain, the reader's last leave."""
+
+    view: View
+    before: str = place.START
+    digest: str = place.START
+    left: Why | None = None
 
 
 class SeaLogbook:
     """The records as far as they were read, for the island of this name.
 
-    ``view`` is their fold. ``merged`` are the merges by tide; ``mine`` the works of this island
-    that they name, with the lineage that it had then. ``left`` is the reason of its last leave.
+    ``merged`` are the merges by tide; ``mine`` the works of this island that they name, with the
+    lineage that it had then.
     """
 
     def __init__(self, store: Store, *, island: str) -> None:
         self._store, self._island = store, island
-        self.view = View()
+        self._now = _Mark(view=View())
+        self._marks: dict[int, _Mark] = {}
         self.merged: dict[int, Merged] = {}
         self.mine: dict[int, tuple[int, Part]] = {}
-        self.left: Why | None = None
+
+    @property
+    def view(self) -> View:
+        """The fold of the records."""
+        return self._now.view
+
+    @property
+    def left(self) -> Why | None:
+        """The reason of this island's last leave, None before one."""
+        return self._now.left
+
+    def place(self, tide: int) -> str:
+        """Return the place right after the first ``tide`` merges, "" if it is not known."""
+        if (mark := self._marks.get(tide)) is None:
+            return ""
+        found = place.place_of(mark.view, before=mark.before, digest=mark.digest, left=mark.left)
+        return place.encode(found)
+
+    def stride(self, tide: int) -> int:
+        """Return this island's steps from a tide to its next after the first ``tide`` merges."""
+        mark = self._marks.get(tide)
+        return (self.view if mark is None else mark.view).stride(self._island)
+
+    def resume(self, text: str) -> None:
+        """Go on from a place, of which only the first record and the last are read again.
+
+        Raises ``SeaError`` if the records there are others, and for another text.
+        """
+        at = place.decode(text)
+        first, last = self._read(0), self._read(at.length - 1)
+        if first is None or last is None or place.chained(at.before, last) != at.digest:
+            raise SeaError(
+                f"{self._store.where('logbook')} is not the logbook that the island's state is "
+                "from: give the meeting place that it had, or begin with another checkpoint "
+                "directory"
+            )
+        founded = records.decode_record(first, origin=self._store.where(_name(0)))
+        assert isinstance(founded, Founded)
+        view = at.view(founded)
+        self._now = _Mark(view=view, before=at.before, digest=at.digest, left=at.left)
+        self._marks = {at.tide: self._now}
+
+    def forget_before(self, tide: int) -> None:
+        """Release the merges before ``tide``, which are adopted."""
+        for known in (self.merged, self.mine, self._marks):
+            for old in [each for each in list(known) if each < tide]:
+                known.pop(old, None)
 
     def poll(self) -> bool:
         """Read the records that are new; return whether there was one.
@@ -36,7 +97,7 @@ class SeaLogbook:
         began = self.view.length
         while (data := self._read(self.view.length)) is not None:
             origin = self._store.where(_name(self.view.length))
-            self._note(records.decode_record(data, origin=origin))
+            self._note(records.decode_record(data, origin=origin), data)
         return self.view.length > began
 
     def append(self, record: Record) -> bool:
@@ -57,16 +118,21 @@ class SeaLogbook:
         except NotFoundError:
             return None
 
-    def _note(self, record: Record) -> None:
-        view = self.view.after(record)
+    def _note(self, record: Record, data: bytes) -> None:
+        old, view, left = self._now, self.view.after(record), self.left
         if isinstance(record, Merged):
             self.merged[record.tide] = record
             for part in record.parts:
                 if part.island == self._island:
-                    self.mine[record.tide] = self.view.members[part.island].lineage, part
+                    self.mine[record.tide] = old.view.members[part.island].lineage, part
         elif isinstance(record, Left) and record.island == self._island:
-            self.left = record.why
-        self.view = view
+            left = record.why
+        digest = place.chained(old.digest, data)
+        now = _Mark(view=view, before=old.digest, digest=digest, left=left)
+        if isinstance(record, Merged):
+            self._marks[view.tide] = now
+            self._marks.pop(view.tide - _MOST_MARKS, None)
+        self._now = now
 
 
 def _name(number: int) -> str:

@@ -14,6 +14,7 @@ from holdfast.elastic.islands.messages import Asked, Given, Sign
 from holdfast.elastic.sea import records
 from holdfast.elastic.sea.records import Work
 
+_ANSWER: Final = "answer.json"
 _SMALL_BYTES: Final = 1 << 20
 _DIGEST_BYTES: Final = 16
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
@@ -128,12 +129,28 @@ class Mailbox:
         current = self._message(_asked(request.island), Asked)
         if current is not None and current.id == request.id:
             self.store.delete([_asked(request.island)])
-        self.store.delete([_answer(request.id)])
-        self.store.remove(f"given/{request.id}")
+        self.forget_answer(request.id)
+
+    def forget_answer(self, request: str) -> None:
+        """Remove the answer to a request, by its id; the weights stay."""
+        self.store.delete([_answer(request)])
+        for by in self.store.names(f"given/{request}"):
+            self.store.remove(f"given/{request}/{by}")
+        self.store.remove(f"given/{request}")
+
+    def answered(self) -> list[str]:
+        """Return the ids of the requests of which an answer, or weights, are there."""
+        return self.store.names("given")
+
+    def given_roots(self, request: str) -> list[str]:
+        """Return the roots of the weights that were given for a request, by its id."""
+        names = self.store.names(f"given/{request}")
+        return [self.store.where(f"given/{request}/{by}") for by in names if by != _ANSWER]
 
     def is_open(self, request: Asked) -> bool:
         """Return whether an island still waits for the answer to its request."""
-        return self._message(_asked(request.island), Asked) == request
+        current = self._message(_asked(request.island), Asked)
+        return current is not None and current.id == request.id
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -172,4 +189,4 @@ def _asked(island: str) -> str:
 
 
 def _answer(request: str) -> str:
-    return f"given/{request}/answer.json"
+    return f"given/{request}/{_ANSWER}"

@@ -33,10 +33,14 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The request for the sea's weights of an island that has no state; ``id`` is new each time."""
+    """The request for the sea's weights of an island that has no state; ``id`` is new each time.
+
+    ``beat`` counts the signs of life that the island gives while it waits for the answer.
+    """
 
     island: str
     id: str
+    beat: int = 0
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ of whole parameters. Its payload is the same bytes on all ranks, whatever their 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
@@ -17,10 +17,17 @@ import torch
 from torch import nn
 
 from holdfast.ckpt.errors import MismatchError
+from holdfast.ckpt.snapshot.touched import Rows
 from holdfast.ckpt.state.hashing import whole
 from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.kinds.rebuilt import module_of
-from holdfast.ckpt.state.local_boxes import Leaf, LocalBox, empty_like, local_boxes_of
+from holdfast.ckpt.state.local_boxes import (
+    Leaf,
+    LocalBox,
+    empty_like,
+    local_boxes_of,
+    local_of,
+)
 from holdfast.ckpt.state.names import clean, join
 from holdfast.ckpt.state.tensor_shares import combined, shares_of
 from holdfast.ckpt.types import Json
@@ -36,6 +43,11 @@ _PIECE_BYTES: Final = 64 << 20
 """Most bytes of all islands' payloads that ranks exchange at once."""
 
 _DIGEST_BYTES: Final = 16
+
+LEAST_BYTES: Final = 1 << 20
+LEAST_ROW_BYTES: Final = 256
+"""It costs less to read a smaller tensor, or one of shorter rows, than to say that it is as it was.
+"""
 
 
 class Ranks(Protocol):
@@ -83,8 +95,9 @@ class _Trained:
 class SeaTensors:
     """The trained parameters in ``state`` and the sea's weights and momentum of them.
 
-    ``payload`` has room for the payloads of all portions; ``modules`` are the tracked ones. Raises
-    ``ConfigError`` for parameters that an island cannot merge.
+    ``payload`` has room for the payloads of all portions, a row of bytes for each block;
+    ``modules`` are the tracked ones. Raises ``ConfigError`` for parameters that an island cannot
+    merge.
     """
 
     def __init__(self, state: Mapping[str, Any], ranks: Ranks, islands: Islands) -> None:
@@ -95,7 +108,9 @@ class SeaTensors:
         self._all = [_trained(name, parameter) for name, parameter in _parameters(state)]
         self.portions = portions_of([each.count for each in self._all], islands.portions)
         self._sizes = [self.nbytes(portion) for portion in range(len(self.portions))]
-        self.payload = torch.zeros(sum(self._sizes), dtype=torch.uint8)
+        width = payload.row_bytes(islands.bits)
+        self.payload = torch.zeros((sum(self._sizes) // width, width), dtype=torch.uint8)
+        self._moved, self._encoded = set[int](), set[int]()
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -117,9 +132,30 @@ class SeaTensors:
         return sum(payload.nbytes(t.count, self._islands.bits) for t in self._of(portion))
 
     def payload_of(self, portion: int) -> torch.Tensor:
-        """Return the part of ``payload`` that is a portion's."""
-        first = sum(self._sizes[:portion])
-        return self.payload[first : first + self._sizes[portion]]
+        """Return the part of ``payload`` that is a portion's, flat."""
+        return self.payload[self._rows_of(portion)].view(-1)
+
+    def _rows_of(self, portion: int) -> slice:
+        width = self.payload.shape[1]
+        first = sum(self._sizes[:portion]) // width
+        return slice(first, first + self._sizes[portion] // width)
+
+    def load(self, read: Callable[[Mapping[str, dict[str, Leaf]]], object]) -> None:
+        """Let ``read`` fill the sea's weights and momentum, by ``weights`` and ``momentum``."""
+        read({"weights": self.weights, "momentum": self.momentum})
+        self._moved.update(range(len(self.portions)))
+
+    def tell_touched(self, touched: Callable[[torch.Tensor, Rows], None]) -> None:
+        """Tell which rows have changed since the last call, so that a snapshot reads no others."""
+        for portion in range(len(self.portions)):
+            rows: Rows = slice(None) if portion in self._moved else []
+            for each in self._of(portion):
+                for leaf in (each.weights, each.momentum):
+                    _tell(touched, local_of(leaf), rows)
+        for portion in self._encoded:
+            _tell(touched, self.payload, self._rows_of(portion))
+        _tell(touched, self.payload, [])
+        self._moved, self._encoded = set(), set()
 
     def begin(self) -> None:
         """Make the present parameters the sea's weights; the momentum is zero."""
@@ -127,6 +163,7 @@ class SeaTensors:
             _copy(each.parameter, each.weights)
             for box in local_boxes_of(each.name, each.momentum):
                 box.local.zero_()
+        self._moved.update(range(len(self.portions)))
 
     def take_weights(self) -> None:
         """Make the sea's weights the parameters: the island's own progress is dropped."""
@@ -187,6 +224,7 @@ class SeaTensors:
             raise SeaError(faults[0])
         ranks.sum_(found)
         self.payload_of(portion).copy_(found)
+        self._encoded.add(portion)
         return found.numpy().tobytes()
 
     def adopt(self, merge: Merge, data: Sequence[bytes]) -> None:
@@ -212,6 +250,7 @@ class SeaTensors:
                     own[to] = payload.value(rows[merge.own], bits, n, rows=cut)
             self._apply(each, span, mean, own)
             at += payload.nbytes(each.count, self._islands.bits)
+        self._moved.add(merge.portion)
 
     def _rows(
         self, each: _Trained, merge: Merge, data: Sequence[bytes], at: int
@@ -368,6 +407,12 @@ def _copy(source: Leaf, target: Leaf) -> None:
     pairs = zip(local_boxes_of("", source), local_boxes_of("", target), strict=True)
     for there, here in pairs:
         here.local.copy_(there.local)
+
+
+def _tell(touched: Callable[[torch.Tensor, Rows], None], tensor: torch.Tensor, rows: Rows) -> None:
+    is_large = tensor.nbytes >= LEAST_BYTES and tensor.ndim > 0 and tensor.is_contiguous()
+    if is_large and tensor[0].nbytes >= LEAST_ROW_BYTES:
+        touched(tensor, rows)
 
 
 def _flat(box: LocalBox) -> Floats:

@@ -15,6 +15,7 @@ from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.errors import GenerationOverError, SeaError
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LeaderFailed
+from holdfast.elastic.tracked.handover import Wish
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +32,20 @@ class Together:
     """The ranks of one generation, which hear from rank 0 what they do next.
 
     ``data`` are the payloads of the last command, at rank 0. A store that fails is asked again for
-    ``patience_s`` seconds.
+    ``patience_s`` seconds. ``wish`` returns this rank's wish for the end of the step; ``wished`` is
+    the largest of all ranks at the last command.
     """
 
-    def __init__(self, world: GenerationWorld, pulse: Pulse, *, patience_s: float) -> None:
+    def __init__(
+        self,
+        world: GenerationWorld,
+        pulse: Pulse,
+        *,
+        patience_s: float,
+        wish: Callable[[], Wish] = lambda: Wish.NONE,
+    ) -> None:
         self._world, self._pulse, self._patience_s = world, pulse, patience_s
+        self._wish, self.wished = wish, Wish.NONE
         self._failing_s: float | None = None
         self.data: list[bytes] = []
 
@@ -59,7 +69,9 @@ class Together:
                 command, failed = self._again_or_failed(error)
             except HoldfastError as error:
                 command, failed = LeaderFailed(message=str(error)), error
-        (said, *_) = self._world.gather(msgspec.to_builtins(command))
+        heard = self._world.gather([msgspec.to_builtins(command), int(self._wish())])
+        (said, _), *_ = heard
+        self.wished = Wish(max(wish for _, wish in heard))
         if failed is not None:
             raise failed
         told = msgspec.convert(said, Command)

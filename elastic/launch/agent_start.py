@@ -39,6 +39,8 @@ def agent_config(
         command=config.command,
         env=dict(config.env),
         capture_output=config.capture_output,
+        stamp_output=config.stamp_output,
+        history_bytes=config.history_bytes,
         max_attempts=config.max_attempts,
         settings=dict(config.settings),
         timing=config.timing,

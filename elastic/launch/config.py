@@ -14,6 +14,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.notice import NoticeConfig
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events.log import HISTORY_BYTES
 from holdfast.elastic.preload.program import check_names, program_of
 
 LOCAL_TIMING = AgentTiming(lease_ttl_s=3.0, self_fence_s=2.1)
@@ -25,6 +26,9 @@ APART_TIMING = AgentTiming(lease_ttl_s=12.0, self_fence_s=9.0)
 
 ETCD_TIMING = AgentTiming(lease_ttl_s=6.0, self_fence_s=4.5)
 """With etcd a lease must outlast the election of a new leader: 1 to 2 s with etcd's defaults."""
+
+LEAST_HISTORY_BYTES = 1 << 16
+"""The least that a job may be told to keep of its events and output."""
 
 EMBEDDED = "embedded"
 """The name of the coordinator that the launcher itself brings."""
@@ -62,7 +66,9 @@ class LaunchConfig:
     the launcher is killed, that process keeps the nodes' memory for so many seconds; a launcher of
     the same job and ``run_dir`` that starts within them continues the job. ``preload`` names
     modules that every node imports once; its workers are forked after that, and ``command`` must
-    run Python (`holdfast.elastic.preload.program.program_of`).
+    run Python (`holdfast.elastic.preload.program.program_of`). With ``stamp_output`` each line of
+    captured output begins with its time. ``history_bytes`` is the most that the events of a node
+    take on disk, and the output of a process; the oldest half is dropped when it is reached.
     """
 
     command: tuple[str, ...]
@@ -85,6 +91,8 @@ class LaunchConfig:
     agent_env: Mapping[str, str] = field(default_factory=dict)
     return_s: float = 0.0
     preload: tuple[str, ...] = ()
+    stamp_output: bool = False
+    history_bytes: int = HISTORY_BYTES
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -110,6 +118,10 @@ class LaunchConfig:
         if self.preload:
             check_names(self.preload)
             program_of(self.command, interpreter=sys.executable)
+        if self.history_bytes < LEAST_HISTORY_BYTES:
+            raise ConfigError(
+                f"history_bytes is {self.history_bytes}: give {LEAST_HISTORY_BYTES} or more"
+            )
         if self.return_s < 0:
             raise ConfigError(f"return_s is {self.return_s}: give 0 or more")
 

@@ -95,7 +95,11 @@ class Launcher(CoordinatorHost):
             if self._temporary:
                 shutil.rmtree(self.run_dir, ignore_errors=True)
             raise
-        self._events = EventWriter(events_file(self.run_dir, "launcher"), node="launcher")
+        self._events = EventWriter(
+            events_file(self.run_dir, "launcher"),
+            node="launcher",
+            history_bytes=self.config.history_bytes,
+        )
         self._lifeline_read, self._lifeline_write = os.pipe()
         first = [node for node in self.config.nodes if node.name not in self.config.absent]
         names = [node.name for node in first]

@@ -252,7 +252,7 @@ class Loop:
     def run(self, body: Callable[[Run], _R]) -> _R:
         """Call ``body`` in every generation until it returns in one; return its result."""
         channel = self._channel
-        _import_all()
+        import_all()
         try:
             overrides = self._stages.overrides(channel)
             overridden = self._settings.overridden(overrides, stage=self._name)
@@ -446,9 +446,9 @@ def _below(home: Path, directory: str) -> str:
     return str(home.joinpath(directory).absolute())
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import what the first optimizer would import; it takes a second, and others would wait."""
-    torch.optim.SGD([torch.zeros(1)], lr=0.0)
+    torch.optim.SGD([torch.zeros(1, device="cpu")], lr=0.0)
 
 
 def _explained(error: Exception, guard: WaitGuard) -> bool:

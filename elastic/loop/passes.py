@@ -49,7 +49,8 @@ class Passes:
     """One generation's passes, over the gradients and buffers of the tracked modules.
 
     ``piece`` is the microbatch under way, None outside. ``whole`` is the rule that passes come to
-    their end. ``trained`` is the number of microbatches in the last pass with `backward`.
+    their end. ``trained`` is the number of microbatches in the last pass with `backward`;
+    ``samples`` are those of all ranks in the step's passes with `backward`.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -61,7 +62,7 @@ class Passes:
         self._buffers: PassBuffers | None = None
         self._modes: ModesOfModules | None = None
         self.piece: LoadedMicrobatch | None = None
-        self.trained = self._backwards = 0
+        self.trained = self.samples = self._backwards = self._drawn = 0
         self._ran: list[int] = []
 
     def track(self, state: Mapping[str, Any]) -> None:
@@ -134,7 +135,7 @@ class Passes:
 
     def begin_step(self) -> None:
         """Forget the passes of the step before."""
-        self._ran = []
+        self._ran, self.samples = [], 0
 
     def microbatches(
         self, dataset: MapDataset[Any] | Loader | None, *, fresh: bool, weigh: Weigh | None
@@ -192,7 +193,9 @@ class Passes:
         self.buffers.begin_pass()
         parts.logs.begin_pass()
         self._backwards = 0
-        return parts.work.pieces(dataset, step=place.completed)
+        pieces = parts.work.pieces(dataset, step=place.completed)
+        self._drawn = parts.work.samples_of(dataset)
+        return pieces
 
     def _refuse_divided(self, dataset: MapDataset[Any] | Loader | None) -> None:
         """Refuse a data set that is not the same on all ranks; collective.
@@ -264,6 +267,7 @@ class Passes:
         if self._backwards > 0:
             place.has_gradients, self.trained = True, count
             if not place.is_repeated:
+                self.samples += self._drawn
                 place.skips = self._is_left_out(wrong)
             if place.evaluations is not None:
                 place.evaluations.end_pass(

@@ -48,6 +48,7 @@ from holdfast.elastic.loop.run import Run
 from holdfast.elastic.membership.records import GenerationRecord
 from holdfast.elastic.planning.foresight import foresee, others_train
 from holdfast.elastic.seeding import kept, seed_all
+from holdfast.elastic.tracked.handover import Wish
 from holdfast.elastic.tracked.keeper import NOTHING, StateKeeper, with_own
 from holdfast.elastic.tracked.prefetch import Donors, Prefetcher
 
@@ -135,7 +136,7 @@ class StageKeeper(StateKeeper):
         rebuilt.trust(flatten(whole, rank=self._world.rank).rebuilt.values())
         self.tracked(whole)
 
-    def begin(self, count: int, *, prepare: Callable[[], None] | None = None) -> None:
+    def begin(self, count: int, *, prepare: Callable[[], Wish] | None = None) -> Wish:
         """End the rehearsal."""
         raise _FirstStepError(f"the first of {count} steps would begin now")
 

@@ -86,7 +86,10 @@ class Steps:
         stopped = self._agree()
         self._repeats_until = self._reached
         prepare = None if parts.island is None else parts.island.begin
-        parts.keeper.begin(completed if stopped else count, prepare=prepare)
+        wished = parts.keeper.begin(completed if stopped else count, prepare=prepare)
+        if wished and parts.island is not None:
+            parts.keeper.hand_over()
+            parts.island.resume()
         if parts.losses is not None:
             parts.losses.begin(parts.world, completed=completed)
 
@@ -165,7 +168,10 @@ class Steps:
         if last or wished:
             self._position.hold()
         island = parts.island
-        due = island is not None and island.end_step(last=last)
+        due = island is not None and island.end_step(last=last, samples=self._passes.samples)
+        if island is not None and island.wished > wished:
+            wished = island.wished
+            self._position.hold()
         parts.keeper.keep(last=last, wished=wished, due=due)
         if island is not None:
             island.kept()
@@ -175,6 +181,8 @@ class Steps:
         parts.pulse.set(WorkerPhase.IDLE, step=cursor.step)
         if wished and not last:
             parts.keeper.hand_over()
+            if island is not None:
+                island.resume()
 
     def _hand_over_rest(self) -> None:
         parts = self._parts

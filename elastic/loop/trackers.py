@@ -63,6 +63,7 @@ class OpenTracker:
         if self._is_open:
             self._is_open = False
             try:
-                self._tracker.close()
+                with self._pause():  # a long upload is no hang
+                    self._tracker.close()
             except Exception:  # noqa: BLE001 - of a library of the user's choice; the run is over
                 _log.warning("%r could not be closed", self._tracker, exc_info=True)

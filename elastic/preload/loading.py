@@ -21,7 +21,7 @@ from holdfast.elastic.errors import ConfigError
 _ASK_NVML: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _DEVICES: Final = ("cuda", "xpu")
 _POISONED: Final = 3
-_OF_TRAINERS: Final = "holdfast.elastic.loop.run"
+_OF_TRAINERS: Final = ("holdfast.elastic.loop.run", "holdfast.elastic.loop.generations")
 
 
 class UnfitModuleError(ConfigError):
@@ -35,7 +35,8 @@ class UnfitModuleError(ConfigError):
 def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
     """Import ``modules``; call ``begins`` before each. Raises `UnfitModuleError`.
 
-    If torch is among what they import, import Holdfast's loop too, which every trainer needs.
+    If torch is among what they import, import Holdfast's loop too, which every trainer needs, and
+    what torch imports for the first optimizer.
 
     Existing objects are then frozen: a collection in a worker would write to the pages of all of
     them, and so copy these.
@@ -45,8 +46,10 @@ def load(modules: Sequence[str], begins: Callable[[str], None]) -> None:
             begins(name)
             _load(name)
         if "torch" in sys.modules:
-            begins(_OF_TRAINERS)
-            _load(_OF_TRAINERS)
+            for name in _OF_TRAINERS:
+                begins(name)
+                _load(name)
+            sys.modules[_OF_TRAINERS[-1]].import_all()
     gc.collect()
     gc.freeze()
 

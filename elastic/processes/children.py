@@ -90,13 +90,14 @@ class Child:
         stdin: int | IO[bytes] = subprocess.DEVNULL,
         output: Path | None = None,
         copied: bool = False,
+        stamped: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start ``argv``; with ``tied`` the kernel kills it when the calling thread ends.
 
         ``output`` is a file to which both output streams are appended; None: inherited. With
-        ``copied`` a full disk costs output, where it otherwise raises in the child. Raises
-        ``OSError`` if there is no such program.
+        ``copied`` a full disk costs output, where it otherwise raises in the child; ``stamped`` as
+        in `OutputCopy`. Raises ``OSError`` if there is no such program.
         """
         if tied:
             argv = [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
@@ -114,7 +115,7 @@ class Child:
 
         def start() -> Child:
             if output is None or copied:
-                return cls.begun(popen, output=output)
+                return cls.begun(popen, output=output, stamped=stamped)
             log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 return cls(popen(log))
@@ -124,15 +125,21 @@ class Child:
         return patiently(start)
 
     @classmethod
-    def begun(cls, begin: Callable[[int | None], Process], *, output: Path | None) -> Child:
+    def begun(
+        cls,
+        begin: Callable[[int | None], Process],
+        *,
+        output: Path | None,
+        stamped: bool = False,
+    ) -> Child:
         """Return the child that ``begin`` starts, in a session of its own.
 
         ``begin`` takes the descriptor for both output streams, whose bytes are copied to
-        ``output``; None: inherited. Raises what ``begin`` raises.
+        ``output``, ``stamped`` as in `OutputCopy`; None: inherited. Raises what ``begin`` raises.
         """
         if output is None:
             return cls(begin(None))
-        copy = OutputCopy(output)
+        copy = OutputCopy(output, stamped=stamped)
         try:
             child = cls(begin(copy.fd), copy=copy)
         except OSError:

@@ -40,6 +40,7 @@ class SeaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     grace_s: float
     age_limit: Number
     founders: Annotated[int, Meta(ge=1)]
+    least_every: Number | None = None
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +94,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     ``base`` counts the merges of the portion that the island had adopted, ``state`` is the digest
     of the sea's weights and momentum of the portion as the island has them after these merges.
+    ``step_us`` are the microseconds of a step of late, without waits for others; 0: not measured.
     """
 
     island: Island
@@ -100,6 +102,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     digest: Digest
     base: Number
     state: Digest
+    step_us: Number = 0
 
 
 class Left(
@@ -150,7 +153,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """An island's word beside a payload.
 
     ``tide`` counts all merges that the island had adopted when it took the payload, ``base`` those
-    of the portion. ``lineage`` is that of its `Entered`. ``nbytes`` is the payload's size.
+    of the portion. ``lineage`` is that of its `Entered`. ``nbytes`` is the payload's size. The rest
+    is as in `Part`.
     """
 
     island: Island
@@ -162,6 +166,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nbytes: Number
     base: Number
     state: Digest
+    step_us: Number = 0
 
     @property
     def part(self) -> Part:
@@ -172,6 +177,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             digest=self.digest,
             base=self.base,
             state=self.state,
+            step_us=self.step_us,
         )
 
 
@@ -188,6 +194,7 @@ def agreed(islands: Islands) -> SeaSettings:
         grace_s=0.0 if quorum is None else float(quorum.grace_s),
         age_limit=islands.age_limit,
         founders=islands.founders,
+        least_every=islands.least_every,
     )
 
 

@@ -71,6 +71,7 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     "name": _name,
     "meet": checks.instance(str, remedy=f"give {checks.ROOTS}, as a string"),
     "every": checks.count(1, remedy="give 1 or more steps"),
+    "least_every": checks.optional(checks.count(1, remedy="give 1 or more steps, or None")),
     "portions": _ONE,
     "overlap": checks.count(1, remedy="give 1 or more steps; a merge takes time"),
     "bits": _bits,
@@ -101,6 +102,10 @@ class Islands:
     ``patience_s`` is put out; it may come back. With a quorum, progress that is based on weights
     more than ``age_limit`` merges of a portion old is sent anew before it is merged. The first
     merge waits until ``founders`` islands are there.
+
+    With ``least_every`` an island that is slower than others takes fewer steps between two tides,
+    by the speeds that the records state, so that the others need not wait for it; ``every`` are the
+    steps of the fastest, and nobody takes fewer than ``least_every``.
     """
 
     name: str = ""
@@ -114,6 +119,7 @@ class Islands:
     patience_s: float = 600.0
     founders: int = 1
     age_limit: int = 4
+    least_every: int | None = None
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _ISLANDS, error=ConfigError)
@@ -127,6 +133,19 @@ class Islands:
                 f"Islands(every={self.every}, portions={self.portions}, overlap={self.overlap}): "
                 f"the next tide begins after {self.stride} steps; give a smaller overlap, or a "
                 f"larger every"
+            )
+        if self.least_every is not None:
+            self._check_least(self.least_every)
+
+    def _check_least(self, least: int) -> None:
+        given = f"Islands(every={self.every}, portions={self.portions}, least_every={least})"
+        if least % self.portions or least > self.every:
+            raise ConfigError(f"{given}: give a multiple of {self.portions}, at most {self.every}")
+        if self.overlap >= least // self.portions:
+            raise ConfigError(
+                f"{given}: the next tide of a slow island begins after {least // self.portions} "
+                f"steps, and overlap is {self.overlap}; give a smaller overlap, or a larger "
+                "least_every"
             )
 
     @property

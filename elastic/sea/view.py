@@ -32,7 +32,8 @@ class SeaMember:
 
     ``joined`` is the number of its `Entered`; ``weight`` its last known one. ``merged`` has for
     each portion the merges up to the last one that named the island: works of an older base hold
-    what was merged already. ``bases`` are the newest bases that it stated.
+    what was merged already. ``bases`` are the newest bases that it stated, ``step_us`` the last
+    microseconds of a step, 0 before.
     """
 
     joined: int
@@ -40,6 +41,7 @@ class SeaMember:
     weight: int
     merged: tuple[int, ...]
     bases: tuple[int, ...]
+    step_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,20 @@ class View:
         """The least base of each portion that a member stated last; () without members."""
         stated = [member.bases for member in self.members.values()]
         return tuple(map(min, zip(*stated, strict=True)))
+
+    def stride(self, island: str) -> int:
+        """Return the steps from a tide of an island to its next.
+
+        A slower island takes fewer where the settings allow it (Li et al., "FedCompass", 2023).
+        """
+        settings = self.settings
+        full, least = settings.every // settings.portions, settings.least_every
+        own = self.members.get(island)
+        if least is None or own is None or not own.step_us:
+            return full
+        fastest = min(each.step_us for each in self.members.values() if each.step_us)
+        nearest = (2 * full * fastest + own.step_us) // (2 * own.step_us)
+        return max(least // settings.portions, nearest)
 
     def merges(self, portion: int) -> int:
         """Return the number of merges of a portion."""
@@ -205,6 +221,7 @@ class View:
             members[part.island] = dataclasses.replace(
                 old,
                 weight=part.weight,
+                step_us=part.step_us or old.step_us,
                 merged=(*old.merged[:at], count, *old.merged[at + 1 :]),
                 bases=(*old.bases[:at], max(part.base, old.bases[at]), *old.bases[at + 1 :]),
             )

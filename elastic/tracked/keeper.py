@@ -161,7 +161,7 @@ class StateKeeper:
             checkpoint=self._settings.target(),
             maps=self._maps,
             poll=self._world.guard.check,
-            before_step=self.fence,
+            before_step=self._before_step,
             inspect=inspect,
         )
         self._protection = ProtectionWatch(
@@ -246,14 +246,15 @@ class StateKeeper:
         }
         return {what: names for what, names in notes.items() if names}
 
-    def begin(self, count: int, *, prepare: Callable[[], None] | None = None) -> None:
+    def begin(self, count: int, *, prepare: Callable[[], Wish] | None = None) -> Wish:
         """Snapshot the state from which the generation starts, so that it can be restored.
 
-        ``prepare`` may change the state before that; it is not called in a rehearsal.
+        ``prepare`` may change the state before that, and returns a wish that a rank had meanwhile;
+        it is not called in a rehearsal. Returns the wish.
         """
-        snapshots = self._tracked()
+        snapshots, wished = self._tracked(), Wish.NONE
         if prepare is not None:
-            prepare()
+            wished = prepare()
         if (disk := self._settings.disk_target()) is not None:
             self.client.spill(disk)
         if (target := self._settings.target()) is not None and target.grace_s:
@@ -264,9 +265,16 @@ class StateKeeper:
             self._watch = CheckpointWatch(channel.sidecar, channel.key, channel.emit)
         step = self.cursor.step
         if step == self._taken:
-            return  # a second loop follows
-        due = checkpoint is not None and (step >= count or step % checkpoint.every == 0)
+            return wished  # a second loop follows
+        due = checkpoint is not None and (
+            step >= count or step % checkpoint.every == 0 or self._needs_store(wished)
+        )
         self._snapshot(snapshots, persist=due and step > self._stored)
+        return wished
+
+    def _needs_store(self, wished: Wish) -> bool:
+        """Return whether only the store keeps what a node that is about to leave has."""
+        return wished is Wish.LEAVE and not self._world.record.snapshots.parity
 
     def _tracked(self) -> Snapshotter:
         if self._snapshots is None:
@@ -283,9 +291,7 @@ class StateKeeper:
             self._watch.check()
         checkpoint = settings.checkpoint
         persist = checkpoint is not None and (
-            last
-            or step % checkpoint.every == 0
-            or (wished is Wish.LEAVE and not self._world.record.snapshots.parity)
+            last or step % checkpoint.every == 0 or self._needs_store(wished)
         )
         if persist or last or wished or due or step % settings.snapshots.every == 0:
             self._snapshot(self._tracked(), persist=persist)
@@ -360,6 +366,10 @@ class StateKeeper:
         if self._snapshots is not None:
             with self._pulse.phase(WorkerPhase.WAIT):
                 self._snapshots.fence()
+
+    def _before_step(self) -> None:
+        self._world.stepping()
+        self.fence()
 
     def touched(self, tensor: torch.Tensor, rows: Rows) -> None:
         """Name rows that have changed since the last snapshot (`Snapshotter.touched`)."""

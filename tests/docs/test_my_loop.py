@@ -10,12 +10,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from session_imports import PRELOAD
+
+from holdfast.elastic.preload.program import PRELOAD_ENV
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "holdfast.tools.chaos.plugin"
 
 
-@pytest.mark.timeout(400)  # nine processes that import torch
+@pytest.mark.timeout(400)
 def test_the_test_of_a_loop_of_ones_own_passes(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")  # the limits of our own suite are for tests
     registered = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
@@ -28,7 +31,10 @@ def test_the_test_of_a_loop_of_ones_own_passes(tmp_path: Path) -> None:
             str(ROOT / "docs" / "examples" / "test_my_loop.py"),
         ],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if "PYTEST" not in name},
+        env={
+            **{name: value for name, value in os.environ.items() if "PYTEST" not in name},
+            PRELOAD_ENV: ",".join(PRELOAD),
+        },
         capture_output=True,
         text=True,
         timeout=380,

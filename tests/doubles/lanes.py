@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -70,6 +70,13 @@ class FakeLane:
     def ready(self) -> Mark:
         """Mark the position of the training stream."""
         return self.training.mark()
+
+    def look(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copy in the training stream."""
+        parts = [torch_dtypes.as_carrier(resolved(source)) for source in sources]
+        room = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parts]
+        self.training.ask(lambda: [r.copy_(p) for r, p in zip(room, parts, strict=True)])
+        return room
 
     def begin(self, after: Mark) -> None:
         """Make the side stream wait."""

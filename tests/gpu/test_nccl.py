@@ -1,10 +1,13 @@
-"""Elastic training on CUDA devices: alone through re-entries, and after the loss of a peer."""
+"""NCCL and elastic training on CUDA devices: alone, in re-entries, after the loss of a peer."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from holdfast.elastic.config import Batch, Mesh, Settings
-from holdfast.elastic.errors import GenerationOverError
-from holdfast.elastic.groups import devices, reform
+from holdfast.elastic.errors import ConfigError, GenerationOverError
+from holdfast.elastic.groups import devices, nccl, reform
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.loop.generations import Loop
 from holdfast.elastic.loop.run import Run
@@ -124,6 +127,87 @@ def test_who_waits_for_a_lost_peer_on_the_device_goes_on_alone(
         assert kind == "ok", found
         assert found["fenced_at"] - told_at < 1.0
         assert found["sum"] == [3.0] * 8
+
+
+@pytest.fixture
+def lone_group() -> Iterator[nccl.NcclGroup]:
+    """Yield a real communicator of one rank."""
+    group = nccl.connect(
+        dist.HashStore(),
+        0,
+        1,
+        timedelta(seconds=60),
+        WaitGuard(1, lambda: False),
+        device=torch.device("cuda", 0),
+    )
+    yield group
+    group.close()
+
+
+def test_torch_returns_nothing_for_a_collective_in_the_callers_stream(
+    lone_group: nccl.NcclGroup,
+) -> None:
+    tensor, options = torch.ones(1 << 20, device="cuda"), dist.AllreduceOptions()
+    options.asyncOp = False
+    assert lone_group._nccl.allreduce([tensor], options) is None, "torch changed: see nccl.NcclWork"
+    work = lone_group.start("allreduce", [tensor], options)
+    assert work.wait()
+    assert work.result()[0] is tensor
+    assert work.get_future().wait()[0] is tensor
+    torch.cuda.synchronize()
+    assert work.is_completed()
+    assert work.is_success()
+
+
+def test_every_operation_works_in_both_ways(lone_group: nccl.NcclGroup) -> None:
+    one, other = torch.arange(8.0, device="cuda"), torch.zeros(8, device="cuda")
+    calls: dict[str, tuple[Any, ...]] = {
+        "allreduce": ([one.clone()],),
+        "broadcast": ([one.clone()],),
+        "reduce": ([one.clone()],),
+        "allgather": ([[other]], [one]),
+        "_allgather_base": (other, one),
+        "_reduce_scatter_base": (other, one),
+        "reduce_scatter": ([other], [[one]]),
+        "alltoall_base": (other, one, [], []),
+        "alltoall": ([other], [one]),
+        "gather": ([[other]], [one]),
+        "scatter": ([other], [[one]]),
+    }
+    for name, arguments in calls.items():
+        work = lone_group.start(name, *arguments)
+        assert work.wait(), name
+        torch.cuda.synchronize()
+        assert work.is_completed(), name
+        assert work.is_success(), name
+    assert torch.equal(one, other)
+
+
+def test_a_collective_is_not_captured(lone_group: nccl.NcclGroup) -> None:
+    with (
+        pytest.raises(ConfigError, match="captured into a CUDA graph"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        lone_group.start("allreduce", [torch.ones(2, device="cuda")])
+
+
+def test_an_abort_comes_back_and_another_group_is_formed_after_it() -> None:
+    for number in range(3):
+        over = threading.Event()
+        guard = WaitGuard(number, over.is_set)
+        group = nccl.connect(
+            dist.HashStore(), 0, 1, timedelta(seconds=60), guard, device=torch.device("cuda", 0)
+        )
+        tensor = torch.ones(1 << 20, device="cuda")
+        group.start("allreduce", [tensor]).wait()
+        over.set()
+        deadline_s = time.monotonic() + 30
+        while group._ending is None or group.busy:
+            assert time.monotonic() < deadline_s, "an abort does not come back"
+            time.sleep(0.01)
+        with pytest.raises(GenerationOverError):
+            group.start("allreduce", [tensor])
+    torch.cuda.synchronize()
 
 
 def test_a_device_is_found_where_there_is_one() -> None:

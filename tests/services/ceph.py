@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from keeper import CannotInstall, DidNotStart, Facts, end, keep, launch, tail
+import apt
+from keeper import DidNotStart, Facts, end, keep, launch, tail
 from ports import free_ports
 
 PACKAGES: Final = {
@@ -91,39 +90,9 @@ rgw_enable_usage_log = false
 """
 
 
-def missing() -> list[str]:
-    """Return the packages that are not installed."""
-    return sorted({package for program, package in PACKAGES.items() if not shutil.which(program)})
-
-
 def install() -> None:
-    """Install missing packages with apt-get. Raises ``CannotInstall``."""
-    if not (packages := missing()):
-        return
-    wanted = f"the packages {', '.join(packages)} are not installed and cannot be"
-    if not shutil.which("apt-get"):
-        raise CannotInstall(f"{wanted}: no apt-get (a Debian or Ubuntu system is needed)")
-    if os.geteuid() != 0:
-        raise CannotInstall(f"{wanted}: not root; run apt-get install {' '.join(packages)}")
-    with _no_daemons():
-        if _apt("install", *packages).returncode:
-            updated, installed = _apt("update"), _apt("install", *packages)
-            if installed.returncode:
-                said = (updated.stdout + installed.stdout).strip().splitlines()
-                raise CannotInstall(f"{wanted}:\n" + "\n".join(said[-8:]))
-
-
-def _apt(action: str, *packages: str) -> subprocess.CompletedProcess[str]:
-    options = ["-q", "-y", "-o", "DPkg::Lock::Timeout=300", "--no-install-recommends"]
-    return subprocess.run(
-        ["apt-get", *options, action, *packages],
-        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    """Install missing packages. Raises ``CannotInstall``."""
+    apt.install(PACKAGES, during=_no_daemons())
 
 
 @contextlib.contextmanager

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from debian import unpack
 from etcd_security import Certificates
-from keeper import CannotInstall, DidNotStart, Facts, end, keep, launch, tail
+from keeper import DidNotStart, Facts, end, keep, launch, tail
 from ports import free_ports
 
 _READY_S: Final = 60.0
@@ -46,7 +47,7 @@ def program() -> Path:
         return Path(found)
     kept = _cache() / "etcd"
     if not kept.exists():
-        _unpack(kept)
+        unpack("etcd-server", program="etcd", target=kept)
     return kept
 
 
@@ -60,37 +61,6 @@ def version(etcd: Path) -> tuple[int, ...]:
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "holdfast" / "etcd"
-
-
-def _unpack(target: Path) -> None:
-    """Fetch Debian's package and take the program out of it; visible when it is whole."""
-    if not shutil.which("apt-get"):
-        raise CannotInstall("etcd is not on the PATH, and without apt-get it cannot be fetched")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as name:
-        folder = Path(name)
-        fetched = _run(folder, "apt-get", "-q", "download", "etcd-server")
-        if fetched.returncode:
-            updated = _run(folder, "apt-get", "-q", "update")
-            fetched = _run(folder, "apt-get", "-q", "download", "etcd-server")
-            if fetched.returncode:
-                said = (updated.stdout + fetched.stdout).strip().splitlines()
-                raise CannotInstall("etcd-server cannot be fetched:\n" + "\n".join(said[-8:]))
-        (package,) = folder.glob("etcd-server_*.deb")
-        _run(folder, "dpkg-deb", "-x", str(package), "unpacked")
-        (folder / "unpacked" / "usr" / "bin" / "etcd").rename(target)
-
-
-def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
 
 
 @dataclass(slots=True)

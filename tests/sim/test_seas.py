@@ -88,10 +88,24 @@ def test_a_quiet_sea_merges_everything_and_all_leave(calm: SeaReport) -> None:
     assert calm.crashes == 0
 
 
-@pytest.mark.parametrize("kind", ["kill", "wipe", "freeze", "cut", "slow", "flaky"])
+@pytest.mark.parametrize("kind", ["kill", "wipe", "notice", "freeze", "cut", "slow", "flaky"])
 def test_a_fault_shorter_than_patience_changes_no_bit(kind: Kind, calm: SeaReport) -> None:
     found = sail(crews(3), strike(kind, 1, at_s=16, seconds=25), seed=1)
     assert (found.final, found.left) == (calm.final, calm.left)
+
+
+def test_a_node_with_a_notice_hands_over_and_waits_for_nobody(calm: SeaReport) -> None:
+    """Another island is away for long: the one with the notice does not wait for its work."""
+    away = strike("freeze", 0, at_s=8, seconds=50)
+    for number, at_s in enumerate((9, 16, 22, 30, 40)):
+        found = sail(crews(3), [*away, *strike("notice", 1, at_s=at_s)], seed=number)
+        assert (found.final, found.left) == (calm.final, calm.left)
+        (took_s,) = found.handed_over
+        assert took_s < 5
+    found = sail(crews(3), [*away, *(strike("notice", 1, at_s=s)[0] for s in (25, 35))], seed=9)
+    assert (found.final, found.left) == (calm.final, calm.left)
+    assert max(found.handed_over) < 5, "the next generation begins with the wait"
+    assert len(found.handed_over) == 2
 
 
 def test_all_islands_killed_at_once_come_back_to_the_same_weights(calm: SeaReport) -> None:
@@ -114,6 +128,7 @@ def test_a_silent_island_is_put_out_and_comes_back_with_its_work(kind: Kind) -> 
 def test_an_island_that_lost_its_state_is_given_the_weights() -> None:
     found = sail(crews(3, steps=60), strike("lose", 0, at_s=20), seed=5)
     assert found.left == {"lost": 1, "done": 3}
+    assert found.open == ()
 
 
 def test_a_late_island_enters() -> None:
@@ -126,12 +141,50 @@ def test_a_late_island_enters() -> None:
     assert found.left == {"done": 3}
 
 
+def test_an_island_that_asks_for_the_weights_is_not_silent() -> None:
+    """Others that could answer are away; the one that asks is put out only after the patience."""
+    check(1250)
+
+
+@pytest.mark.parametrize("at_s", [25.1, 25.4, 25.8, 26.4, 27.0])
+def test_what_an_island_asked_for_that_is_gone_is_removed(at_s: float) -> None:
+    late = dataclasses.replace(crews(3)[2], after_s=25)
+    early = [
+        dataclasses.replace(
+            each, islands=dataclasses.replace(each.islands, founders=2, patience_s=10)
+        )
+        for each in (*crews(3, steps=240)[:2], late)
+    ]
+    found = sail(early, strike("vanish", 2, at_s=at_s), seed=6)
+    assert found.open == ()
+    assert found.left["done"] == 2
+
+
 def test_with_a_quorum_a_silent_island_stops_nobody() -> None:
     quorum = crews(4, steps=60, wait=Quorum(0.6, grace_s=1))
     calm_s = sail(quorum, (), seed=7).seconds
     found = sail(quorum, strike("freeze", 3, seconds=40), seed=7)
     assert found.left == {"done": 4}
     assert found.seconds < calm_s + 45
+
+
+def test_a_slow_island_takes_fewer_steps_so_that_nobody_waits_for_it() -> None:
+    def of(least_every: int | None) -> SeaReport:
+        some = [
+            dataclasses.replace(
+                crew,
+                islands=dataclasses.replace(crew.islands, every=16, least_every=least_every),
+                seconds=seconds,
+                steps=round(160 / seconds),
+            )
+            for crew, seconds in zip(crews(3), (1.0, 1.0, 4.0), strict=True)
+        ]
+        return sail(some, (), seed=3)
+
+    alike, by_speed = of(None), of(4)
+    assert alike.left == by_speed.left == {"done": 3}
+    assert by_speed.tides > alike.tides - 3
+    assert by_speed.seconds < 0.75 * alike.seconds
 
 
 def test_damaged_weights_stop_their_island_and_not_the_sea() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import pytest
-from ordering import FOLDERS, LONG, rank
+from ordering import FOLDERS, LONG, longest, rank
 from tree import ROOT
 
 TESTS = ROOT / "tests"
@@ -38,3 +38,20 @@ def test_what_was_collected_is_in_that_order(request: pytest.FixtureRequest) -> 
     ranks = [rank(item.path) for item in request.session.items]
     assert ranks == sorted(ranks)
     assert not getattr(request.config.option, "loadscopereorder", False), "it stays so"
+
+
+def test_the_long_files_are_found_in_a_result(tmp_path: Path) -> None:
+    for name in ("unit/test_a.py", "test_b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    result = tmp_path / "result.xml"
+    result.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="tests.unit.test_a" name="one" time="30"/>'
+        '<testcase classname="tests.unit.test_a.TestOfAStore" name="two" time="30.5"/>'
+        '<testcase classname="tests.test_b" name="three" time="61"/>'
+        '<testcase classname="tests.gone" name="four" time="99"/>'
+        "</testsuite></testsuites>"
+    )
+    assert longest(result, tests=tmp_path, at_least_s=60.0) == ["test_b.py", "unit/test_a.py"]
+    assert longest(result, tests=tmp_path, at_least_s=61.0) == ["test_b.py"]

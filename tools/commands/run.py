@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -32,9 +34,13 @@ from holdfast.elastic.launch.joint import JointLauncher
 from holdfast.elastic.launch.local import Launcher
 from holdfast.elastic.membership.records import TRAINER, JobOutcome
 from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
+from holdfast.tools.beside.readers import Readers
+from holdfast.tools.beside.readers import add_options as add_reader_options
+from holdfast.tools.beside.readers import readers as wanted_readers
 from holdfast.tools.commands import run_machines, run_settings
 from holdfast.tools.printing import printable
-from holdfast.tools.show.narrate import Narrator
+from holdfast.tools.show.levels import Importance
+from holdfast.tools.show.telling import StoryTeller
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive, positive_number
 
 _EXAMPLES = """\
@@ -108,7 +114,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "--capture-output",
         action="store_true",
-        help="write each worker's output to DIR/logs/SEAT.log instead of this terminal",
+        help="write each worker's output to DIR/logs/SEAT.log instead of this terminal, each line "
+        "behind its time; `holdfast logs DIR` shows it with the events",
     )
     add(
         "--max-attempts",
@@ -179,7 +186,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="seconds from such a notice, or from an agent's SIGTERM, to the end of the node "
         "(default %(default)g)",
     )
-    add("--quiet", action="store_true", help="print no progress lines on stderr")
+    run_settings.add_story(add)
+    add_reader_options(add)
     add(
         "-m",
         "--module",
@@ -197,19 +205,25 @@ def run(args: argparse.Namespace) -> int:
     Return 0 if it completed, 1 if it failed, 2 for a wrong call, 130 for Ctrl-C.
     """
     interrupts: _Interrupts | None = None
+    teller = StoryTeller(form=args.log_format, least=Importance[args.log_level.upper()])
+    told = None if args.quiet else teller
     try:
+        readers = Readers(wanted_readers(args), say=partial(_remark, told))
         launcher = _launcher(args)
         interrupts = _Interrupts(launcher)
         launcher.start()
     except (ConfigError, CoordinatorError) as error:
         caught = interrupts.caught if interrupts else 0
-        return _complain(str(error), 128 + caught if caught else 2)
-    if args.run_dir is None and not args.quiet:
-        _say(f"run directory {launcher.run_dir}, removed at the end (--run-dir DIR keeps one)")
-    outcome = _follow(launcher, Narrator(quiet=args.quiet))
+        return _complain(teller, str(error), 128 + caught if caught else 2)
+    if args.run_dir is None:
+        where = f"run directory {launcher.run_dir}, removed at the end (--run-dir DIR keeps one)"
+        _remark(told, where)
+    readers.start(launcher.run_dir)
+    outcome = _follow(launcher, told, readers)
+    readers.close()
     if interrupts.caught:
-        return _complain(outcome.message, 128 + interrupts.caught)
-    return 0 if outcome.ok else _complain(outcome.message, 1)
+        return _complain(teller, outcome.message, 128 + interrupts.caught)
+    return 0 if outcome.ok else _complain(teller, outcome.message, 1)
 
 
 def _launcher(args: argparse.Namespace) -> Launcher:
@@ -258,6 +272,8 @@ def _config(
         elsewhere=((machines or 1) - 1) * args.nodes,
         port=args.port,
         capture_output=args.capture_output,
+        stamp_output=args.capture_output,
+        history_bytes=args.history,
         settings=run_settings.settings(args),
         max_attempts=args.max_attempts,
         node_restarts=args.max_attempts,
@@ -309,28 +325,36 @@ class _Interrupts:
         self._launcher.stop(f"stopped by {signal.Signals(number).name}")
 
 
-def _follow(launcher: Launcher, narrator: Narrator) -> JobOutcome:
+def _follow(launcher: Launcher, teller: StoryTeller | None, readers: Readers) -> JobOutcome:
     reader = EventReader(launcher.run_dir)
     while (outcome := launcher.wait(_POLL_S)) is None:
-        _tell(narrator, reader)
-    _tell(narrator, reader)
+        _tell(teller, reader)
+        readers.look()
+    _tell(teller, reader)
     return outcome
 
 
-def _tell(narrator: Narrator, reader: EventReader) -> None:
-    for event in reader.new():
-        for line in narrator.lines(event):
+def _tell(teller: StoryTeller | None, reader: EventReader) -> None:
+    if teller is not None:
+        for event in reader.new():
+            for line in teller.lines(event):
+                _say(line)
+
+
+def _remark(teller: StoryTeller | None, text: str) -> None:
+    if teller is not None:
+        for line in teller.remark(text, time_s=time.time()):
             _say(line)
 
 
-def _complain(message: str, status: int) -> int:
-    _say(message)
+def _complain(teller: StoryTeller, message: str, status: int) -> int:
+    _say(teller.outcome(message, time_s=time.time()))
     return status
 
 
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # a full disk or a reader who left must not end the job
-        print(printable(f"holdfast: {line}", lines=True), file=sys.stderr, flush=True)
+        print(printable(line, lines=True), file=sys.stderr, flush=True)
 
 
 def _port(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Options of commands that start a job: workers of other roles, and settings of the script."""
+"""Options of commands that start a job: other roles, the script's settings, the story it tells."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Checkpoints, Settings
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.events.log import HISTORY_BYTES
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.elastic.sea.settings import Islands
 from holdfast.tools.settings.keys import GIVEN, OPTIONS
+from holdfast.tools.show.levels import LEVELS
+from holdfast.tools.show.telling import FORMATS
 from holdfast.tools.subcommand import positive
+from holdfast.tools.terminal import parse_bytes
 
 
 def add_roles(add: Callable[..., Any]) -> None:
@@ -82,6 +86,32 @@ def add_options(add: Callable[..., Any]) -> None:
         help="place where the islands meet: a directory, s3://bucket/prefix, gs:// or az:// "
         "(default: the script's value)",
     )
+
+
+def add_story(add: Callable[..., Any]) -> None:
+    """Declare the options of what a job tells and keeps of it."""
+    add(
+        "--history",
+        type=parse_bytes,
+        default=HISTORY_BYTES,
+        metavar="SIZE",
+        help="keep at most SIZE of each node's events, and as much of the output of each process "
+        "that is kept; at half of it a file gives way to the next (default 64MiB, at least 64KiB)",
+    )
+    add(
+        "--log-format",
+        choices=FORMATS,
+        default="text",
+        help="form of the lines on stderr: text for people, or json: an object a line with time_s, "
+        "level, message and, of an event, kind, node and seat (default text)",
+    )
+    add(
+        "--log-level",
+        choices=LEVELS,
+        default="info",
+        help="print lines of this level and above; debug has every event (default info)",
+    )
+    add("--quiet", action="store_true", help="print no lines on stderr but why the job failed")
 
 
 def settings(args: argparse.Namespace) -> dict[str, Json]:

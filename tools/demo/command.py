@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ROLLOUT = "rollout"
 _NODES = ("a", "b", "c")
+_PRELOAD = ("holdfast.rl",)
+"""Imported once for all workers of a job."""
 _WANTED = {TRAINER: 2, ROLLOUT: 2}
 _WARM_START = "warm-start"
 _RUNS = "runs"
@@ -138,6 +140,7 @@ def _job(
         wanted=_WANTED,
         run_dir=run_dir,
         capture_output=True,
+        preload=_PRELOAD,
     )
     return run_job(
         launch,

@@ -86,8 +86,7 @@ class ReplayedSea:
             values = found.values.get(f"{KEY}.counters")
         tensors = self._tensors
         if values is not None:
-            own = {"weights": tensors.weights, "momentum": tensors.momentum}
-            api.load(root, {KEY: own}, step=step, strict="ignore-extra")
+            tensors.load(lambda own: api.load(root, {KEY: own}, step=step, strict="ignore-extra"))
             return list(values[_ADOPTED])
         self._load_weights(root, step=step)
         if self.digest_of_weights() != self._founded.digest:

@@ -79,22 +79,14 @@ class Narrator:
                 self._proposals[generation] = event
             case TrainingResumed():
                 yield from self._resumed(event)
-            case SnapshotsLeftOut():
-                yield (
-                    f"{event.seat}: SNAPSHOTS ARE SKIPPED since step {event.newest}, "
-                    f"{event.count} so far: {event.reason}"
-                )
-            case SidecarFailed(error=error):
-                yield f"the sidecar of {event.node} does not start: {error}"
-            case JobEnded() if (cost := self._costs.total()) is not None:
-                yield str(cost)
+            case JobEnded():
+                if (cost := self._costs.total()) is not None:
+                    yield str(cost)
             case _:
-                yield from _checkpoint(event)
-                yield from _data_worker(event)
-                yield from _remark(event)
+                yield from remarks(event)
 
     def _detected(self, event: Detected) -> Iterator[str]:
-        cause = _cause(event.victim, event.what, event.why)
+        cause = cause_of(event)
         if event.victim.startswith(f"{TRAINER}/") or event.what in _OF_NODES:
             self._causes.append(cause)
             if event.what != "join" and self._caused_t is None:
@@ -119,8 +111,22 @@ class Narrator:
         yield f"generation {number}: {count}{of} {noun}{after}; {verb}{took}"
 
 
+def remarks(event: Event) -> Iterator[str]:
+    """Yield the lines for an event that need no other event to be understood."""
+    yield from _checkpoint(event)
+    yield from _data_worker(event)
+    yield from _remark(event)
+
+
 def _remark(event: Event) -> Iterator[str]:
     match event:
+        case SnapshotsLeftOut():
+            yield (
+                f"{event.seat}: SNAPSHOTS ARE SKIPPED since step {event.newest}, "
+                f"{event.count} so far: {event.reason}"
+            )
+        case SidecarFailed(error=error):
+            yield f"the sidecar of {event.node} does not start: {error}"
         case WorkerStack(at=at) if at:
             yield f"{event.seat} is in {at}"
         case StragglerFound(why=why):
@@ -166,7 +172,9 @@ def _data_worker(event: Event) -> Iterator[str]:
             )
 
 
-def _cause(victim: str, what: str, why: str) -> str:
+def cause_of(event: Detected) -> str:
+    """Return a loss, a join or a notice in words."""
+    victim, what, why = event.victim, event.what, event.why
     if what == "unreachable":
         return why
     if what == "exit":

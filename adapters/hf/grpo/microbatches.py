@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,16 +14,19 @@ import torch
 from holdfast.adapters.hf.grpo.buffered import BufferedRounds
 from holdfast.adapters.hf.grpo.exchange import of_all_microbatches
 from holdfast.adapters.hf.grpo.finished import FinishedWork
+from holdfast.adapters.hf.grpo.ledger_rounds import LedgerOfRounds
 from holdfast.adapters.hf.grpo.prompts import Prompts
 from holdfast.adapters.hf.grpo.sampling import RoundSampler
 from holdfast.adapters.hf.grpo.shape import Epochs, RoundShape
 from holdfast.adapters.hf.grpo.values import decode, encode
 from holdfast.adapters.hf.kept import metrics_of
+from holdfast.adapters.hf.ledger_rollouts import LedgerRollouts
 from holdfast.adapters.hf.microbatches import MicrobatchesOfTrainer
 from holdfast.adapters.hf.ranks import as_only_process
 from holdfast.elastic import Run, session_of
 
 _ENTRY: Final = "rounds"
+_LEDGER: Final = "rollouts"
 _TIME: Final = "step_time"
 
 
@@ -31,10 +34,19 @@ class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
     """The passes of one generation; ``made`` is the Trainer's own DataLoader.
 
     ``loader`` gives a microbatch its number in the epoch. The rounds that begin in a step are
-    sampled at its begin, from the weights that all of its microbatches have.
+    sampled at its begin, from the weights that all of its microbatches have. ``planned`` returns
+    the steps of the training from those of an epoch.
     """
 
-    def __init__(self, trainer: Any, run: Run, made: Any, shape: RoundShape) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        run: Run,
+        made: Any,
+        shape: RoundShape,
+        *,
+        planned: Callable[[int], int],
+    ) -> None:
         prompts = Prompts(trainer, made, shape, seed=session_of(run).seed)
         self._epochs = Epochs(microbatches=prompts.microbatches, most=shape.microbatches)
         numbers = range(prompts.microbatches)
@@ -44,21 +56,40 @@ class MicrobatchesOfGrpo(MicrobatchesOfTrainer):
         super().__init__(trainer, run, loader)
         finished = FinishedWork(run)
         self._rounds = BufferedRounds(shape, self._epochs, finished)
-        self._sampler = RoundSampler(trainer, run, shape, prompts=prompts, finished=finished)
+        self._ledger: LedgerOfRounds | None = None
+        if isinstance(trainer.rollout_func, LedgerRollouts):
+            session_of(run).count_on_leader(_LEDGER)
+            steps = planned(len(self.loader))
+            self._ledger = LedgerOfRounds(
+                trainer, run, shape, prompts=prompts, epochs=self._epochs, steps=steps
+            )
+        self._sampler = RoundSampler(
+            trainer, run, shape, prompts=prompts, finished=finished, ledger=self._ledger
+        )
         self._epoch = 0
         self._found = list[bytes]()
 
     def tracked(self) -> dict[str, Any]:
         """Return the entries of the state that belong to the passes."""
-        return {_ENTRY: self._rounds}
+        if self._ledger is None:
+            return {_ENTRY: self._rounds}
+        return {_ENTRY: self._rounds, _LEDGER: self._ledger.rollouts}
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Return a context for the steps, in which other processes may sample."""
+        return nullcontext() if self._ledger is None else self._ledger.serving()
 
     def resume(self, folder: str) -> None:
         """Take what a ``checkpoint-N`` has beside the Trainer's own files."""
         self._rounds.load(Path(folder), self._run.completed)
+        if self._ledger is not None:
+            self._ledger.load(Path(folder), self._run.completed)
 
     def save(self, folder: Path) -> None:
         """Write that into a ``checkpoint-N``."""
         self._rounds.save(folder)
+        if self._ledger is not None:
+            self._ledger.save(folder)
 
     def run_pass(self) -> float:
         """Make the mean gradient of the step; return its loss."""

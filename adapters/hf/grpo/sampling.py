@@ -4,11 +4,13 @@ TRL samples, rewards and scores a round in one call, `_generate_and_score_comple
 call is made twice. First for each chunk, by the rank of its microbatch and under a seed of its own:
 it gives completions and rewards. Then for the whole round, with these in place of sampling, on
 every rank alike: it gives advantages, metrics and the slices. The log-probabilities in it are
-computed slice by slice, each on one rank. So nothing depends on the number of ranks.
+computed slice by slice, each on one rank. So nothing depends on the number of ranks. Where the
+rollout ledger has the completions of a round, its chunks give rewards alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +19,7 @@ import torch
 
 from holdfast.adapters.hf.grpo.exchange import of_all_microbatches
 from holdfast.adapters.hf.grpo.finished import FinishedWork
+from holdfast.adapters.hf.grpo.ledger_rounds import LedgerOfRounds
 from holdfast.adapters.hf.grpo.prompts import Prompts
 from holdfast.adapters.hf.grpo.shape import RoundShape
 from holdfast.adapters.hf.grpo.values import decode, encode
@@ -36,13 +39,23 @@ Round = tuple[int, int]
 
 
 class RoundSampler:
-    """Samples the rounds of one generation; ``finished`` keeps what a loss must not repeat."""
+    """Samples the rounds of one generation; ``finished`` keeps what a loss must not repeat.
+
+    With a ``ledger`` the completions are drawn from it; then a step has one round.
+    """
 
     def __init__(
-        self, trainer: Any, run: Run, shape: RoundShape, *, prompts: Prompts, finished: FinishedWork
+        self,
+        trainer: Any,
+        run: Run,
+        shape: RoundShape,
+        *,
+        prompts: Prompts,
+        finished: FinishedWork,
+        ledger: LedgerOfRounds | None = None,
     ) -> None:
         self._trainer, self._run, self._shape = trainer, run, shape
-        self._prompts, self._finished = prompts, finished
+        self._prompts, self._finished, self._ledger = prompts, finished, ledger
         self._seed = session_of(run).seed
 
     def sample(self, rounds: list[Round]) -> list[list[dict[str, Any]]]:
@@ -50,7 +63,8 @@ class RoundSampler:
         rows = [self._prompts.rows(*each) for each in rounds]
         self._trainer.model.train()  # as TRL does before it samples
         with self._run.pause(), as_only_process(self._trainer):
-            done = self._sampled(rounds, rows)
+            drawn = None if self._ledger is None else self._ledger.draw()
+            done = self._sampled(rounds, rows, drawn)
             found = []
             for number, each in enumerate(rounds):
                 seed_all(stream_seed(self._seed, "round", *each))
@@ -59,8 +73,13 @@ class RoundSampler:
 
     # -- chunks ----------------------------------------------------------------------------------
 
-    def _sampled(self, rounds: list[Round], rows: list[Any]) -> list[list[dict[str, Any]]]:
-        """Return what the chunks of each round gave, in order, on every rank."""
+    def _sampled(
+        self, rounds: list[Round], rows: list[Any], drawn: list[dict[str, Any]] | None
+    ) -> list[list[dict[str, Any]]]:
+        """Return what the chunks of each round gave, in order, on every rank.
+
+        ``drawn`` has the completions of each chunk of the only round, if the ledger has them.
+        """
         run, shape = self._run, self._shape
         begin, known = self._known()
         mine = []
@@ -71,7 +90,8 @@ class RoundSampler:
                 part = rows[number][chunk * shape.chunk : (chunk + 1) * shape.chunk]
                 name = "/".join(map(str, (*rounds[number], chunk)))
                 run.check()
-                done[str(index)] = self._chunk(name, part, begin=begin, known=known)
+                given = None if drawn is None else drawn[chunk]
+                done[str(index)] = self._chunk(name, part, begin=begin, known=known, given=given)
             mine.append(encode(done, what="a chunk"))
         everything: dict[str, Any] = {}
         for data in of_all_microbatches(run, mine):
@@ -95,14 +115,26 @@ class RoundSampler:
             self._finished.forget_lost()
         return answer["begin"], {key: text.encode() for key, text in answer["found"].items()}
 
-    def _chunk(self, name: str, rows: Any, *, begin: str, known: dict[str, bytes]) -> Any:
-        """Return completions and rewards of one chunk, from a log as far as they are there."""
+    def _chunk(
+        self,
+        name: str,
+        rows: Any,
+        *,
+        begin: str,
+        known: dict[str, bytes],
+        given: dict[str, Any] | None,
+    ) -> Any:
+        """Return completions and rewards of one chunk, from a log as far as they are there.
+
+        ``given`` are its completions, if they are known. Only rewards of these are found again.
+        """
         trainer = self._trainer
+        mark = "" if given is None else f"/{_digest(given)}"
 
         def once(stage: str, work: Callable[[], Any]) -> Any:
-            key = f"{name}/{stage}"
+            key = f"{name}/{stage}{mark}"
             if (data := known.get(key)) is None:
-                seed_all(stream_seed(self._seed, "completions", key))
+                seed_all(stream_seed(self._seed, "completions", f"{name}/{stage}"))
                 data = encode(work(), what=f"the result of {stage}")
                 self._finished.append(f"{begin}{key}", data)
             return decode(data)
@@ -115,7 +147,10 @@ class RoundSampler:
             return tuple(made["turn"])
 
         def rollout(*args: Any, **more: Any) -> Any:
-            made["rollout"] = once(_SAMPLED, lambda: dict(roll(*args, **more)))
+            if given is None:
+                made["rollout"] = once(_SAMPLED, lambda: dict(roll(*args, **more)))
+            else:
+                made["rollout"] = given
             return dict(made["rollout"])
 
         def reward(*args: Any, **more: Any) -> Any:
@@ -181,6 +216,10 @@ class RoundSampler:
             return ordered[: shape.completions].to(ids.device), None, None
 
         return logps
+
+
+def _digest(given: dict[str, Any]) -> str:
+    return hashlib.sha256(encode(given, what="completions")).hexdigest()[:32]
 
 
 def _apart(value: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from holdfast.adapters.hf.grpo.ledger_settings import check_ledger
 from holdfast.adapters.hf.grpo.shape import RoundShape
+from holdfast.adapters.hf.ledger_rollouts import LedgerRollouts
 from holdfast.elastic import ConfigError
 
 _GRPO: Final = "trl.trainer.grpo_trainer.GRPOTrainer"
@@ -49,6 +51,8 @@ def settle(trainer: Any) -> RoundShape:
         )
     args.gradient_accumulation_steps = microbatches
     args.steps_per_generation, args.generation_batch_size = slices, shape.completions
+    if isinstance(getattr(trainer, "rollout_func", None), LedgerRollouts):
+        check_ledger(trainer, shape)
     return shape
 
 

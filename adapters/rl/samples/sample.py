@@ -67,6 +67,11 @@ class Sample:
         return self._start.sample
 
     @property
+    def seed(self) -> int:
+        """Seed of the noise that picks tokens: the run's."""
+        return self._keeper.seed
+
+    @property
     def prompt(self) -> Tokens:
         """The prompt's tokens."""
         return self._start.prompt

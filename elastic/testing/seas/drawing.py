@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -12,7 +13,7 @@ from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaStrike
 
 PATIENCE_S: Final = 40.0
 
-_SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "freeze", "cut", "slow", "flaky")
+_SHORT: Final[tuple[Kind, ...]] = ("kill", "wipe", "notice", "freeze", "cut", "slow", "flaky")
 _LONG: Final[tuple[Kind, ...]] = (*_SHORT, "lose", "lose", "freeze", "cut")
 
 
@@ -75,4 +76,16 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
     ]
     exact = draw.random() < 0.7
     is_alike = exact and not is_quorum and not late
+    if not trio and draw.random() < 0.3:  # by speed: then time decides on the weights
+        is_alike = False
+        times = draw.choice((2, 3))
+        crews = [_by_speed(crew, times=times) for crew in crews]
     return Voyage(crews=crews, strikes=strikes, exact=exact, is_calm=is_calm, is_alike=is_alike)
+
+
+def _by_speed(crew: SeaCrew, *, times: int) -> SeaCrew:
+    """Return a crew that takes so many times as many steps to a tide if it is fast."""
+    islands = crew.islands
+    every = islands.every * times
+    faster = dataclasses.replace(islands, every=every, least_every=islands.every)
+    return dataclasses.replace(crew, islands=faster, steps=crew.steps * times)

@@ -14,14 +14,22 @@ from typing import Final
 from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.arriving import Arrival
-from holdfast.elastic.islands.commands import AdoptMerge, EnterAnew, GiveWeights, GoOn, LoadWeights
+from holdfast.elastic.islands.commands import (
+    AdoptMerge,
+    AwaitNews,
+    EnterAnew,
+    GiveWeights,
+    GoOn,
+    LoadWeights,
+)
 from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
-from holdfast.elastic.sea.records import Parameter, Work
+from holdfast.elastic.islands.pace import OwnPace
+from holdfast.elastic.sea.records import Parameter
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.ledger import Units
@@ -33,12 +41,14 @@ SAMPLES: Final = 8
 TURNED_AWAY: Final = "turned away"
 """In place of final weights: the island came without a state when the sea was over."""
 
+_HALT_S: Final = 1000.0
+
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
 
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """The tracked state of a run after ``step`` steps."""
+    """The tracked state of a run after ``step`` steps; the last tide began after ``departed``."""
 
     step: int
     numbers: IslandNumbers
@@ -46,13 +56,15 @@ class RunState:
     own: list[Units]
     payloads: dict[int, bytes] = field(default_factory=dict)
     expected: list[int] = field(default_factory=list)
+    departed: int | None = None
 
 
 class ModelIsland:
     """An island that trains ``steps`` steps; kills and restores are the simulation's.
 
     ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
-    work.
+    work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for
+    nobody before that; ``handed_over`` has the seconds that it took.
     """
 
     def __init__(
@@ -72,6 +84,8 @@ class ModelIsland:
         self._exact = exact
         self.name = islands.name
         self.runs = self.attempts = self.crashes = 0
+        self.noticed_s: float | None = None
+        self.handed_over: list[float] = []
         self.final: str | None = None
         self.snapshots: dict[int, tuple[RunState, float, float]] = {}
         self._life: _Run | None = None
@@ -129,6 +143,17 @@ class ModelIsland:
             else:  # nobody answered it for long
                 self._tasks.start(self._restart, group="nature")
 
+    def hand_over(self) -> None:
+        """Let the next generation go on from the step that was just kept."""
+        noticed_s, self.noticed_s = self.noticed_s, None
+        self.handed_over.append(self._tasks.now_s - (noticed_s or 0.0))
+        self._tasks.start(self._go_on, group="nature")
+        self._tasks.sleep(_HALT_S)
+
+    def _go_on(self) -> None:
+        self._tasks.kill(self.name)
+        self.start(after_s=1.0, run=False)
+
     def _restart(self) -> None:
         """Start the process again from what it keeps in memory, as an agent does."""
         self._tasks.kill(self.name)
@@ -145,33 +170,46 @@ class _Run:
         self._counters = IslandCounters(model.name, portions=model.islands.portions)
         self._counters.now = state.numbers
         self._mailbox = Mailbox(model._store)  # type: ignore[arg-type]
-        self._logbook = SeaLogbook(model._store, island=model.name)  # type: ignore[arg-type]
+        self._logbook = self._first_page()
         self._attempt = 0 if model._exact else model.attempts
         self._courier: Courier | None = None
         self._task: SeaTask | None = None
         self._error: Exception | None = None
         self._turns = 0
+        self._pace = OwnPace(model._tasks.clock)
 
     def main(self) -> None:
         s, m = self._s, self._m
         if s.numbers.lineage == NONE:
             self._enter()
         else:
+            if s.numbers.place:
+                self._logbook.resume(s.numbers.place)
             self._logbook.poll()
         self._open()
         if s.numbers.sents:
             self._send()
+        if self._is_due():
+            self._arrive(may_put_off=True)
+            if self._is_due() and m.noticed_s is not None:
+                m.hand_over()
         while s.step < m.steps:
+            self._pace.begin_step()
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
             self._train()
             is_last = s.step == m.steps
             self._end_step(last=is_last)
             self._snapshot()
+            if m.noticed_s is not None and not is_last:
+                m.hand_over()
         m._tasks.sleep(1.0)
         assert self._courier is not None
         self._closed()
         self._courier.leave()
         m.final = ledger.digest(s.sea)
+
+    def _first_page(self) -> SeaLogbook:
+        return SeaLogbook(self._m._store, island=self._m.name)  # type: ignore[arg-type]
 
     def damage(self, random: Random) -> None:
         """Change a number of the sea's weights."""
@@ -223,6 +261,8 @@ class _Run:
                 case _:
                     m._tasks.sleep(0.2)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
+        s.numbers.place, s.numbers.departs = said.place, s.step + self._islands.stride
+        s.departed = None
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
         m._oracle.astray.discard(m.name)
@@ -246,9 +286,13 @@ class _Run:
             clock=m._tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,
+            remove=self._remove,
         )
         courier = self._courier
         self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+
+    def _remove(self, root: str) -> None:
+        self._m._store.delete([root.removeprefix("sea/") + "/weights"])
 
     def _sign(self, number: int) -> Sign:
         m = self._m
@@ -284,37 +328,39 @@ class _Run:
     # -- the end of a step -----------------------------------------------------------------------
 
     def _end_step(self, *, last: bool) -> None:
-        now, s = self._s.numbers, self._s
+        now, s, m = self._s.numbers, self._s, self._m
         now.samples += SAMPLES
-        if now.sents and (last or s.step >= now.sents[0].step + self._islands.overlap):
-            self._arrive()
+        self._pace.end_step()
+        if self._is_due() or (last and now.sents):
+            self._arrive(may_put_off=not last)
         if last:
             for _ in range(self._islands.portions):
                 self._depart()
                 self._send()
                 self._arrive(hurries=True)
             s.own = [{} for _ in s.own]
-        elif s.step % self._islands.stride == 0:
+        elif self._counters.departs(s.step, self._islands):
+            if s.departed is not None:
+                m._oracle.check_stride(m.name, now.adopted, s.step - s.departed)
+            s.departed = s.step
             self._depart()
 
+    def _is_due(self) -> bool:
+        now = self._s.numbers
+        return bool(now.sents) and self._s.step >= now.sents[0].step + self._islands.overlap
+
     def _depart(self) -> None:
-        now, s = self._s.numbers, self._s
+        now, s, step_us = self._s.numbers, self._s, self._pace.take_us()
         for portion in self._counters.due():
             units = ledger.sent(s.own[portion])
             payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
             s.payloads[portion] = payload
-            now.sents.append(
-                Sent(
-                    tide=now.adopted,
-                    portion=portion,
-                    step=s.step,
-                    digest=digest_of(payload),
-                    nbytes=len(payload),
-                    weight=self._counters.weight(portion),
-                    samples=now.samples,
-                    base=now.bases[portion],
-                    state=now.states[portion],
-                )
+            self._counters.note_departed(
+                portion,
+                step=s.step,
+                digest=digest_of(payload),
+                nbytes=len(payload),
+                step_us=step_us,
             )
 
     def _send(self) -> None:
@@ -322,21 +368,10 @@ class _Run:
         self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
 
     def _outgoing(self, sent: Sent) -> Outgoing:
-        work = Work(
-            island=self._m.name,
-            lineage=self._s.numbers.lineage,
-            tide=sent.tide,
-            portion=sent.portion,
-            weight=sent.weight,
-            digest=sent.digest,
-            nbytes=sent.nbytes,
-            base=sent.base,
-            state=sent.state,
-        )
         payload = self._s.payloads[sent.portion]
-        return Outgoing(work=work, payload=payload, step=sent.step)
+        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
 
-    def _arrive(self, *, hurries: bool = False) -> None:
+    def _arrive(self, *, hurries: bool = False, may_put_off: bool = False) -> None:
         courier, first = self._courier, self._s.numbers.adopted
         assert courier is not None
         arrival = Arrival(
@@ -359,9 +394,11 @@ class _Run:
                     self._adopt(said, data)
                 case GiveWeights():
                     self._give(said)
+                case AwaitNews() if may_put_off and self._m.noticed_s is not None:
+                    return  # the next life begins with this
                 case EnterAnew():
                     self._closed()
-                    self._courier = None
+                    self._courier, self._logbook = None, self._first_page()
                     self._counters.begin_anew()
                     self._s.numbers = self._counters.now
                     self._enter()
@@ -369,7 +406,11 @@ class _Run:
                     first = self._s.numbers.adopted
                     break
         several = self._islands.wait != "all"
-        self._counters.note_arrived(self._s.numbers.adopted - first if several else 1)
+        self._counters.note_arrived(
+            self._s.numbers.adopted - first if several else 1,
+            place=said.place if isinstance(said, GoOn) else "",
+            stride=said.stride if isinstance(said, GoOn) else 0,
+        )
 
     def _await_news(self, timeout_s: float) -> None:
         seen, until_s = self._turns, self._m._tasks.now_s + timeout_s

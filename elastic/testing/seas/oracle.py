@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
@@ -47,6 +48,8 @@ class Oracle:
         self.members: dict[str, int] = {}
         self._lineages: dict[str, int] = {}
         self._entered_s: dict[str, float] = {}
+        self._step_us: dict[str, int] = {}
+        self._strides: list[dict[str, int]] = [{}]
         self.left: Counter[str] = Counter()
         self.tide = 0
         portions = range(settings.portions)
@@ -73,6 +76,30 @@ class Oracle:
         if name not in self.files.data:
             raise SeaFaultError(f"record {len(self.records)} names {name}, which is not there")
         return self.files.data[name]
+
+    def check_stride(self, island: str, tide: int, steps: int) -> None:
+        """Judge the steps between two tides of an island that has adopted ``tide`` merges."""
+        full = self._settings.every // self._settings.portions
+        right = self._strides[tide].get(island, full)
+        if steps != right:
+            raise SeaFaultError(
+                f"{island} took {steps} steps to its tide after {tide} merges, agreed are {right}"
+            )
+
+    def _agreed_strides(self) -> dict[str, int]:
+        """Return the steps to the next tide of the members, by the speeds in the records."""
+        settings = self._settings
+        full = settings.every / settings.portions
+        known = {
+            island: self._step_us[island] for island in self.members if island in self._step_us
+        }
+        if settings.least_every is None or not known:
+            return {}
+        least, fastest = settings.least_every // settings.portions, min(known.values())
+        return {
+            island: max(least, math.floor(full * fastest / own + 0.5))
+            for island, own in known.items()
+        }
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -109,6 +136,7 @@ class Oracle:
         self.members[island] = record["weight"]
         self._entered_s[island] = self._clock()
         self._lineages[island] = record["lineage"]
+        self._step_us.pop(island, None)
 
     def _left(self, record: dict[str, Any]) -> None:
         island, why = record["island"], record["why"]
@@ -157,6 +185,8 @@ class Oracle:
             if part["state"] != self.state(portion, part["base"]):
                 raise SeaFaultError(f"{part['island']} states wrong weights of portion {portion}")
             self._add(part, portion)
+        self._step_us.update({p["island"]: p["step_us"] for p in parts if p["step_us"]})
+        self._strides.append(self._agreed_strides())
         self.digests[portion].append(ledger.digest(self.weights[portion]))
         self.tide += 1
 

@@ -14,10 +14,12 @@ from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
-Kind: TypeAlias = Literal["kill", "wipe", "lose", "freeze", "cut", "slow", "flaky", "damage"]
+Kind: TypeAlias = Literal[
+    "kill", "wipe", "lose", "vanish", "notice", "freeze", "cut", "slow", "flaky", "damage"
+]
 """Of an island: its workers die; all its memory is lost, and the newest steps; its checkpoints too;
-it is stopped; its way to the store is cut; slow; fails, loses replies and doubles writes; a number
-of the sea's weights changes in its memory."""
+it is gone for good; a node of it has a notice; it is stopped; its way to the store is cut; slow;
+fails, loses replies and doubles writes; a number of the sea's weights changes in its memory."""
 
 _LIMIT_S: Final = 1000.0
 
@@ -44,13 +46,19 @@ class SeaCrew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeaReport:
-    """The end of a sea: its weights, the reasons to leave, tides, files, and virtual seconds."""
+    """The end of a sea: its weights, the reasons to leave, tides, files, and virtual seconds.
+
+    ``open`` are files of requests and of answers that are left. ``handed_over`` are the seconds
+    from notices to hand-overs.
+    """
 
     final: str
     left: dict[str, int]
     tides: int
     files: int
+    open: tuple[str, ...]
     crashes: int
+    handed_over: tuple[float, ...]
     seconds: float
 
 
@@ -151,7 +159,9 @@ class _Sea:
             left=dict(oracle.left),
             tides=oracle.tide,
             files=sum(not name.startswith("logbook/") for name in self._files.data),
+            open=tuple(n for n in sorted(self._files.data) if n.startswith(("asked/", "given/"))),
             crashes=sum(model.crashes for model in self._models.values()),
+            handed_over=tuple(s for model in self._models.values() for s in model.handed_over),
             seconds=self._tasks.now_s,
         )
 
@@ -170,6 +180,12 @@ class _Sea:
                 newest = model.newest(durable=strike.kind == "wipe")
                 model.lose(from_step=None if strike.kind == "lose" else newest)
                 model.start(after_s=seconds, run=strike.kind != "kill")
+            case "vanish":
+                tasks.kill(name)
+                model.final = TURNED_AWAY
+            case "notice":
+                self._outages.note(name, 3)
+                model.noticed_s = tasks.now_s
             case "freeze":
                 self._outages.note(name, seconds)
                 tasks.freeze(name, seconds)

@@ -9,8 +9,16 @@ from typing import Any
 import etcd
 import keeper
 import pytest
+from session_imports import PRELOAD
 
+from holdfast.elastic.preload.program import PRELOAD_ENV
 from holdfast.tools.cli import EXIT_USAGE, main
+
+
+@pytest.fixture
+def importing_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a job import torch once, not in each of its processes: it takes most of their time."""
+    monkeypatch.setenv(PRELOAD_ENV, ",".join(PRELOAD))
 
 
 def ran(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -53,6 +61,7 @@ def test_a_node_leaves_after_a_notice_and_a_spare_one_joins(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("importing_once")
 def test_a_killed_launcher_is_started_again_and_no_protected_step_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +72,7 @@ def test_a_killed_launcher_is_started_again_and_no_protected_step_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("importing_once")
 def test_a_disk_that_is_full_as_all_memory_is_lost_ends_no_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ stuck(90)
 def test_stacks_in_a_shared_file_do_not_mix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_spied", lambda pid: "")
+    monkeypatch.setattr(stacks, "spied", lambda pid: "")
     path = tmp_path / "output.log"
     with path.open("w") as output:
         argv = [sys.executable, "-c", STUCK]

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from session_imports import PRELOAD
 
+from holdfast.elastic.preload.program import PRELOAD_ENV
 from holdfast.tools.cli import main
 
 
@@ -29,8 +31,9 @@ def survived(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_set_of_nodes_is_lost_as_predicted_and_not_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(PRELOAD_ENV, ",".join(PRELOAD))
     words = ("--nodes", "2", "--parity", "1", "--most", "1")
     found, said = survived(tmp_path / "out", *words, capsys=capsys)
     (loss,) = found

@@ -21,8 +21,11 @@ STATES = ("acquire.after", "seal.after", "commit.before", "commit.after", "relea
 """In each state of a slot: writing, sealed by its rank, by all, committed, and empty again."""
 
 POINTS = (*STATES, "acquire.before", "seal.before", "create.made", "discard.after")
-GROW = 3000
+GROW = 12_000
 """Bytes a step: slots become too small now and then, others are made, and they are discarded."""
+
+STEP_S = 0.1
+"""The job does nothing but wait, most of the time: it takes few steps meanwhile."""
 
 
 def stop_somewhere(running: Job, order: Path, point: str) -> str:
@@ -107,6 +110,8 @@ def test_the_job_goes_on_whoever_dies_at_any_state_of_a_slot(
             tmp_path,
             "--grow",
             str(GROW),
+            "--seconds",
+            str(STEP_S),
             script=REMEMBERING,
             nodes=len(NODES),
             per_node=1,

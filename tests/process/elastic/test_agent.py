@@ -17,8 +17,8 @@ from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.coordinator.embedded import EmbeddedCoordinator, EmbeddedServer
 from holdfast.elastic.launch.agent_start import start_agent
 from holdfast.elastic.membership.view import node_key
-from holdfast.tools.commands.status import ask
 from holdfast.tools.leftovers import leftovers
+from holdfast.tools.live.asking import ask
 
 LONG = ("--steps", "1000000")
 

@@ -241,6 +241,18 @@ def test_workers_share_no_randomness(tmp_path: Path) -> None:
     assert not set(one) & set(other)
 
 
+def test_a_trainer_has_what_its_first_optimizer_imports(tmp_path: Path) -> None:
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(
+        "import sys, torch\nbefore = set(sys.modules)\n"
+        "torch.optim.AdamW([torch.zeros(1)])\n"
+        "print(len(set(sys.modules) - before))"
+    )
+    with serving(python_command(script, []), "torch") as server:
+        assert begun(server, log).wait(DEADLINE_S) == 0
+    assert int(log.read_text()) < 5
+
+
 def test_a_variable_that_an_import_sets_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

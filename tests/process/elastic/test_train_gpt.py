@@ -64,12 +64,13 @@ class Job:
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the first event that is ``wanted``, waiting for it."""
-        deadline = time.monotonic() + 240
+        deadline, seen = time.monotonic() + 240, 0
         while time.monotonic() < deadline:
             self.events += self._reader.new()
-            for event in self.events:
+            for event in self.events[seen:]:
                 if wanted(event):
                     return event
+            seen = len(self.events)
             assert self.process.poll() is None, f"the job ended early: {self.events[-5:]}"
             time.sleep(0.01)
         raise AssertionError(f"the event did not come; last were {self.events[-5:]}")

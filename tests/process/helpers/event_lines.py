@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from holdfast.elastic.events.log import EVENTS_PATTERN, FreshLines
+
 
 class EventLines:
     """The events of all writers of a run directory, as far as they are written."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir, self._seen = run_dir, dict[Path, int]()
+        self._fresh = FreshLines(run_dir, pattern=EVENTS_PATTERN)
 
     def new(self) -> list[dict[str, Any]]:
         """Return the events that appeared since the last call, by time."""
-        found: list[dict[str, Any]] = []
-        for path in sorted(self._run_dir.glob("events-*.jsonl")):
-            whole = path.read_bytes()
-            lines = whole[: whole.rfind(b"\n") + 1].splitlines()
-            found += (json.loads(line) for line in lines[self._seen.get(path, 0) :])
-            self._seen[path] = len(lines)
+        found = [json.loads(line) for _, line in self._fresh.new()]
         return sorted(found, key=lambda event: float(event["time_s"]))

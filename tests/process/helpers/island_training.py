@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
+from holdfast.elastic.islands import tensors
 
 
 def settings(args: argparse.Namespace) -> holdfast.Islands:
@@ -25,19 +26,21 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
     return holdfast.Islands(
         name=args.name,
         meet=args.meet,
-        every=8,
+        every=args.every,
         portions=2,
-        overlap=2,
+        overlap=1 if args.least_every else 2,
         bits=args.bits,
         wait=holdfast.Quorum(args.quorum) if args.quorum else "all",
         patience_s=args.patience,
         founders=args.founders,
+        least_every=args.least_every,
     )
 
 
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
+    tensors.LEAST_BYTES = tensors.LEAST_ROW_BYTES = 1  # of small tensors, too, few rows are read
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
 
     @elastic.resilient(
@@ -77,6 +80,8 @@ if __name__ == "__main__":
     parser.add_argument("--meet", required=True)
     parser.add_argument("--result", required=True)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--every", type=int, default=8)
+    parser.add_argument("--least-every", type=int)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--founders", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)

@@ -6,13 +6,16 @@ import faulthandler
 import multiprocessing as mp
 import os
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
@@ -89,7 +92,16 @@ def enter(
     )
 
 
-def _main(rank: int, pipe: Connection, folder: Path, body: Body, with_world: bool) -> None:
+def _main(
+    rank: int,
+    pipe: Connection,
+    folder: Path,
+    body: Body,
+    with_world: bool,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()  # that of the server, which began with another test
+    os.environ.update(environment)
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(30)
     meeting = MeetingPoint(KEY)
@@ -126,14 +138,25 @@ class Ranks:
         return [value for _, value in answers]
 
 
+def _forking() -> Any:
+    """Return a way to start processes that have torch: it takes seconds to import it in each."""
+    context = mp.get_context("forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # of the preload
+        context.set_forkserver_preload([__name__, "warmed"])
+        forkserver.ensure_running()
+    return context
+
+
 @contextmanager
 def ranks(world_size: int, body: Any, folder: Path, *, with_world: bool = True) -> Iterator[Ranks]:
     """Run ``body`` on ``world_size`` processes; nothing of them is left afterwards."""
-    context = mp.get_context("spawn")
+    context = _forking()
     pipes, processes = [], []
     for rank in range(world_size):
         mine, theirs = context.Pipe()
-        process = context.Process(target=_main, args=(rank, theirs, folder, body, with_world))
+        args = (rank, theirs, folder, body, with_world, dict(os.environ))
+        process = context.Process(target=_main, args=args)
         process.start()
         pipes.append(mine)
         processes.append(process)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from holdfast import ckpt
+from holdfast.ckpt import api
 
 
 class Net(nn.Module):
@@ -344,3 +345,11 @@ def test_axes_that_are_none_are_refused(tmp_path: Path) -> None:
     for mesh, said in (({"\ud800": 1}, "lone surrogate"), ({"dp": 10**5000}, "beyond any number")):
         with pytest.raises(ckpt.ArgumentError, match=said):
             ckpt.save(tmp_path, make(1), step=1, mesh=mesh)
+
+
+def test_a_save_waits_for_every_device_with_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    far, near = torch.empty(2, device="meta"), torch.ones(2)
+    api._await_devices([near, far, near, far])
+    assert waited == [far.device]

@@ -20,6 +20,7 @@ from holdfast.elastic.launch.config import (
     NodeSpec,
 )
 from holdfast.elastic.launch.local import Launcher
+from holdfast.elastic.preload.program import PRELOAD_ENV, module_names
 from holdfast.tools.chaos.judging.record import Told
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, argv, environment, new_mark
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
@@ -30,6 +31,7 @@ _END_S: Final = 60.0
 MANY: Final = 10_000
 """Restarts of a node or worker: effectively unlimited, as faults are not the job's own failures."""
 
+_OF_INTERPRETERS: Final = "PYTHONPATH"
 _WITH_LAUNCHER: Final = ("launcher", "job")
 
 
@@ -71,6 +73,7 @@ class HoldfastJob(LaunchedSite):
             node_restarts=MANY,
             timing=_timing(load, address),
             return_s=load.return_s,
+            preload=_preload(env),
             agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),
         )
 
@@ -119,6 +122,13 @@ class HoldfastJob(LaunchedSite):
         self._launcher.wait(_END_S)
         for path in self._launcher.run_dir.glob(EVENTS_PATTERN):
             shutil.copy(path, self._place.history)
+
+
+def _preload(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the modules to import once; none for faults that start with a worker's interpreter."""
+    if _OF_INTERPRETERS in env:
+        return ()
+    return module_names(os.environ.get(PRELOAD_ENV, ""), option=PRELOAD_ENV)
 
 
 def _timing(workload: Workload, address: str) -> AgentTiming:

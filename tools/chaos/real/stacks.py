@@ -30,7 +30,7 @@ def write_stacks(pids: Sequence[int], folder: Path) -> str:
     """
     texts, silent = [], []
     for pid in alive(pids):
-        found = _spied(pid)
+        found = spied(pid)
         texts.append(f"process {pid} ({kernel_state(pid) or 'gone'})\n{found or '  aborted'}\n")
         if not found:
             silent.append(pid)
@@ -42,7 +42,8 @@ def write_stacks(pids: Sequence[int], folder: Path) -> str:
     return f"the stacks are in {folder / STACKS}" if texts else "none of its workers lives"
 
 
-def _spied(pid: int) -> str:
+def spied(pid: int) -> str:
+    """Return the stacks of a process as py-spy tells them; "" without py-spy or permission."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.elastic.sea.outer import stepped
+from holdfast.elastic.sea.outer import SMALLEST, stepped
 from holdfast.elastic.sea.settings import Nesterov
 
 SCRIPT = """
@@ -46,9 +49,9 @@ def test_a_step_is_the_formula_with_each_operation_rounded(
     rng = np.random.default_rng(seed)
     w, m, g = (rng.standard_normal(n).astype(np.float32) for _ in range(3))
     before = g.copy()
-    right_m = np.array([_f(_f(a * _f(momentum)) + b) for a, b in zip(m, g, strict=True)], "f4")
-    ahead = [_f(_f(a * _f(momentum)) + b) for a, b in zip(right_m, g, strict=True)]
-    right_w = np.array([_f(a - _f(b * _f(lr))) for a, b in zip(w, ahead, strict=True)], "f4")
+    right_m = np.array([_sum(_f(a * _f(momentum)) + b) for a, b in zip(m, g, strict=True)], "f4")
+    ahead = [_sum(_f(a * _f(momentum)) + b) for a, b in zip(right_m, g, strict=True)]
+    right_w = np.array([_sum(a - _f(b * _f(lr))) for a, b in zip(w, ahead, strict=True)], "f4")
     stepped(w, m, g, Nesterov(lr, momentum))
     assert (w.tobytes(), m.tobytes()) == (right_w.tobytes(), right_m.tobytes())
     assert g.tobytes() == before.tobytes()
@@ -56,6 +59,46 @@ def test_a_step_is_the_formula_with_each_operation_rounded(
 
 def _f(value: Any) -> np.float32:
     return np.float32(value)
+
+
+def _sum(value: Any) -> np.float32:
+    return _f(value) if abs(value) >= SMALLEST else _f(0)
+
+
+@contextmanager
+def flushing(*, flushes: bool) -> Iterator[None]:
+    """Let this thread take denormal numbers for zero, or not."""
+    assert torch.set_flush_denormal(flushes)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+TINY = st.floats(-140, -95).map(lambda e: 2.0**e) | st.sampled_from([0.0, 2.0**-126, 2.0**-100])
+NUMBERS = st.tuples(TINY | st.floats(-10, 0).map(lambda e: 2.0**e), st.sampled_from([1, -1]))
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=40),
+    st.sampled_from([0.7, 1e-20, 100.0]),
+    st.sampled_from([0.0, 1e-30, 0.5, 0.9999]),
+)
+def test_a_thread_that_takes_denormal_numbers_for_zero_finds_the_same_bits(
+    numbers: list[tuple[tuple[float, int], ...]],
+    lr: float,
+    momentum: float,
+) -> None:
+    rows = np.array([[size * sign for size, sign in row] for row in numbers], np.float32).T
+    found = []
+    for flushes in (False, True):
+        w, m, g = (row.copy() for row in rows)
+        with flushing(flushes=flushes):
+            for _ in range(3):
+                stepped(w, m, g, Nesterov(lr, momentum))
+        found.append((w.tobytes(), m.tobytes()))
+    assert found[0] == found[1]
 
 
 def test_a_long_vector_has_the_bits_of_its_parts() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from doubles.lanes import FakeLanes
+from doubles.lanes import FakeLane, FakeLanes
 from doubles.slots import FakeSidecar
 from torch import nn
 
+from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.memory.arena import SlotFile
 from holdfast.ckpt.memory.block import block_bytes, verify_block
-from holdfast.ckpt.snapshot.lanes import PinnedSlots
+from holdfast.ckpt.snapshot import lanes as lanes_module
+from holdfast.ckpt.snapshot.lanes import Mark, PinnedSlots, refuse_devices
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 
@@ -116,15 +119,155 @@ def test_a_write_on_the_device_before_the_fence_discards_the_snapshot(
     assert list(sidecar.sealed) == [(2, 0)]
 
 
+def test_a_write_that_no_version_tells_of_discards_the_snapshot(
+    sidecar: FakeSidecar, lanes: FakeLanes, snapshotter: Snapshotter
+) -> None:
+    state = make_state()
+    weight = state["model"].weight
+    sidecar.gate.clear()
+    snapshotter.snapshot(state, 1)
+    before = weight._version
+    lanes.lane.training.ask(lambda: weight.data.add_(1))  # as a replayed CUDA graph does
+    lanes.lane.training.drain()
+    sidecar.gate.set()
+    snapshotter.fence()
+    assert weight._version == before
+    assert snapshotter.stats.torn == "model.weight"
+    assert sidecar.abandoned == [1]
+    lanes.lane.training.ask(lambda: weight.data.add_(1))
+    snapshotter.snapshot(state, 2)
+    snapshotter.fence()
+    assert list(sidecar.sealed) == [(2, 0)], "it was written before the moment of the snapshot"
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_part_that_is_written_as_a_whole_is_not_said_to_be_the_same(
+    sidecar: FakeSidecar, on_device: bool
+) -> None:
+    made = Snapshotter(
+        sidecar,
+        run="test",
+        generation=1,
+        rank=0,
+        world_size=1,
+        gather=gather_alone,
+        lanes=FakeLanes(lambda tensor: on_device),
+    )
+    turned = nn.Parameter(torch.rand(300, 400).T)
+    for step in range(3):
+        made.snapshot({"turned": nn.ParameterList([turned])}, step)
+        made.fence()
+        with torch.no_grad():
+            turned.add_(1)
+    made.close()
+    for step in range(3):
+        assert set(sidecar.since[step].tolist()) == {step}
+
+
+class FullLane(FakeLane):
+    """A lane of a device without free memory."""
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def look(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_full_device_costs_the_snapshot_and_not_the_run(sidecar: FakeSidecar) -> None:
+    made = Snapshotter(
+        sidecar,
+        run="test",
+        generation=1,
+        rank=0,
+        world_size=1,
+        gather=gather_alone,
+        lanes=FakeLanes(lambda tensor: tensor.ndim == 2, FullLane()),
+    )
+    made.snapshot(make_state(), 1)
+    made.fence()
+    assert made.stats.discarded == 1
+    assert made.stats.reason.startswith("a device has no memory left")
+    assert sidecar.abandoned == [1]
+    made.close()
+
+
+class CountingLane(FakeLane):
+    """Counts how often the training stream was held back."""
+
+    holds = 0
+
+    def hold(self, mark: Mark) -> None:
+        self.holds += 1
+        super().hold(mark)
+
+
+def test_every_optimizer_is_held_back_as_each_may_have_a_stream_of_its_own(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane, may_seal, seal = CountingLane(), threading.Event(), FakeSidecar.seal
+
+    def seal_late(*args: Any, **kwargs: Any) -> None:
+        assert may_seal.wait(60)
+        seal(*args, **kwargs)
+
+    monkeypatch.setattr(FakeSidecar, "seal", seal_late)
+    made = Snapshotter(
+        sidecar,
+        run="test",
+        generation=1,
+        rank=0,
+        world_size=1,
+        gather=gather_alone,
+        lanes=FakeLanes(lambda tensor: tensor.ndim == 2, lane),
+    )
+    model = nn.Linear(5, 6)
+    optimizers = [torch.optim.SGD([each], lr=0.1) for each in model.parameters()]
+    made.snapshot({"model": model, "first": optimizers[0], "second": optimizers[1]}, 1)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert lane.holds == 2
+    may_seal.set()
+    made.fence()
+    made.copied()
+    assert lane.holds == 2, "nothing is copied any more"
+    made.close()
+
+
+def test_a_snapshot_and_a_step_within_the_capture_of_a_graph_are_refused(
+    snapshotter: Snapshotter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer}
+    snapshotter.snapshot(state, 1)
+    snapshotter.fence()
+    monkeypatch.setattr(lanes_module, "is_captured", lambda: True)
+    with pytest.raises(StateError, match="step 2 was asked for while a CUDA graph is captured"):
+        snapshotter.snapshot(state, 2)
+    with pytest.raises(StateError, match=r"SGD is stepped.*step after the replay"):
+        optimizer.step()
+    monkeypatch.undo()
+    optimizer.step()
+
+
+def test_a_tensor_on_a_device_from_which_no_lane_copies_is_refused_by_name() -> None:
+    tensors = {"near": torch.zeros(1), "far": torch.empty(1, device="meta")}
+    with pytest.raises(StateError, match=r"far is on meta: .* or save by holdfast\.save"):
+        refuse_devices(tensors)
+
+
 class Runtime:
     """A fake of CUDA's runtime that records its calls."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
         self.code = 0
+        self.threads: set[int] = set()
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         assert address not in self.registered
+        self.threads.add(threading.get_ident())
         if self.code == 0:
             self.registered[address] = nbytes
         return self.code
@@ -142,6 +285,7 @@ def test_slots_are_pinned_once_and_unpinned_when_their_files_are_gone(tmp_path: 
     for slot in (first, second, first):
         pins.pin(slot)
     assert len(runtime.registered) == len(pins) == 2
+    assert threading.get_ident() not in runtime.threads, "where a failed call leaves its error"
     first.path.unlink()
     first.close()
     pins.pin(second)

@@ -100,11 +100,9 @@ def test_what_a_full_disk_refuses_is_counted_and_never_raised(
     assert [each.kind for each in (first, again, last)] == ["first", "again", "last"]
 
 
-def test_event_files_stay_within_a_bound_and_a_follower_misses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.elastic.events.log.MOST_BYTES", 2000)
-    writer, reader = EventWriter(events_file(tmp_path, "n0"), node="n0"), EventReader(tmp_path)
+def test_event_files_stay_within_a_bound_and_a_follower_misses_nothing(tmp_path: Path) -> None:
+    writer = EventWriter(events_file(tmp_path, "n0"), node="n0", history_bytes=4000)
+    reader = EventReader(tmp_path)
     seen: list[int] = []
     for step in range(300):
         writer.write(StepDone(step=step, time_s=float(step + 1)), source="worker")
@@ -128,7 +126,7 @@ def test_a_writer_whose_next_file_cannot_be_made_tries_again(
     writer = EventWriter(events_file(folder, "n0"), node="n0")
     writer.write(StepDone(step=1), source="worker")
     most_bytes = events_file(folder, "n0").stat().st_size + 20  # lines differ by some digits
-    monkeypatch.setattr("holdfast.elastic.events.log.MOST_BYTES", most_bytes)
+    monkeypatch.setattr(writer, "_most_bytes", most_bytes)
     writer.write(StepDone(step=2), source="worker")
     away = folder.rename(tmp_path / "away")
     writer.write(StepDone(step=3), source="worker")
@@ -138,3 +136,18 @@ def test_a_writer_whose_next_file_cannot_be_made_tries_again(
     assert [event.step for event in found if isinstance(event, StepDone)] == [1, 2, 4]
     assert [event.count for event in found if isinstance(event, EventsLost)] == [1]
     writer.close()
+
+
+def test_two_writers_of_one_file_begin_the_next_one_together(tmp_path: Path) -> None:
+    path = events_file(tmp_path, "n0")
+    writers = [EventWriter(path, node="n0", history_bytes=4000) for _ in range(2)]
+    reader, seen = EventReader(tmp_path), []
+    for step in range(120):  # the second one still has the renamed file when it writes again
+        writers[step % 20 >= 10].write(StepDone(step=step, time_s=float(step + 1)), source="worker")
+        seen += [event.step for event in reader.new() if isinstance(event, StepDone)]
+    assert seen == list(range(120))
+    late = [event.step for event in EventReader(tmp_path).new() if isinstance(event, StepDone)]
+    assert late == list(range(late[0], 120))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) > 2000
+    for writer in writers:
+        writer.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients import replays
 from holdfast.elastic.gradients.buffers import PassBuffers
 
 
@@ -141,3 +145,74 @@ def test_a_pass_leaves_one_power_iteration_of_a_spectral_norm(
     plain(x)
     assert all(torch.equal(*pair) for pair in zip(model.buffers(), plain.buffers(), strict=True))
     assert torch.equal(model.eval()(x), plain.eval()(x))
+
+
+REPLAY = methodcaller("replay")  # found at the call, as graphed callables find it
+
+
+class Stamped(nn.Module):
+    """A norm layer, a counter and a constant, all of them buffers that are saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(3))
+
+
+@pytest.fixture
+def graph_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor], Any]:
+    """Return a class that stands for torch's graphs.
+
+    Its replays write to a tensor, and no version counter moves.
+    """
+
+    class Graph:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def replay(self) -> None:
+            self.tensor.data.add_(1)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    return Graph
+
+
+def test_a_buffer_that_a_replayed_graph_changed_is_spread_or_refused(
+    graph_of: Callable[[torch.Tensor], Any],
+) -> None:
+    rank, model = ReducingRank(), Stamped()
+    graph, norm = graph_of(model.calls), graph_of(model.norm.running_mean)
+    one_pass(model, rank, partial(REPLAY, graph)).close()
+    assert model.calls.item() == 4
+    owners = dict(zip(dict(model.named_buffers()), rank.reduced[0][-15:-10].tolist(), strict=True))
+    assert {name for name, owner in owners.items() if owner} == {"calls"}
+
+    with pytest.raises(ConfigError, match=r"changed the buffer model\.calls"):
+        one_pass(model, ReducingRank(), partial(REPLAY, graph), exact="float32")
+    with pytest.raises(ConfigError, match=r"running_mean .* capture no CUDA graph of it"):
+        one_pass(model, ReducingRank(), partial(REPLAY, norm), exact="float32")
+    one_pass(model, ReducingRank(), lambda: None, exact="float32").close()
+
+
+def test_torch_has_its_own_method_again_after_the_last_watch(
+    graph_of: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "_watches", WeakSet())
+    kind: Any = torch.cuda.CUDAGraph
+    own, seen = kind.replay, list[str]()
+    watches = [replays.ReplayWatch(lambda name=name: seen.append(name)) for name in "ab"]
+    graph = graph_of(torch.zeros(1))
+    graph.replay()
+    watches[0].begin()
+    graph.replay()
+    graph.replay()
+    watches[1].begin()
+    watches[1].end()
+    graph.replay()
+    assert seen == ["a"]
+    assert graph.tensor.item() == 4
+    for watch in watches:
+        assert kind.replay is not own
+        watch.close()
+    assert kind.replay is own

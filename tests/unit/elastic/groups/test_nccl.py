@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch._C._distributed_c10d import Work
+from torch.distributed import AllreduceOptions
 
 from holdfast.elastic.config import Batch, Mesh, Settings
 from holdfast.elastic.errors import ConfigError, GenerationOverError
@@ -40,11 +41,17 @@ class FakeWork(Work):
         return self._error is None
 
     def is_success(self) -> bool:
-        return self._error is None
+        raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
+
+    def exception(self) -> Exception | None:
+        return self._error
 
 
 class FakeNccl:
-    """Stands for ProcessGroupNCCL: counts the calls."""
+    """Stands for ProcessGroupNCCL: counts the calls.
+
+    Like the real one it returns nothing for a collective that is not started asynchronously.
+    """
 
     def __init__(self, work: FakeWork | None = None) -> None:
         self.work = work or FakeWork()
@@ -52,11 +59,12 @@ class FakeNccl:
         self.ended = threading.Event()
         self.may_end = threading.Event()
         self.may_end.set()
+        self.refuses_to_end = False
 
     def __getattr__(self, name: str) -> Callable[..., Work]:
-        def operation(*_args: Any) -> Work:
+        def operation(*args: Any) -> Work | None:
             self.done.append(name)
-            return self.work
+            return self.work if all(getattr(arg, "asyncOp", True) for arg in args) else None
 
         return operation
 
@@ -64,6 +72,8 @@ class FakeNccl:
         self.may_end.wait(SOON_S)
         self.done.append("abort")
         self.ended.set()
+        if self.refuses_to_end:
+            raise RuntimeError("ProcessGroup abort timed out")
 
     def shutdown(self) -> None:
         self.done.append("shutdown")
@@ -196,6 +206,83 @@ def test_a_wait_orders_streams_and_sees_the_fence(fence: Fence) -> None:
     assert inner.done == ["allreduce"]
 
 
+def test_a_collective_in_the_callers_stream_is_a_work_too(fence: Fence) -> None:
+    inner, tensor, options = FakeNccl(), torch.ones(2), AllreduceOptions()
+    options.asyncOp = False
+    group = nccl.NcclGroup(inner, guard=fence.guard)
+    work = group.start("allreduce", [tensor], options)
+    assert inner.work.timeouts == []
+    assert work.wait()
+    assert work.wait(timedelta(seconds=2))
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.result()[0] is tensor
+    assert work.get_future().wait()[0] is tensor
+    fence.rise()
+    assert not work.is_success()
+    with pytest.raises(GenerationOverError):
+        work.wait()
+
+
+def test_torch_itself_waits_for_such_a_collective(
+    fence: Fence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = FakeNccl()
+    device = nccl.NcclGroup(inner, guard=fence.guard)
+    group = InterruptibleGroup(FakeNccl(), 0, 1, guard=fence.guard, device=device)
+    tensor = torch.zeros(2, device="meta")
+    assert torch.distributed.all_reduce(tensor, group=group) is None
+    assert torch.distributed.all_reduce(tensor, group=group, async_op=True).wait()
+    assert inner.done == ["allreduce", "allreduce"]
+    assert inner.work.timeouts == [None]
+
+
+def test_a_work_that_failed_is_no_success(fence: Fence) -> None:
+    group = nccl.NcclGroup(FakeNccl(FakeWork(RuntimeError("lost"))), guard=fence.guard)
+    assert not group.start("allreduce", [torch.zeros(1)]).is_success()
+
+
+def test_a_collective_is_not_captured_into_a_graph(
+    fence: Fence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = FakeNccl()
+    group = nccl.NcclGroup(inner, guard=fence.guard)
+    monkeypatch.setattr(nccl.lanes, "is_captured", lambda: True)
+    with pytest.raises(ConfigError, match=r"allreduce .* is captured .* no longer exists"):
+        group.start("allreduce", [torch.zeros(1)])
+    assert inner.done == []
+
+
+def test_an_abort_that_fails_ends_nothing_else(
+    fence: Fence, watcher: nccl.Watcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner = FakeNccl()
+    inner.refuses_to_end = True
+    group = nccl.NcclGroup(inner, guard=fence.guard)
+    watcher.watch(group)
+    fence.rise()
+    assert inner.ended.wait(SOON_S)
+    until(lambda: not group.busy)
+    assert "not freed as it should: ProcessGroup abort timed out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.28.9\n"
+        "ncclRemoteError: A call failed possibly due to a network error",
+        "socketProgress: Connection closed by remote peer",
+    ],
+)
+def test_an_error_of_a_lost_peer_waits_longer_for_the_fence(text: str) -> None:
+    over = threading.Event()
+    guard = WaitGuard(3, over.is_set, grace_s=0.0, lost_peer_grace_s=SOON_S)
+    group = nccl.NcclGroup(FakeNccl(FakeWork(RuntimeError(text))), guard=guard)
+    threading.Timer(0.05, over.set).start()
+    with pytest.raises(GenerationOverError):
+        group.start("allreduce", [torch.zeros(1)]).wait()
+
+
 def test_an_error_is_the_fences_where_one_comes_and_else_its_own() -> None:
     for rises in (True, False):
         fence = Fence(grace_s=SOON_S if rises else 0.05)
@@ -233,15 +320,17 @@ class Mark:
 
 def test_what_the_device_did_counts_only_while_the_generation_stands() -> None:
     waits: list[bool] = []
-    nccl.settle(Mark(3), WaitGuard(1, lambda: False, waiting=waits.append), timeout_s=SOON_S)
+    nccl.settle(
+        [Mark(3), Mark(1)], WaitGuard(1, lambda: False, waiting=waits.append), timeout_s=SOON_S
+    )
     assert waits == [True, False]
     fence = Fence()
     with pytest.raises(GenerationOverError):  # aborted: the device is done, its data are nobody's
-        nccl.settle(Mark(2, fence.rise), fence.guard, timeout_s=SOON_S)
+        nccl.settle([Mark(2, fence.rise)], fence.guard, timeout_s=SOON_S)
     with pytest.raises(GenerationOverError):
-        nccl.settle(Mark(1 << 60), fence.guard, timeout_s=SOON_S)
+        nccl.settle([Mark(1), Mark(1 << 60)], fence.guard, timeout_s=SOON_S)
     with pytest.raises(TimeoutError, match=r"after 0\.01 s"):
-        nccl.settle(Mark(1 << 60), WaitGuard(1, lambda: False), timeout_s=0.01)
+        nccl.settle([Mark(1), Mark(1 << 60)], WaitGuard(1, lambda: False), timeout_s=0.01)
 
 
 class FakeDevice:
@@ -366,4 +455,9 @@ def test_torchs_watchdog_is_tamed_unless_the_user_says_otherwise() -> None:
     assert environment == {
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     }
+    assert nccl.untamed({}) == nccl.untamed(nccl.WATCHDOG) == ""
+    assert nccl.untamed(environment).startswith("TORCH_NCCL_ENABLE_MONITORING=1: with that, torch")
+    debugged = nccl.untamed({"TORCH_DISTRIBUTED_DEBUG": "detail", "TORCH_NCCL_DESYNC_DEBUG": "1"})
+    assert debugged.startswith("TORCH_NCCL_DESYNC_DEBUG=1 and TORCH_DISTRIBUTED_DEBUG=detail: ")

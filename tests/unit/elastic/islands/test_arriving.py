@@ -52,16 +52,28 @@ class Member:
         self.logbook.append(
             Entered(number=number, island=self.name, tide=0, weight=8, lineage=number)
         )
-        self.courier = Courier(
+        self.courier = self.opened(number)
+
+    def opened(self, lineage: int) -> Courier:
+        """Return a courier that begins with the logbook."""
+        return Courier(
             self.logbook,
             self.mailbox,
             self.islands,
-            lineage=number,
+            lineage=lineage,
             clock=lambda: self.now_s,
             protected=lambda _: self.protected,
             sign=lambda n: Sign(island=self.name, run=self.name, number=n, needs=self.needs),
             told=lambda work: self.told.append(work.tide),
         )
+
+    def go_back(self, adopted: int, *, place: str) -> None:
+        """Begin again with the state after so many merges, from its place in the logbook."""
+        self.logbook = SeaLogbook(LocalStore(self.folder), island=self.name)
+        if place:
+            self.logbook.resume(place)
+        self.logbook.poll()
+        self.courier, self.adopted = self.opened(self.courier.lineage), adopted
 
     def send(self) -> None:
         """Send the work of the next tide."""
@@ -160,8 +172,24 @@ def test_a_run_that_goes_back_adopts_the_same_merges_one_at_each_arrival(
             each.courier.awaited()
             each.adopt(each.arrival())
     back = two[0]
-    back.adopted = 0
-    assert [back.adopt(back.arrival()) for _ in range(3)] == [[0], [1], [2]]
+    for adopted in range(3):
+        back.go_back(adopted, place=two[1].logbook.place(adopted))
+        rest = range(adopted, 3)
+        assert [back.adopt(back.arrival()) for _ in rest] == [[tide] for tide in rest]
+
+
+def test_an_arrival_tells_the_place_after_its_merge(two: tuple[Member, Member]) -> None:
+    for each in two:
+        each.send()
+        each.turn()
+    a, b = two
+    a.turn()
+    said = (first := a.arrival()).next()[0]
+    assert isinstance(said, AdoptMerge)
+    a.adopted += 1
+    b.logbook.poll()
+    assert b.logbook.place(1)
+    assert a.says(first) == GoOn(place=b.logbook.place(1), stride=ISLANDS.stride)
 
 
 def test_with_a_quorum_all_merges_that_are_there_are_adopted(tmp_path: Path) -> None:
@@ -226,8 +254,10 @@ def test_an_island_whose_name_another_run_took_stops(two: tuple[Member, Member])
 def test_an_island_that_went_astray_stops(two: tuple[Member, Member]) -> None:
     first, _ = two
     first.logbook.poll()
-    first.logbook.append(Left(number=3, island="a", why="silent"))
-    first.logbook.left = "astray"
+    view = first.logbook.view
+    wrong = seas.work(view, "a", weight=1, state=seas.digest("other"))
+    seen = (wrong.part, seas.work(view, "b").part)
+    first.logbook.append(Left(number=3, island="a", why="astray", seen=seen))
     assert "are not those of the sea at sea" in str(_refused(first))
 
 

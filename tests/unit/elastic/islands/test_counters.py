@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.islands.counters import IslandCounters, Sent
+from holdfast.elastic.sea.settings import Islands
 
 
 def _sent(portion: int, samples: int) -> Sent:
@@ -73,3 +74,17 @@ def test_an_island_that_enters_anew_keeps_only_its_samples() -> None:
     counters.begin_anew()
     assert (counters.now.lineage, counters.now.adopted, counters.now.bases) == (-1, 0, [0, 0])
     assert counters.now.since == [64, 64]
+
+
+def test_a_tide_begins_after_every_stride_or_after_the_steps_that_were_agreed() -> None:
+    counters = IslandCounters("a", portions=2)
+    alike = Islands(every=8, portions=2, overlap=1)
+    assert [step for step in range(1, 13) if counters.departs(step, alike)] == [4, 8, 12]
+    by_speed = Islands(every=8, portions=2, overlap=1, least_every=4)
+    counters.now.departs = 4
+    assert [step for step in range(1, 5) if counters.departs(step, by_speed)] == [4]
+    counters.note_departed(0, step=4, digest="0" * 32, nbytes=8, step_us=7)
+    assert counters.work_of(counters.now.sents[0]).step_us == 7
+    assert not counters.departs(9, by_speed), "one is under way"
+    counters.note_arrived(1, stride=3)
+    assert [step for step in range(5, 8) if counters.departs(step, by_speed)] == [7]

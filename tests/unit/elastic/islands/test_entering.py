@@ -76,7 +76,7 @@ def test_other_weights_or_a_merge_need_the_weights_of_a_member(tmp_path: Path) -
     said = late.says()
     assert isinstance(said, LoadWeights)
     assert (said.tide, said.bases, said.root.endswith(f"{request.id}/a")) == (1, (1, 0), True)
-    assert late.says() == GoOn(lineage=3)
+    assert late.says() == GoOn(lineage=3, place=late.logbook.place(1))
     assert late.mailbox.asked() == []
 
 
@@ -91,7 +91,8 @@ def test_an_island_that_lost_its_state_enters_again_under_its_name(tmp_path: Pat
     first.mailbox.give(first.mailbox.asked()[0], Given(by="a", tide=1, bases=(1, 0)))
     assert isinstance(again.says(), LoadWeights)
     said = again.says()
-    assert said == GoOn(lineage=again.logbook.view.members["b"].joined)
+    lineage = again.logbook.view.members["b"].joined
+    assert said == GoOn(lineage=lineage, place=again.logbook.place(1))
     assert again.logbook.left == "lost"
 
 
@@ -144,3 +145,22 @@ def test_islands_that_do_not_answer_are_waited_for_as_long_as_patience(tmp_path:
     late.now_s = 200
     with pytest.raises(SeaError, match="none of a answers"):
         late.says()
+
+
+def test_an_island_that_asks_shows_that_it_waits_and_asks_anew_if_it_was_given_up(
+    tmp_path: Path,
+) -> None:
+    first = Newcomer(tmp_path)
+    first.says()
+    late = Newcomer(tmp_path, "b", first="other")
+    late.says()
+    (request,) = late.mailbox.asked()
+    late.now_s += 5
+    late.says()
+    (again,) = late.mailbox.asked()
+    assert (again.id, again.beat) == (request.id, request.beat + 1)
+    first.mailbox.close_request(again)
+    late.now_s += 5
+    late.says()
+    (anew,) = late.mailbox.asked()
+    assert anew.id != request.id

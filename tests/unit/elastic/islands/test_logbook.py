@@ -13,6 +13,7 @@ from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.sea.records import Entered, Left
 from holdfast.elastic.sea.settings import Islands
+from holdfast.elastic.sea.view import View
 
 ISLANDS = Islands(name="a", every=4, portions=2, overlap=1)
 
@@ -65,3 +66,64 @@ def test_a_damaged_record_is_refused_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "logbook" / "00000003.json").write_bytes(b'{"kind": "sunk"}')
     with pytest.raises(CorruptError, match=r"logbook/00000003\.json"):
         _opened(tmp_path)
+
+
+class Counting(LocalStore):
+    """A store that counts the reads."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.reads: list[str] = []
+
+    def read(self, name: str, **limits: int) -> bytes:
+        self.reads.append(name)
+        return super().read(name, **limits)
+
+
+def _merge_some(logbook: SeaLogbook, count: int) -> list[View]:
+    """Merge so many tides, an island leaving and entering in between; return the views."""
+    found = []
+    for tide in range(count):
+        view = logbook.view
+        if tide == count // 2:
+            assert logbook.append(Left(number=view.length, island="b", why="silent"))
+            back = Entered(number=view.length + 1, island="b", tide=view.tide, weight=7, lineage=2)
+            assert logbook.append(back)
+        works = [seas.work(logbook.view, name) for name in logbook.view.members]
+        assert logbook.append(seas.merged(logbook.view, *sorted(works, key=lambda w: w.island)))
+        found.append(logbook.view)
+    return found
+
+
+def test_a_reader_goes_on_from_a_place_and_reads_only_what_is_new(tmp_path: Path) -> None:
+    views = _merge_some(logbook := _founded(tmp_path), 8)
+    for tide, view in enumerate(views, start=1):
+        store = Counting(tmp_path)
+        reader = SeaLogbook(store, island="a")
+        reader.resume(logbook.place(tide))
+        assert reader.view == view
+        assert len(store.reads) == 2
+        reader.poll()
+        assert reader.view == logbook.view
+        assert len(store.reads) == 2 + (logbook.view.length - view.length) + 1
+        assert sorted(reader.merged) == sorted(reader.mine) == list(range(tide, 8))
+        assert reader.place(8) == logbook.place(8)
+
+
+def test_a_place_in_another_logbook_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    _merge_some(logbook := _founded(tmp_path / "one"), 2)
+    _founded(tmp_path / "two")
+    for folder in ("two", "none"):
+        with pytest.raises(SeaError, match=r"not the logbook that the island's state is from"):
+            SeaLogbook(LocalStore(tmp_path / folder), island="a").resume(logbook.place(2))
+    with pytest.raises(SeaError, match="begin with the checkpoint of another step"):
+        SeaLogbook(LocalStore(tmp_path / "one"), island="a").resume("{}")
+
+
+def test_merges_that_are_adopted_are_released(tmp_path: Path) -> None:
+    _merge_some(logbook := _founded(tmp_path), 4)
+    logbook.forget_before(3)
+    assert sorted(logbook.merged) == sorted(logbook.mine) == [3]
+    assert (logbook.place(2), bool(logbook.place(3))) == ("", True)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.ckpt.snapshot.touched import Rows, row_numbers
 from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.islands import tensors as tensors_module
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.sea.settings import Islands, Nesterov
 
@@ -119,3 +121,42 @@ def test_what_islands_cannot_merge_is_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             SeaTensors({"model": model}, OneRank(), ISLANDS)
+
+
+def test_only_what_a_merge_or_a_payload_changed_is_named_for_the_next_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tensors_module, "LEAST_BYTES", 1)
+    monkeypatch.setattr(tensors_module, "LEAST_ROW_BYTES", 1)
+    model = _model()
+    tensors = _tensors(model)
+    names = {
+        each.data_ptr(): f"{kind}.{name}"
+        for kind, leaves in (("weights", tensors.weights), ("momentum", tensors.momentum))
+        for name, each in leaves.items()
+        if isinstance(each, torch.Tensor)
+    } | {tensors.payload.data_ptr(): "payload"}
+
+    def told() -> tuple[set[str], set[str]]:
+        """Return the tensors that changed, and the other ones."""
+        rows: dict[str, int] = dict.fromkeys(names.values(), 0)
+
+        def touched(tensor: torch.Tensor, at: Rows) -> None:
+            rows[names[tensor.data_ptr()]] += len(row_numbers(at, tensor.shape[0]))
+
+        tensors.tell_touched(touched)
+        changed = {name for name, count in rows.items() if count}
+        return changed, rows.keys() - changed
+
+    everything, first = set(names.values()), tensors.portions[0]
+    of_first = [list(tensors.weights)[at] for at in first]
+    assert told() == (everything - {"payload"}, {"payload"})
+    assert told() == (set(), everything)
+    _moved(model, 0.5)
+    data = tensors.encode(0)
+    assert told() == ({"payload"}, everything - {"payload"})
+    tensors.adopt(Merge(portion=0, weights=(1,), whole=1, own=0), [data])
+    expected = {f"{kind}.{name}" for kind in ("weights", "momentum") for name in of_first}
+    assert told() == (expected, everything - expected)
+    tensors.load(lambda own: None)
+    assert told() == (everything - {"payload"}, {"payload"})

@@ -10,6 +10,7 @@ from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.errors import GenerationOverError, SeaError
 from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LeaderFailed
 from holdfast.elastic.islands.together import Said, Together
+from holdfast.elastic.tracked.handover import Wish
 
 
 class World:
@@ -48,11 +49,26 @@ def test_all_ranks_hear_the_command_and_rank_0_keeps_the_payloads() -> None:
     assert other.told(_raises(AssertionError("not asked"))) == GoOn(lineage=3)
 
 
+def test_all_ranks_know_the_largest_wish_of_any() -> None:
+    wishes = [Wish.NONE, Wish.LEAVE, Wish.NONE]
+    world: Any = World()
+    together = Together(world, world, patience_s=1, wish=lambda: wishes.pop(0))
+    found = []
+    for _ in range(3):
+        together.told(lambda: (AwaitNews(), []))
+        found.append(together.wished)
+    assert found == [Wish.NONE, Wish.LEAVE, Wish.NONE]
+    world.gather = lambda value: [value, [{}, Wish.HALT]]
+    wishes.append(Wish.NONE)
+    together.told(lambda: (AwaitNews(), []))
+    assert together.wished is Wish.HALT
+
+
 def test_an_error_of_rank_0_ends_all_ranks() -> None:
     leader = World()
     with pytest.raises(SeaError, match="astray"):
         _together(leader).told(_raises(SeaError("astray")))
-    assert leader.said == [{"type": "LeaderFailed", "message": "astray"}]
+    assert leader.said == [[{"type": "LeaderFailed", "message": "astray"}, Wish.NONE]]
     with pytest.raises(SeaError, match="astray"):
         _together(World(1, leader.said[0])).told(lambda: (GoOn(), []))
     assert LeaderFailed(message="astray").message == "astray"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -38,6 +39,21 @@ def test_it_is_begun_at_the_first_step_and_gets_the_steps_that_it_has_not() -> N
         opened.write(step, {"loss": step / 2})
     opened.close()
     assert notes.calls == ["begin", "3: 1.5", "4: 2", "close"]
+
+
+def test_all_that_it_does_is_announced_as_a_pause() -> None:
+    notes = Notes()
+
+    @contextmanager
+    def pause() -> Iterator[None]:
+        notes.calls.append("(")
+        yield
+        notes.calls.append(")")
+
+    opened = OpenTracker(notes, pause=pause)
+    opened.write(0, {"loss": 1.0})
+    opened.close()
+    assert notes.calls == ["(", "begin", "0: 1", ")", "(", "close", ")"]
 
 
 def test_one_that_got_no_step_is_neither_begun_nor_closed() -> None:

@@ -51,16 +51,13 @@ def test_a_log_that_is_not_there_and_a_link_beside_one_harm_nothing(tmp_path: Pa
     assert other.read_bytes() == b"precious"
 
 
-def test_a_node_bounds_the_logs_of_its_own_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_files.bound, "__kwdefaults__", {"most_bytes": 10})
+def test_a_node_bounds_the_logs_of_its_own_processes(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     names = ("sidecar-n0.log", "sidecar-n1.log", "trainer-0.log", "trainer-1.log")
     for name in names:
         (logs / name).write_bytes(b"x" * 20)
-    reporter = Reporter(tmp_path, node="n0")
+    reporter = Reporter(tmp_path, node="n0", history_bytes=20)
     reporter.bound_logs(["trainer/1"])
     reporter.close()
     assert [(logs / name).stat().st_size for name in names] == [0, 20, 20, 0]

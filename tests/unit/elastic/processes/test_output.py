@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.elastic.processes.children import Child
-from holdfast.elastic.processes.output import OutputCopy
+from holdfast.elastic.processes.output import OutputCopy, stamp
 
 WAIT_S = 60.0
 
@@ -80,3 +81,41 @@ def test_output_that_no_file_takes_is_counted_at_the_end(
     first, last = caplog.messages
     assert "output is lost: No such file" in first
     assert "bytes of output lost: 1000" in last
+
+
+STAMPED = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
+
+
+@pytest.mark.parametrize(
+    ("printed", "lines"),
+    [
+        (["one\n", "two\nthree\n"], ["one", "two", "three"]),
+        (["be", "gun\n", "\n", "torn"], ["begun", "", "torn"]),
+        (["10 %\r", "20 %\r", "done\n"], ["10 %\r20 %\rdone"]),
+    ],
+    ids=["whole lines", "parts of lines", "a progress bar"],
+)
+def test_each_line_begins_with_its_time(
+    tmp_path: Path, printed: list[str], lines: list[str]
+) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("torn by a kill")
+    copy = OutputCopy(log, stamped=True)
+    mine = os.dup(copy.fd)
+    copy.begin()
+    seen_bytes = log.stat().st_size
+    for part in printed:
+        os.write(mine, part.encode())
+        while log.stat().st_size < seen_bytes + len(part):
+            time.sleep(0.001)
+        seen_bytes = log.stat().st_size
+    os.close(mine)
+    copy.finish(WAIT_S)
+    torn, *stamped = log.read_bytes().decode().removesuffix("\n").split("\n")
+    assert torn == "torn by a kill"
+    assert [re.sub(f"^{STAMPED}", "", line) for line in stamped] == lines
+    assert all(re.match(STAMPED, line) for line in stamped)
+
+
+def test_a_stamp_is_the_time_in_utc() -> None:
+    assert stamp(1769851613.589) == b"2026-01-31T09:26:53.589Z "

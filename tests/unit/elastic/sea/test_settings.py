@@ -37,6 +37,10 @@ def test_settings_have_defaults_and_a_stride() -> None:
         ({"patience_s": 0}, "above 0"),
         ({"founders": 0}, "give 1 or more"),
         ({"age_limit": -1}, "give 0 or more merges"),
+        ({"least_every": 0}, "give 1 or more steps, or None"),
+        ({"least_every": 42, "every": 80}, "give a multiple of 4, at most 80"),
+        ({"least_every": 44}, "give a multiple of 4, at most 40"),
+        ({"least_every": 20}, "begins after 5 steps, and overlap is 5"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:

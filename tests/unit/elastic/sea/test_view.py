@@ -186,3 +186,24 @@ def test_a_sea_that_is_too_heavy_is_refused() -> None:
     view = seas.entered(seas.founded(QUORUM), "a", "b", weight=(1 << 30) + 5)
     with pytest.raises(SeaError, match="weigh 2147483658 together"):
         view.whole([])
+
+
+def test_islands_take_steps_by_their_speed_from_the_first_merge_that_tells_it() -> None:
+    islands = Islands(every=40, portions=2, overlap=1, least_every=10)
+    view = seas.entered(seas.founded(islands), "a", "b", "c", "d")
+    assert [view.stride(name) for name in "abcd"] == [20] * 4
+    times = {"a": 1000, "b": 1030, "c": 2100, "d": 90_000}
+    works = [seas.work(view, name, step_us=us) for name, us in times.items()]
+    view = view.after(seas.merged(view, *works))
+    assert [view.stride(name) for name in "abcd"] == [20, 19, 10, 5]
+    view = view.after(seas.merged(view, *(seas.work(view, name) for name in "abcd")))
+    assert [view.stride(name) for name in "abcd"] == [20, 19, 10, 5], "the last known speeds"
+    view = seas.left(view, "a")
+    assert [view.stride(name) for name in "abcd"] == [20, 20, 10, 5]
+
+
+def test_without_a_least_number_all_islands_take_the_same_steps() -> None:
+    view = seas.entered(seas.founded(Islands(every=40, portions=2, overlap=1)), "a", "b")
+    works = [seas.work(view, name, step_us=us) for name, us in (("a", 10), ("b", 90))]
+    view = view.after(seas.merged(view, *works))
+    assert [view.stride(name) for name in "ab"] == [20, 20]

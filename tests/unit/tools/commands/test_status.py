@@ -1,57 +1,16 @@
-"""The output of `holdfast status` from the sidecars' answers, for people and for scrapers."""
+"""The output of `holdfast status` from the sidecars' answers."""
 
 from __future__ import annotations
 
 import re
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import pytest
+from node_answers import ANSWERING, SILENT, STORED
 from rich.console import Console
 
-from holdfast.ckpt.errors import NotFoundError, PeerError
-from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.agent.reporting import NodeProcesses, Reporter, read_all_processes
-from holdfast.elastic.events import JobEnded
-from holdfast.elastic.events.log import EventWriter, events_file
-from holdfast.tools.commands import status
 from holdfast.tools.show.node_status import NodeStatus
-from holdfast.tools.show.prometheus import exposition
 from holdfast.tools.show.status_view import seconds, summary, view
-
-METER = {"seconds": 2.0, "bytes": 1 << 30, "median_s": 0.02, "max_s": 0.3, "last_s": 0.02}
-SEAL = {"count": 9, **METER}
-STORED: dict[str, Any] = {
-    "run": "4d95-d21b7b",
-    "generation": 3,
-    "committed": 41,
-    "protected": 40,
-    "persisted": [10, 30, 20],
-    "restore_point_age_s": 0.25,
-    "bytes": {"slots": 4 << 20, "parity": 1 << 20, "logs": 0, "disk": 2 << 20, "budget": 8 << 20},
-    "memory": {
-        "mode": "small",
-        "need_bytes": 6 << 20,
-        "left_out": None,
-        "logs_most_bytes": 1 << 20,
-        "logs_refused": "the logs of node n0 hold 1,048,576 bytes and may hold 1,048,576",
-    },
-    "meters": {"seal": SEAL, "protect": SEAL},
-    "refusals": {"stale generation": 2},
-    "peers": {
-        "n1/fragments": {"queued": 3, "oldest_s": 4.2, "dropped": 0, "error": "no answer"},
-        "n1/gossip": {"queued": 0, "oldest_s": 0.0, "dropped": 0, "error": ""},
-    },
-    "unprotected": {"3/41": "no room for a parity row"},
-    "log_lag": {"rollout/0": {"records": 7, "bytes": 90, "oldest_s": 1.5}},
-    "log_errors": {},
-    "persist_failed_in_a_row": 1,
-    "persist_error": "checkpoint of step 40 failed: full",
-    "spill_error": None,
-}
-ANSWERING = NodeStatus(node="n0", sidecar=7, workers={"trainer/0": 8}, status=STORED)
-SILENT = NodeStatus(node="n1", sidecar=9, error="tcp://x: no answer to status within 3 s")
 
 
 def shown(*nodes: NodeStatus) -> str:
@@ -141,103 +100,3 @@ def test_a_sidecar_that_has_just_started_is_shown_without_figures() -> None:
 )
 def test_durations_are_in_the_unit_that_fits(value: float | None, text: str) -> None:
     assert seconds(value) == text
-
-
-NAME, LABEL = r"[a-zA-Z_:][a-zA-Z0-9_:]*", r'[a-z_]+="(?:[^"\\\n]|\\\\|\\"|\\n)*"'
-SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} (-?[0-9.]+(?:e[+-]?[0-9]+)?)")
-
-
-def parsed(text: str) -> dict[str, float]:
-    """Check the text against the format's rules; return ``name{labels}`` and value."""
-    assert text.endswith("\n")
-    kinds: dict[str, str] = {}
-    samples: dict[str, float] = {}
-    for line in text.splitlines():
-        if (kind := re.fullmatch(rf"# TYPE ({NAME}) (gauge|counter)", line)) is not None:
-            assert kind[1] not in kinds, "a family comes once"
-            kinds[kind[1]] = kind[2]
-        elif not re.fullmatch(rf"# HELP {NAME} \S.*", line):
-            sample = SAMPLE.fullmatch(line)
-            assert sample is not None, line
-            assert list(kinds)[-1] == sample[1], "samples follow the type of their family"
-            assert f"{sample[1]}{{{sample[2]}}}" not in samples
-            samples[f"{sample[1]}{{{sample[2]}}}"] = float(sample[3])
-    assert all((kinds[name] == "counter") == name.endswith("_total") for name in kinds)
-    assert all(name.startswith("holdfast_") for name in kinds)
-    return samples
-
-
-def test_the_exposition_keeps_the_rules_and_says_the_same() -> None:
-    samples = parsed(exposition([ANSWERING, SILENT]))
-    assert {
-        'holdfast_up{node="n0"}': 1,
-        'holdfast_up{node="n1"}': 0,
-        'holdfast_protected_step{node="n0"}': 40,
-        'holdfast_durable_step{node="n0"}': 30,
-        'holdfast_restore_point_age_seconds{node="n0"}': 0.25,
-        'holdfast_stage_seconds_total{node="n0",stage="seal"}': 2,
-        'holdfast_stage_bytes_total{node="n0",stage="protect"}': 1 << 30,
-        'holdfast_memory_bytes{node="n0",purpose="parity"}': 1 << 20,
-        'holdfast_memory_budget_bytes{node="n0"}': 8 << 20,
-        'holdfast_peer_queue_length{node="n0",peer="n1",purpose="fragments"}': 3,
-        'holdfast_log_lag_records{node="n0",log="rollout/0"}': 7,
-        'holdfast_refused_messages_total{node="n0",reason="stale generation"}': 2,
-        'holdfast_unprotected_snapshots{node="n0"}': 1,
-    }.items() <= samples.items()
-
-
-def test_labels_are_escaped() -> None:
-    awkward = NodeStatus(node='a"b\\c\nd', sidecar=7, status=STORED)
-    assert 'holdfast_up{node="a\\"b\\\\c\\nd"}' in parsed(exposition([awkward]))
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    assert list(parsed(exposition([SILENT]))) == ['holdfast_up{node="n1"}']
-
-
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="nowhere: no such directory; give the directory"):
-        status.ask(tmp_path / "nowhere")
-
-
-def test_a_directory_without_a_job_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"no job was started here \(there is no key.json\)"):
-        status.ask(tmp_path)
-
-
-def started(run_dir: Path, *nodes: NodeProcesses) -> None:
-    RunKey.new().save(run_dir / "key.json")
-    for i, processes in enumerate(nodes):
-        reporter = Reporter(run_dir, node=f"n-{i}")
-        reporter.list_processes(processes)
-        reporter.close()
-
-
-def test_a_job_without_sidecars_is_starting(tmp_path: Path) -> None:
-    started(tmp_path)
-    with pytest.raises(NotFoundError, match="the job is starting"):
-        status.ask(tmp_path)
-
-
-def test_a_job_that_is_over_says_how_it_ended(tmp_path: Path) -> None:
-    started(tmp_path, NodeProcesses(agent=1, sidecar=0))
-    writer = EventWriter(events_file(tmp_path, "launcher"), node="launcher")
-    writer.write(JobEnded(ok=False, message="it crashed"), source="launcher")
-    writer.close()
-    with pytest.raises(NotFoundError, match=r"the job is over \(it crashed\)"):
-        status.ask(tmp_path)
-
-
-def test_a_job_of_which_no_sidecar_answers_names_each(tmp_path: Path) -> None:
-    gone = NodeProcesses(agent=1, sidecar=2, address="tcp://127.0.0.1:9")
-    started(tmp_path, gone, NodeProcesses(agent=1, sidecar=0))
-    with pytest.raises(PeerError, match="no sidecar answers") as caught:
-        status.ask(tmp_path)
-    assert "n-0: tcp://127.0.0.1:9" in str(caught.value)
-    assert "n-1: its sidecar is down" in str(caught.value)
-
-
-def test_nodes_are_found_by_the_names_they_have(tmp_path: Path) -> None:
-    started(tmp_path, NodeProcesses(agent=1, sidecar=2), NodeProcesses(agent=3, sidecar=4))
-    found = read_all_processes(tmp_path)
-    assert {node: each.agent for node, each in found.items()} == {"n-0": 1, "n-1": 3}

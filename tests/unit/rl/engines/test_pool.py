@@ -1,0 +1,117 @@
+"""A pool adds tokens of the ledger's samples one by one, from engines that come and go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from own_loops import LIMITS, Job
+from torch import Tensor
+
+from holdfast.ckpt.errors import PeerError
+from holdfast.elastic.errors import ConfigError, JobFailedError
+from holdfast.rl import EnginePool, Place, SampledToken, Trajectory
+
+
+class Noise:
+    """An engine whose tokens follow from their places; its N-th token of all is its last one.
+
+    A restart gives it version 0 again.
+    """
+
+    capacity = 2
+
+    def __init__(self, *, version: int = 0, lost_after: int = 1 << 30, ready: bool = True) -> None:
+        self.version, self._left = version, lost_after
+        self.loads: list[int] = []
+        self.is_up = ready
+        self._lock = threading.Lock()
+
+    def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+        answer = len(ids) - place.prompt
+        while True:
+            with self._lock:
+                self._left -= 1
+                if self._left < 0:
+                    self.version, self._left = 0, 1 << 30
+                    raise PeerError("it broke off")
+            token = (place.ordinal + place.sample + answer) % 8
+            answer += 1
+            yield SampledToken(token, -float(answer), self.version)
+            if LIMITS.over(place.prompt, answer, token):
+                return
+
+    def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        if not self.is_up:
+            raise PeerError("it is not there")
+        self.version = version
+        self.loads.append(version)
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+def trained(*engines: Noise, steps: int = 2, **given: Any) -> list[list[Trajectory]]:
+    """Return the batches of a loop that samples with a pool."""
+    job, pool = Job(), EnginePool(engines, retry_s=0.01, **given)
+    rollouts = job.enter("p")
+    found = []
+    for step in range(steps):
+        answers = list(rollouts.samples())
+        pool.load({}, version=step)
+        pool.finish(answers)
+        found.append(rollouts.batch())
+        job.completed = job.run.completed = step + 1
+    assert rollouts.report()["violations"] == []
+    return found
+
+
+def test_a_step_has_whole_answers_of_its_version() -> None:
+    engine = Noise()
+    for step, batch in enumerate(trained(engine)):
+        assert all(LIMITS.finished(each) for each in batch)
+        assert {version for each in batch for version in each.token_versions} == {step}
+    assert engine.loads == [0, 1]
+
+
+@pytest.mark.parametrize("lost_after", [1, 3, 7, 17, 20])
+def test_another_engine_goes_on_and_the_lost_one_gets_the_weights_again(lost_after: int) -> None:
+    lost = Noise(lost_after=lost_after)
+    assert trained(lost, Noise()) == trained(Noise())
+    assert set(lost.loads) == {0, 1}
+
+
+def test_an_engine_that_is_away_gets_the_weights_before_it_samples() -> None:
+    away = Noise(ready=False)
+    assert trained(away, Noise()) == trained(Noise())
+    assert away.loads == []
+
+
+def test_idle_is_called_while_no_token_comes() -> None:
+    class Slow(Noise):
+        def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+            assert called.wait(60)
+            yield from super().generate(ids, place)
+
+    called = threading.Event()
+    rollouts = Job().enter("p")
+    EnginePool([Slow()]).finish(list(rollouts.samples()), idle=called.set)
+    assert len(rollouts.batch()) == 4
+
+
+def test_no_engine_for_long_ends_the_job_with_the_last_failure() -> None:
+    with pytest.raises(JobFailedError, match=r"from any of 1 engines .*it is not there.*start"):
+        trained(Noise(ready=False), wait_s=0.2)
+
+
+def test_what_no_other_try_would_mend_is_raised_at_once() -> None:
+    class Wrong(Noise):
+        def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+            raise ConfigError("never")
+            yield
+
+    with pytest.raises(ConfigError, match="never"):
+        trained(Wrong())

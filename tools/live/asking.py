@@ -1,0 +1,94 @@
+"""Asks the sidecars of a running job for their status."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
+from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
+from holdfast.elastic.events import JobEnded, decode
+from holdfast.elastic.events.log import events_file
+from holdfast.tools.show.node_status import NodeStatus
+
+TIMEOUT_S: Final = 3.0
+"""The time that a node has for its answer."""
+
+AT_ONCE: Final = 32
+"""The nodes that are asked at the same time."""
+
+
+def ask(run_dir: Path) -> list[NodeStatus]:
+    """Return the status of every node of the job in ``run_dir``.
+
+    Raises ``NotFoundError`` if there is no job or it is over, and ``PeerError`` if no node answers.
+    A single node that does not answer is in the list with the reason.
+    """
+    key = key_of(run_dir)
+    listed = read_all_processes(run_dir)
+    if (ending := _ending(run_dir)) is not None:
+        raise NotFoundError(f"{run_dir}: the job is over ({ending}); events and logs are there")
+    if not listed:
+        raise NotFoundError(f"{run_dir}: the job is starting, no node has a sidecar yet; try again")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        nodes = list(pool.map(lambda item: _ask_node(*item, key=key), listed.items()))
+    if not any(node.status for node in nodes):
+        errors = "; ".join(f"{node.node}: {node.error}" for node in nodes)
+        raise PeerError(f"{run_dir}: no sidecar answers, the job was killed or stopped ({errors})")
+    return nodes
+
+
+def key_of(run_dir: Path) -> RunKey:
+    """Return the key of the job in ``run_dir``. Raises ``NotFoundError`` if there is none."""
+    if not run_dir.is_dir():
+        raise NotFoundError(
+            f"{run_dir}: no such directory; give the directory that `holdfast run --run-dir` got"
+        )
+    path = run_dir / "key.json"
+    if not path.exists():
+        raise NotFoundError(
+            f"{run_dir}: no job was started here (there is no key.json); give the directory that "
+            "`holdfast run --run-dir` got"
+        )
+    return RunKey.load(path)
+
+
+def _ending(run_dir: Path) -> str | None:
+    """Return how the job ended, None while it runs."""
+    try:
+        lines = events_file(run_dir, "launcher").read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    match decode(lines[-1]) if lines else None:
+        case JobEnded(message=message):
+            return message or "completed"
+        case _:
+            return None
+
+
+def _ask_node(node: str, found: NodeProcesses, *, key: RunKey) -> NodeStatus:
+    status: dict[str, Any] = {}
+    error = None
+    if not found.address:
+        error = "its sidecar is down; its agent starts another"
+    else:
+        client = SidecarClient(found.address, key, timeout_s=TIMEOUT_S)
+        try:
+            status = client.status()
+        except CkptError as failed:
+            error = str(failed)
+        finally:
+            client.close()
+    return NodeStatus(
+        node=node,
+        sidecar=found.sidecar,
+        workers=found.workers,
+        status=status,
+        error=error,
+        stragglers=found.stragglers,
+        data_troubles=found.data_troubles,
+        unreachable=found.unreachable,
+    )

@@ -1,0 +1,1 @@
+"""`holdfast logs`: the history of a run, its events and its processes' output, in time order."""

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: their table, the counts from the events, and the server of `/metrics`."""
