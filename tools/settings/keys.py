@@ -31,11 +31,14 @@ OPTIONS: Final = {
 GIVEN: Final = "given_settings"
 """Name of the arguments' attribute with the settings of `holdfast.toml` and the environment."""
 
-SECRET: Final = ("key_file", "etcd", "notice_header", "token")
+SECRET: Final = ("key_file", "etcd", "notice_header", "token", "token_file", "header")
 """Options that name a key, a secret or a program: no file may set them."""
 
-NOT_SETTINGS: Final = ("help", "config", "module", "show_settings", *SECRET)
-"""Options that no table has. ``module`` belongs to the script that the command line names."""
+NOT_SETTINGS: Final = ("help", "config", "module", "export", "bundle", "svg", *SECRET)
+"""Options that no table has.
+
+``module`` belongs to the script that the command line names; others write a file once.
+"""
 
 _STARTERS: Final = ("run", "ray")
 """Commands that start a script, and so take the settings of scripts."""
@@ -70,7 +73,8 @@ def option_keys(table: str, parser: argparse.ArgumentParser) -> dict[str, argpar
     for action in parser._actions:
         longest = max(action.option_strings, key=len, default="")
         key = longest.lstrip("-").replace("-", "_")
-        if key and key not in NOT_SETTINGS and action.dest not in elsewhere:
+        is_shown = action.help != argparse.SUPPRESS
+        if key and is_shown and key not in NOT_SETTINGS and action.dest not in elsewhere:
             found[key] = action
     return found
 

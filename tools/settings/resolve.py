@@ -16,7 +16,7 @@ BUILT_IN: Final = "default"
 SCRIPT: Final = "default, unless the script has another"
 
 
-class Source(Protocol):
+class ParsedFile(Protocol):
     """The part that resolving uses of a file of settings."""
 
     @property
@@ -64,7 +64,7 @@ class Setting:
 class SettingSources:
     """The places of settings: a file, if there is one, and the environment."""
 
-    file: Source | None
+    file: ParsedFile | None
     environment: Mapping[str, str]
 
     def origin(self, *key: str) -> str:
@@ -74,7 +74,7 @@ class SettingSources:
         return f"{self.file.path}{f':{line}' if line else ''}"
 
 
-def check_tables(file: Source, commands: Collection[str]) -> None:
+def check_tables(file: ParsedFile, commands: Collection[str]) -> None:
     """Raise ``ConfigError`` for a table or a key at the top that is none of Holdfast's."""
     known = {name for name, words in CONFIGURED.items() if words[0] in commands}
     known |= keys.groups().keys()
@@ -159,7 +159,7 @@ def _alternatives(parser: argparse.ArgumentParser, explicit: Mapping[str, Any]) 
 
 
 def _check_keys(
-    table: str, content: Mapping[str, Any], known: Collection[str], file: Source | None
+    table: str, content: Mapping[str, Any], known: Collection[str], file: ParsedFile | None
 ) -> None:
     for key in content:
         if key in known:

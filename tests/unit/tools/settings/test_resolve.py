@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools import cli
-from holdfast.tools.settings import resolve
+from holdfast.tools.settings import keys, resolve
 from holdfast.tools.settings.configured import CONFIGURED, leaf
 from holdfast.tools.settings.resolve import BUILT_IN, SCRIPT, Setting, SettingSources
 from holdfast.tools.settings.toml_file import SettingsFile
@@ -190,6 +190,15 @@ def test_tables_are_those_of_commands_and_of_groups() -> None:
         else:
             with pytest.raises(ConfigError, match=r"rehearse"):
                 script(text)
+
+
+def test_hidden_options_secrets_and_files_written_once_are_no_settings() -> None:
+    for table, words in CONFIGURED.items():
+        if words[0] in cli.COMMANDS:
+            found = keys.option_keys(table, parser_of(table))
+            assert not {"help", "config", "export", "bundle", "svg", *keys.SECRET} & found.keys()
+            assert all(action.help != argparse.SUPPRESS for action in found.values())
+            assert not any(action.required for action in found.values())
 
 
 def test_what_is_given_has_the_shape_of_overrides() -> None:
