@@ -20,7 +20,7 @@ from itertools import islice
 import torch
 
 from holdfast.ckpt.native import isal
-from holdfast.ckpt.snapshot.copy_program import PayloadBuffer, Probe, Program
+from holdfast.ckpt.snapshot.copy_program import Carried, PayloadBuffer, Probe, Program
 from holdfast.ckpt.snapshot.lanes import Lane
 
 SAMPLE = 0.02
@@ -85,19 +85,20 @@ class DeviceSample:
         units = program.exposed if share else ()
         whole = share >= _FULL
         count = len(units) if whole else min(len(units), _MOST_LOOKS)
-        chosen = [units[(i + turn * count) % len(units)] for i in range(count)]
-        self._looks: list[_DeviceLook] = []
-        for lane in {unit.lane for unit in chosen}:
-            mine = [unit for unit in chosen if unit.lane is lane]
-            windows = [
-                window_of(unit.source, turn=turn, nbytes=unit.nbytes if whole else _LOOK_BYTES)
-                for unit in mine
-            ]
-            seen = lane.look([part for part, _ in windows])
-            self._looks += [
-                _DeviceLook(lane, program.plan.pieces[unit.pieces[0]].fqn, unit.at + at, each)
-                for unit, (_, at), each in zip(mine, windows, seen, strict=True)
-            ]
+        chosen = [divmod(i + turn * count, len(units)) for i in range(count)]
+        found: dict[Lane, list[tuple[Carried, torch.Tensor, int]]] = {}
+        for visit, number in chosen:
+            unit = units[number]
+            most = unit.nbytes if whole else _LOOK_BYTES
+            part, at = window_of(unit.source, turn=visit, nbytes=most)
+            found.setdefault(unit.lane, []).append((unit, part, unit.at + at))
+        self._looks = [
+            _DeviceLook(lane, program.plan.pieces[unit.pieces[0]].fqn, at, seen)
+            for lane, parts in found.items()
+            for (unit, _, at), seen in zip(
+                parts, lane.look([part for _, part, _ in parts]), strict=True
+            )
+        ]
 
     def torn(self, room: PayloadBuffer) -> str:
         """Return the name of a tensor that was stored as it was not at that moment, or "".
