@@ -115,6 +115,7 @@ def test_an_island_that_lost_its_state_is_given_the_sea_s_weights(tmp_path: Path
         assert list((waters.meet / "asked").iterdir()) == []
 
 
+@pytest.mark.exhaustive  # the simulated seas have silent islands too
 def test_a_silent_island_is_put_out_and_comes_back_with_its_work(tmp_path: Path) -> None:
     with sea(tmp_path) as waters:
         gate = tmp_path / "gate"
