@@ -23,7 +23,7 @@ TOTAL: Final = "num_tokens"
 """The metric of TRL's trainers that is a running sum."""
 
 _PENDING: Final = ("_pending_metrics", "_pending_extra_logs")
-"""What reward functions told a GRPOTrainer about a batch that is not scored yet."""
+"""Notes of a GRPOTrainer's reward functions about a batch that is not scored yet."""
 
 _NOT_KEPT: Final = (
     "is_local_process_zero",

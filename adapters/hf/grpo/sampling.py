@@ -4,7 +4,7 @@ TRL samples, rewards and scores a round in one call, `_generate_and_score_comple
 call is made twice. First for each chunk, by the rank of its microbatch and under a seed of its own:
 it gives completions and rewards. Then for the whole round, with these in place of sampling, on
 every rank alike: it gives advantages, metrics and the slices. The log-probabilities in it are
-computed slice by slice, each on one rank. So nothing depends on the number of ranks. Where the
+computed slice by slice, each on one rank. So nothing depends on the number of ranks. If the
 rollout ledger has the completions of a round, its chunks give rewards alone.
 """
 

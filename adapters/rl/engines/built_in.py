@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from holdfast.adapters.rl.engines.protocol import Place, SampledToken, room
+from holdfast.adapters.rl.engines.protocol import SampledToken, TokenPlace, room
 from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory, TurnLimits
@@ -17,7 +17,7 @@ from holdfast.elastic.errors import ConfigError
 
 
 @dataclass(slots=True)
-class _Stream:
+class _OpenAnswer:
     """The tokens of an answer that nobody has taken yet."""
 
     tokens: deque[SampledToken] = field(default_factory=deque)
@@ -36,7 +36,7 @@ class BuiltInEngine:
     ) -> None:
         self._engine = Engine(policy=policy, limits=limits, slots=slots, seed=0, pinned=pinned)
         self._turn = threading.Condition()
-        self._streams: dict[SampleId, _Stream] = {}
+        self._streams: dict[SampleId, _OpenAnswer] = {}
         self._is_paused = False
 
     @property
@@ -44,7 +44,7 @@ class BuiltInEngine:
         """Number of slots."""
         return self._engine.slots
 
-    def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+    def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
         """Yield the tokens that follow ``ids`` (see `SamplingEngine`).
 
         It waits for a slot, and for the end of another stream of the same answer.
@@ -87,7 +87,7 @@ class BuiltInEngine:
             self._is_paused = False
             self._turn.notify_all()
 
-    def _put(self, ids: Sequence[int], place: Place) -> _Stream:
+    def _put(self, ids: Sequence[int], place: TokenPlace) -> _OpenAnswer:
         engine, answer = self._engine, tuple(ids[place.prompt :])
         with self._turn:
             if engine.version is None:
@@ -100,7 +100,7 @@ class BuiltInEngine:
             self._turn.wait_for(
                 lambda: engine.free and place.key not in self._streams and not self._is_paused
             )
-            stream = self._streams[place.key] = _Stream()
+            stream = self._streams[place.key] = _OpenAnswer()
             engine.seed = place.seed
             # The engine returns new tokens only, so these need no numbers of their own.
             begun = Trajectory(
@@ -114,7 +114,7 @@ class BuiltInEngine:
             engine.put(begun, logged=(len(answer), 0))
         return stream
 
-    def _next(self, stream: _Stream) -> SampledToken | None:
+    def _next(self, stream: _OpenAnswer) -> SampledToken | None:
         """Return the next token of a stream, None at its end; feed the engine until it is there."""
         with self._turn:
             while not stream.tokens:

@@ -33,7 +33,7 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens with their log-probabilities; ``version`` and ``reason`` if the event has them."""
 
     tokens: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def parsed(data: str, *, source: str) -> Chunk:
+def parsed(data: str, *, source: str) -> CompletionChunk:
     """Return the chunk of an event's JSON text.
 
     Raises ``CorruptError`` if it is none, and ``ConfigError`` if the server gives no token ids.
@@ -54,7 +54,7 @@ def parsed(data: str, *, source: str) -> Chunk:
     if event.error is not None:
         raise CorruptError(f"{source}: an error in the stream: {str(event.error)[:300]}")
     if not event.choices:
-        return Chunk()  # usage, or a sign of life
+        return CompletionChunk()  # usage, or a sign of life
     choice = event.choices[0]
     if choice.token_ids is None and (choice.text or choice.logprobs):
         raise ConfigError(
@@ -66,7 +66,7 @@ def parsed(data: str, *, source: str) -> Chunk:
     logprobs = tuple(math.nan if each is None else each for each in given)
     if len(logprobs) != len(tokens) or not all(each <= _ROUNDING for each in logprobs):
         raise CorruptError(f"{source}: {len(tokens)} tokens with log-probabilities {given}")
-    return Chunk(
+    return CompletionChunk(
         tokens=tokens,
         logprobs=logprobs,
         version=_number(event.weight_version, choice.weight_version, source=source),

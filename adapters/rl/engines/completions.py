@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from holdfast.adapters.rl.engines.chunks import Chunk, parsed
-from holdfast.adapters.rl.engines.protocol import Place, SampledToken, room
+from holdfast.adapters.rl.engines.chunks import CompletionChunk, parsed
+from holdfast.adapters.rl.engines.protocol import SampledToken, TokenPlace, room
 from holdfast.adapters.rl.samples.trajectory import TurnLimits
 from holdfast.ckpt import checks
 from holdfast.ckpt.errors import CorruptError, PeerError
@@ -80,7 +80,7 @@ class CompletionServer:
             trust_env=False,
         )
 
-    def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+    def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
         """Yield the tokens that follow ``ids`` (see `SamplingEngine`)."""
         most = room(self.limits, prompt=place.prompt, ids=ids)
         if not most:
@@ -120,7 +120,7 @@ class CompletionServer:
         """Close the connections."""
         self._client.close()
 
-    def _body(self, ids: Sequence[int], place: Place, most: int) -> dict[str, Any]:
+    def _body(self, ids: Sequence[int], place: TokenPlace, most: int) -> dict[str, Any]:
         position = [place.seed, place.ordinal, place.sample, len(ids)]
         body: dict[str, Any] = {
             "model": self.model,
@@ -135,7 +135,7 @@ class CompletionServer:
         }
         return body | ({"holdfast_place": position} if self.by_place else {})
 
-    def _chunks(self, body: dict[str, Any]) -> Iterator[Chunk]:
+    def _chunks(self, body: dict[str, Any]) -> Iterator[CompletionChunk]:
         """Yield the chunks of an answer; they may end before it does."""
         with self._failing():
             request = self._client.sse(
@@ -176,7 +176,7 @@ class CompletionServer:
             kind = "silent" if isinstance(error, http.TimeoutException) else "lost"
             raise PeerError(f"{self.url} is {kind}: {error or type(error).__name__}") from error
 
-    def _version_of(self, chunk: Chunk) -> int:
+    def _version_of(self, chunk: CompletionChunk) -> int:
         told = self.version if chunk.version is None else chunk.version
         if told is None:
             raise ConfigError(

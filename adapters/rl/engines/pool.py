@@ -16,7 +16,7 @@ from typing import Final
 
 from torch import Tensor
 
-from holdfast.adapters.rl.engines.protocol import Place, SampledToken, SamplingEngine
+from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.ckpt.errors import CkptError
@@ -203,7 +203,7 @@ class EnginePool:
                 self._is_stale[number] = False
 
     def _stream(
-        self, start: tuple[Tokens, Place], attempt: _Attempt, reports: queue.Queue[_Report]
+        self, start: tuple[Tokens, TokenPlace], attempt: _Attempt, reports: queue.Queue[_Report]
     ) -> None:
         """Hand on the tokens of one stream, until it ends or nobody wants them."""
         error: Exception | None = None
@@ -232,8 +232,8 @@ def _end(attempt: _Attempt, running: list[_Attempt]) -> None:
     running.remove(attempt)
 
 
-def _place_of(answer: Sample) -> Place:
-    return Place(
+def _place_of(answer: Sample) -> TokenPlace:
+    return TokenPlace(
         seed=answer.seed, ordinal=answer.ordinal, sample=answer.sample, prompt=len(answer.prompt)
     )
 

@@ -12,7 +12,7 @@ from holdfast.adapters.rl.samples.trajectory import SampleId, TurnLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TokenPlace:
     """The place of an answer: its prompt's number, its own in the group, and its first token.
 
     ``prompt`` is the number of tokens before the answer. With ``seed`` the place of a token is all
@@ -48,7 +48,7 @@ class SamplingEngine(Protocol):
     def capacity(self) -> int:
         """Number of answers that it samples at a time."""
 
-    def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+    def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
         """Yield the tokens that follow ``ids``, the prompt and the begin of its answer.
 
         It ends with the answer, by the engine's limits. If it cannot, the tokens so far count, and

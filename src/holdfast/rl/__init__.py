@@ -2,7 +2,7 @@
 
 from holdfast.adapters.rl.engines.completions import CompletionServer
 from holdfast.adapters.rl.engines.pool import EnginePool
-from holdfast.adapters.rl.engines.protocol import Place, SampledToken, SamplingEngine
+from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
 from holdfast.adapters.rl.environments.base import Action, Observation
 from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, Trajectory, TurnLimits
 from holdfast.adapters.rl.sampler_process import attach
@@ -14,11 +14,11 @@ __all__ = [
     "EnginePool",
     "Mode",
     "Observation",
-    "Place",
     "Rollouts",
     "Sample",
     "SampledToken",
     "SamplingEngine",
+    "TokenPlace",
     "Trajectory",
     "TurnLimits",
     "attach",

@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from holdfast.adapters.rl.config import preset
 from holdfast.adapters.rl.engines.built_in import BuiltInEngine
-from holdfast.adapters.rl.engines.protocol import Place
+from holdfast.adapters.rl.engines.protocol import TokenPlace
 from holdfast.adapters.rl.policy.model import build_model
 from holdfast.adapters.rl.policy.policy import full_tensors
 from holdfast.adapters.rl.weights.initial import build_policy
@@ -65,10 +65,10 @@ class Service:
         ids = body["prompt"]
         seed, ordinal, sample, position = body.get("holdfast_place", [7, body["seed"], 0, 0])
         assert position in (0, len(ids))
-        place = Place(seed=seed, ordinal=ordinal, sample=sample, prompt=len(ids))
+        place = TokenPlace(seed=seed, ordinal=ordinal, sample=sample, prompt=len(ids))
         return EventSourceResponse(self._events(ids, place, body["max_tokens"]))
 
-    async def _events(self, ids: list[int], place: Place, most: int) -> AsyncIterator[str]:
+    async def _events(self, ids: list[int], place: TokenPlace, most: int) -> AsyncIterator[str]:
         tokens = self.engine.generate(ids, place)
         try:
             async for event in self._told(tokens, most):

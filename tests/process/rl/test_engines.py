@@ -18,7 +18,7 @@ from tree import HELPERS
 
 from holdfast.adapters.rl.engines.completions import CompletionServer
 from holdfast.adapters.rl.engines.pool import EnginePool
-from holdfast.adapters.rl.engines.protocol import Place, SampledToken, SamplingEngine
+from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory, TurnLimits
 from holdfast.ckpt.errors import PeerError
@@ -70,10 +70,10 @@ def client_of(port: int, **given: Any) -> CompletionServer:
     return CompletionServer(url=url, **given)
 
 
-def of_ordinal(ordinal: int) -> tuple[tuple[int, ...], Place]:
+def of_ordinal(ordinal: int) -> tuple[tuple[int, ...], TokenPlace]:
     """Return the prompt and the place of an answer."""
     prompt = PROMPTS[ordinal % len(PROMPTS)]
-    return prompt, Place(seed=SEED, ordinal=ordinal, sample=0, prompt=len(prompt))
+    return prompt, TokenPlace(seed=SEED, ordinal=ordinal, sample=0, prompt=len(prompt))
 
 
 def alike(one: Sequence[SampledToken], other: Sequence[SampledToken]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.adapters.rl.engines.chunks import Chunk, parsed
+from holdfast.adapters.rl.engines.chunks import CompletionChunk, parsed
 from holdfast.ckpt.errors import CorruptError
 from holdfast.elastic.errors import ConfigError
 
@@ -24,16 +24,21 @@ LOGPROBS = {"token_logprobs": [-0.5, -1.5], "tokens": ["a", "b"]}
     [
         (
             event(token_ids=[3, 4], logprobs=LOGPROBS),
-            Chunk(tokens=(3, 4), logprobs=(-0.5, -1.5)),
+            CompletionChunk(tokens=(3, 4), logprobs=(-0.5, -1.5)),
         ),
-        (event(token_ids=[], finish_reason="stop"), Chunk(reason="stop")),
-        (event(finish_reason="length"), Chunk(reason="length")),
-        (event(token_ids=[], weight_version="7"), Chunk(version=7)),
-        (json.dumps({"choices": [{"token_ids": []}], "weight_version": 3}), Chunk(version=3)),
-        (json.dumps({"choices": [], "usage": {"prompt_tokens": 3}}), Chunk()),
+        (event(token_ids=[], finish_reason="stop"), CompletionChunk(reason="stop")),
+        (event(finish_reason="length"), CompletionChunk(reason="length")),
+        (event(token_ids=[], weight_version="7"), CompletionChunk(version=7)),
+        (
+            json.dumps({"choices": [{"token_ids": []}], "weight_version": 3}),
+            CompletionChunk(version=3),
+        ),
+        (json.dumps({"choices": [], "usage": {"prompt_tokens": 3}}), CompletionChunk()),
     ],
 )
-def test_an_event_gives_tokens_their_version_and_the_end(data: str, expected: Chunk) -> None:
+def test_an_event_gives_tokens_their_version_and_the_end(
+    data: str, expected: CompletionChunk
+) -> None:
     assert parsed(data, source="s") == expected
 
 

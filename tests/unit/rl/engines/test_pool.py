@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.errors import ConfigError, JobFailedError
-from holdfast.rl import EnginePool, Place, SampledToken, Trajectory
+from holdfast.rl import EnginePool, SampledToken, TokenPlace, Trajectory
 
 
 class Noise:
@@ -29,7 +29,7 @@ class Noise:
         self.is_up = ready
         self._lock = threading.Lock()
 
-    def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+    def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
         answer = len(ids) - place.prompt
         while True:
             with self._lock:
@@ -92,7 +92,7 @@ def test_an_engine_that_is_away_gets_the_weights_before_it_samples() -> None:
 
 def test_idle_is_called_while_no_token_comes() -> None:
     class Slow(Noise):
-        def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+        def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
             assert called.wait(60)
             yield from super().generate(ids, place)
 
@@ -109,7 +109,7 @@ def test_no_engine_for_long_ends_the_job_with_the_last_failure() -> None:
 
 def test_what_no_other_try_would_mend_is_raised_at_once() -> None:
     class Wrong(Noise):
-        def generate(self, ids: Sequence[int], place: Place) -> Generator[SampledToken]:
+        def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
             raise ConfigError("never")
             yield
 
