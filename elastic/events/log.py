@@ -161,28 +161,6 @@ class FreshLines:
                 if 0 <= self._most_bytes <= self._offsets[identity] - first:
                     return
 
-    def streams(self) -> list[Iterator[bytes]]:
-        """Return the lines of each file there is; each counts as seen when it is yielded.
-
-        They are for a reader that begins late, and reads the files side by side. It must come to
-        the end of all of them before it calls `new`.
-        """
-        return [self._stream(path) for path in sorted(self._directory.glob(self._pattern))]
-
-    def _stream(self, path: Path) -> Iterator[bytes]:
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            return  # renamed in this moment: its lines come with `new`
-        with file:
-            about = os.fstat(file.fileno())
-            identity = about.st_dev, about.st_ino
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offsets[identity] = self._offsets.get(identity, 0) + len(line)
-                yield line[:-1]
-
 
 class EventReader:
     """Reads the events of all writers of a run directory, as far as they are written."""

@@ -36,7 +36,8 @@ class OrderedEvents:
 
     def history(self) -> Iterator[list[Event]]:
         """Yield what is there, some events at a time; to be read to its end before `new`."""
-        merged = heapq.merge(*map(self._decoded, self._lines.streams()), key=_time_s)
+        streams = (self._decoded(lines) for _, lines in self._lines.files())
+        merged = heapq.merge(*streams, key=_time_s)
         batch: list[Event] = []
         for event in merged:
             self._look(event)
