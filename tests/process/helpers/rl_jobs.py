@@ -26,7 +26,7 @@ from holdfast.tools.leftovers import leftovers, memory_of, processes_of
 
 DEADLINE_S = 200.0
 _MODULE = "holdfast.rl"
-MAIN = (sys.executable, "-m", _MODULE)
+MAIN = (sys.executable, "-u", "-m", _MODULE)  # as the session's server
 NODES = {"a": ("trainer", "rollout"), "b": ("trainer",), "c": ("rollout",)}
 
 
