@@ -6,11 +6,11 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,9 @@ _WINDOW_CHUNKS: Final = 32
 _TASK_BYTES: Final = 4 << 20
 _TASK_CHUNKS: Final = 64
 _BASE_BITS: Final = 48
+
+ReadSoFar: TypeAlias = Callable[[int, int], None]
+"""Called while a checkpoint is read: the bytes that are in place, and those that will be."""
 
 
 def _place(chunk: PackedChunk) -> int:
@@ -76,13 +79,20 @@ def _as_shard(index: PackIndex) -> ShardIndex:
 class PackSource(Closing):
     """The packs of one step as a `ShardSource`; a pack is opened at its first read.
 
-    Safe to share between threads.
+    Safe to share between threads. ``progress`` is called by the thread that calls `scatter`.
     """
 
     def __init__(
-        self, store: Store, folder: str, packs: Mapping[int, PackIndex], *, threads: int = THREADS
+        self,
+        store: Store,
+        folder: str,
+        packs: Mapping[int, PackIndex],
+        *,
+        threads: int = THREADS,
+        progress: ReadSoFar = lambda done, total: None,
     ) -> None:
         self._store, self._folder, self._threads = store, folder, threads
+        self._progress = progress
         self.origin = f"checkpoint {store.where(folder)}"
         self.packs = packs
         self._open: dict[str, Pack] = {}
@@ -118,8 +128,14 @@ class PackSource(Closing):
             return sum(map(_run, tasks))
         with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-read") as pool:
             futures = [pool.submit(_run, task) for task in tasks]
+            sizes = [_wanted(task) for task in tasks]
+            read, done, total = 0, 0, sum(sizes)
             try:
-                return sum(future.result() for future in futures)
+                for future, nbytes in zip(futures, sizes, strict=True):
+                    read += future.result()
+                    done += nbytes
+                    self._progress(done, total)
+                return read
             finally:
                 for future in futures:
                     future.cancel()
@@ -201,6 +217,10 @@ class PackSource(Closing):
             self._open.clear()
 
 
+def _wanted(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+    return sum(array.nbytes for _, regions in task for _, array in regions)
+
+
 def _run(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
     """Read the chunks of a task; small ones that follow each other in one call."""
     read = 0
@@ -229,11 +249,18 @@ class StoreSource(PackSource):
     missing, cut off or changed.
     """
 
-    def __init__(self, root: str | Path, step: int, *, threads: int = THREADS) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        step: int,
+        *,
+        threads: int = THREADS,
+        progress: ReadSoFar = lambda done, total: None,
+    ) -> None:
         store, folder = open_store(root), step_folder(step)
         self.store, self.folder = store, folder
         self.manifest, packs = open_step(store, step)
-        super().__init__(store, folder, packs, threads=threads)
+        super().__init__(store, folder, packs, threads=threads, progress=progress)
 
     @classmethod
     def chosen(cls, root: str | Path, step: int | None, *, threads: int = THREADS) -> Self:

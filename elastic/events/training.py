@@ -57,6 +57,31 @@ class StateRestored(Event, frozen=True, kw_only=True, tag="restored"):
     good (said by rank 0)."""
 
 
+class RestoreProgressed(Event, frozen=True, kw_only=True, tag="restore_progress"):
+    """A rank has read a part of a checkpoint; told every few seconds of a long restore."""
+
+    generation: int
+    """Number of the generation that restores."""
+
+    rank: int
+    """Rank of the worker."""
+
+    step: int
+    """Step of the checkpoint."""
+
+    bytes: int
+    """Bytes of this rank's part that are in place."""
+
+    total_bytes: int
+    """Bytes of this rank's part."""
+
+    bytes_per_s: float
+    """Rate since the beginning, in bytes per second."""
+
+    left_s: float
+    """Expected time to the end, in seconds."""
+
+
 class RestoreFailed(Event, frozen=True, kw_only=True, tag="restore_failed"):
     """A restore point could not be read, and the ranks agreed on another."""
 

@@ -287,6 +287,7 @@ class Restorer(Closing):
             run=self._channel.run,
             world=self._world,
             fill=lambda source: self._fill(state, source),
+            tell=self._channel.emit,
             spilled=lambda least: self._from_disk(state, least, root=root, timeline=timeline),
         )
 

@@ -27,6 +27,7 @@ from holdfast.elastic.events import (
     NodeLeaving,
     NodeReachable,
     RestoreFailed,
+    RestoreProgressed,
     RolloutLeft,
     RolloutRecovered,
     RuleViolated,
@@ -132,6 +133,8 @@ def _of_state(event: Event) -> _Told | None:
             return "bad", text, reason
         case CheckpointDone(step=step, seconds=seconds):
             return "routine", f"checkpoint of step {step} is durable after {seconds:.2f} s", ""
+        case RestoreProgressed(rank=0):
+            return "note", " ".join(remarks(event)), ""
         case LossJudged(action="stop"):
             return "bad", " ".join(remarks(event)), ""
         case SharesChanged(shares=shares, reason=reason):

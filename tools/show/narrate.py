@@ -22,6 +22,7 @@ from holdfast.elastic.events import (
     JobStarted,
     LossJudged,
     NodeReachable,
+    RestoreProgressed,
     SidecarFailed,
     SnapshotsLeftOut,
     StragglerFound,
@@ -33,6 +34,7 @@ from holdfast.elastic.events import (
 )
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools.report.snapshot_costs import Costs
+from holdfast.tools.terminal import readable
 
 _WHAT = {
     "stopped": "was stopped",
@@ -147,6 +149,9 @@ def _checkpoint(event: Event) -> Iterator[str]:
     match event:
         case CheckpointProgress(step=step, bytes=written, total_bytes=total) if total:
             yield f"checkpoint of step {step}: {written / total:.0%} written"
+        case RestoreProgressed(rank=0, step=step, bytes=read, total_bytes=total):
+            left = f"{readable(event.bytes_per_s)}/s, {event.left_s:.0f} s left"
+            yield f"checkpoint of step {step}: {read / total:.0%} read by rank 0, {left}"
         case CheckpointWaiting(step=step, done=done):
             yield f"waiting for the checkpoint of step {step}: {done:.0%}"
         case CheckpointRetried(attempt=attempt, error=error):

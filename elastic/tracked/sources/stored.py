@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from holdfast.ckpt.checkpoints import catalog
-from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.checkpoints.source import ReadSoFar, StoreSource
 from holdfast.ckpt.errors import (
     CkptError,
     CorruptError,
@@ -27,10 +27,12 @@ from holdfast.ckpt.state.restore import RestoreReport
 from holdfast.ckpt.state.saved import ShardSource
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import RestoreProgressed
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.groups.waits import POLL_S
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.planning.plan import on_timeline
+from holdfast.elastic.tracked.sources.pacing import Pacing
 from holdfast.elastic.tracked.sources.restored import Restored
 
 _log = logging.getLogger(__name__)
@@ -64,9 +66,9 @@ class _Fault:
 class StoredCheckpoints:
     """The checkpoints below ``root``, restored in step with all other ranks.
 
-    ``fill`` restores this rank's part from a source. ``spilled`` restores the newest snapshot of
-    the nodes' disks that is of a step or later. ``touched`` says whether a failed attempt may have
-    changed the state.
+    ``fill`` restores this rank's part from a source; ``tell`` is called every few seconds of a long
+    read. ``spilled`` restores the newest snapshot of the nodes' disks that is of a step or later.
+    ``touched`` says whether a failed attempt may have changed the state.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class StoredCheckpoints:
         run: str,
         world: GenerationWorld,
         fill: Callable[[ShardSource], RestoreReport],
+        tell: Callable[[RestoreProgressed], None],
         spilled: Callable[[int], Restored | None],
     ) -> None:
         self._root, self._run, self._world = root, run, world
-        self._fill, self._spilled = fill, spilled
+        self._fill, self._tell, self._spilled = fill, tell, spilled
         self._probed = False
         self.touched = False
 
@@ -263,7 +266,7 @@ class StoredCheckpoints:
         error: CkptError | None = None
         report: RestoreReport | None = None
         try:
-            with StoreSource(self._root, step) as store:
+            with StoreSource(self._root, step, progress=self._progress(step)) as store:
                 report = self._fill(store)
         except (CorruptError, NotFoundError, StoreError) as lost:
             error = lost
@@ -285,6 +288,21 @@ class StoredCheckpoints:
             ranks=report.ranks,
         )
         return restored, None
+
+    def _progress(self, step: int) -> ReadSoFar:
+        def tell(done: int, total: int, seconds: float) -> None:
+            event = RestoreProgressed(
+                generation=self._world.generation,
+                rank=self._world.rank,
+                step=step,
+                bytes=done,
+                total_bytes=total,
+                bytes_per_s=done / seconds,
+                left_s=(total - done) * seconds / done,
+            )
+            self._tell(event)
+
+        return Pacing(tell)
 
     def _at_rank_0(self, look: Callable[[], _T], *, name: str) -> tuple[_T | None, str]:
         """Return what ``look`` returns at rank 0, at all ranks, or None and the store's refusal."""

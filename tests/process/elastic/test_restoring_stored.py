@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from restoring_ranks import (
 from sidecar_group import SidecarGroup
 
 from holdfast import ckpt
+from holdfast.ckpt.checkpoints import source
 from holdfast.ckpt.errors import CorruptError, StoreError
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.errors import JobFailedError
+from holdfast.elastic.events import RestoreProgressed
 from holdfast.elastic.membership.records import Origin
 from holdfast.elastic.tracked.sources import stored
+from holdfast.elastic.tracked.sources.pacing import Pacing
 
 pytestmark = pytest.mark.usefixtures("opened_ahead")
 
@@ -79,6 +83,21 @@ def test_a_store_that_cannot_be_written_is_refused_as_a_job_starts(
     refuse(monkeypatch, "write", error=FULL)
     results, _ = restore(group, ranks, *points, root=tmp_path / "saved", number=1)
     assert [(type(each), str(each)) for each in results] == [(StoreError, str(FULL))] * 2
+
+
+def test_the_progress_of_a_long_read_is_told(
+    group: SidecarGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_TASK_CHUNKS", 1)
+    monkeypatch.setattr(stored, "Pacing", partial(Pacing, every_s=0.0))
+    ranks = Ranks()
+    points = without_memory(group, ranks)
+    ckpt.save(tmp_path / "saved", build(7), step=7)
+    _, states = restore(group, ranks, *points, root=tmp_path / "saved")
+    assert [value(state) for state in states] == [7, 7]
+    told = [event for event in ranks.events if isinstance(event, RestoreProgressed)]
+    assert {(event.rank, event.step) for event in told} == {(0, 7), (1, 7)}
+    assert all(0 < event.bytes < event.total_bytes and event.left_s > 0 for event in told)
 
 
 @pytest.mark.usefixtures("impatient")

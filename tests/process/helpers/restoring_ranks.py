@@ -20,7 +20,7 @@ from holdfast.ckpt.memory.records import BlockSource, RestorePoint, SnapshotWorl
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.snapshot.snapshotter import Snapshotter
 from holdfast.elastic.errors import GenerationOverError
-from holdfast.elastic.events import RestoreFailed
+from holdfast.elastic.events import RestoreFailed, RestoreProgressed
 from holdfast.elastic.membership.records import GenerationRecord, Origin
 from holdfast.elastic.tracked.restoring import Restorer
 from holdfast.elastic.tracked.sources.restored import Restored
@@ -66,7 +66,7 @@ class Ranks:
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
         self.gather = ThreadGather(len(RANK_NODES)).of
-        self.events: list[RestoreFailed] = []
+        self.events: list[RestoreFailed | RestoreProgressed] = []
         self.fenced = False
 
     def check(self) -> None:

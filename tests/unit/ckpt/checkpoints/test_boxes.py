@@ -85,3 +85,16 @@ def test_a_budget_is_kept_unless_one_chunk_exceeds_it(memory: int, chunk: int) -
     assert found.threads >= 1
     assert found.tile_bytes >= 1 << 20
     assert used <= memory or (found.threads, found.tile_bytes) == (1, 1 << 20)
+
+
+def test_a_source_tells_how_far_the_reading_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.ckpt.checkpoints.source._TASK_CHUNKS", 1)
+    write_checkpoint(tmp_path, sample_arrays(), world_size=3)
+    told: list[tuple[int, int]] = []
+    with StoreSource(tmp_path, 1, progress=lambda *far: told.append(far)) as source:
+        array = sample_arrays()["model.weight"][0]
+        BoxReader(source).box("model.weight", Box(offset=(0, 0), shape=array.shape))
+    assert len(told) == 3 and told == sorted(told)
+    assert {total for _, total in told} == {array.nbytes} and told[-1][0] == array.nbytes

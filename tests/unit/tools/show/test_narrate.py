@@ -25,6 +25,7 @@ from holdfast.elastic.events import (
     JobStarted,
     LossJudged,
     NodeReachable,
+    RestoreProgressed,
     SnapshotsLeftOut,
     StepDone,
     StepProtected,
@@ -141,6 +142,18 @@ def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
     assert lines_of(
         CheckpointStarted(step=40, bytes=100),
         CheckpointProgress(step=40, bytes=43, total_bytes=100),
+        *(
+            RestoreProgressed(
+                generation=2,
+                rank=rank,
+                step=40,
+                bytes=25,
+                total_bytes=100,
+                bytes_per_s=2.5,
+                left_s=30.0,
+            )
+            for rank in (0, 1)
+        ),
         CheckpointRetried(step=40, error="it failed: full", attempt=2),
         CheckpointSkipped(step=40, reason="the store was still busy"),
         CheckpointCarried(step=40, rebuilt=()),
@@ -151,6 +164,7 @@ def test_checkpoints_are_told_of_as_far_as_people_care() -> None:
         CheckpointDone(step=40, bytes=100, seconds=1.0, bytes_per_s=100),
     ) == [
         "checkpoint of step 40: 43% written",
+        "checkpoint of step 40: 25% read by rank 0, 2 B/s, 30 s left",
         "it failed: full; trying again (2)",
         "checkpoint of step 40 was skipped: the store was still busy",
         "checkpoint of step 40 is carried over to the new generation",
