@@ -146,7 +146,7 @@ BUGS: Final = (
         "an island drops its own work although the merge does not name it",
         f"{_ISLANDS}.commands:adoption",
         _adopts_as_if_named,
-        5,
+        0,
     ),
     _bug(
         "mean-renormalised",
@@ -160,7 +160,7 @@ BUGS: Final = (
         "a work may be merged again",
         f"{_VIEW}._merged",
         _forgets_the_merged,
-        6,
+        12,
     ),
     _bug(
         "too-few",
@@ -181,14 +181,14 @@ BUGS: Final = (
         "an island that came back is put out for its silence before",
         f"{_ISLANDS}.courier:Courier._greet",
         _remembers_old_silence,
-        5,
+        7,
     ),
     _bug(
         "payload-removed",
         "an island removes payloads that others still need",
         f"{_ISLANDS}.mailbox:Mailbox.forget_before",
         _removes_payloads_early,
-        6,
+        8,
     ),
     _bug(
         "empty-founder",

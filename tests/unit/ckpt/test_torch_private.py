@@ -28,7 +28,11 @@ OTHERS = {
     "runpy": {"_run_module_as_main"},
     "subprocess": {"_args_from_interpreter_flags"},
     "sys": {"_getframe"},
-    "argparse": {"_ActionsContainer"},
+    # A parser has no public names for the list of its options, and for the text of their help.
+    "argparse": {
+        *("_ActionsContainer", "_actions", "_AppendAction", "_SubParsersAction"),
+        *("_mutually_exclusive_groups", "_group_actions", "_get_formatter", "_expand_help"),
+    },
     "collections": {"_replace"},
     "ctypes": {"_obj"},
     "multiprocessing": {"_fds", "_forkserver", "_inherited_fds", "_inheriting", "_main"},
