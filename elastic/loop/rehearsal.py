@@ -45,8 +45,8 @@ from holdfast.elastic.groups import reform
 from holdfast.elastic.groups.reform import AXES, GenerationWorld
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.loop.run import Run
-from holdfast.elastic.membership.records import GenerationRecord
-from holdfast.elastic.planning.foresight import foresee, others_train
+from holdfast.elastic.membership.records import GenerationRecord, Roster
+from holdfast.elastic.planning.foresight import foresee, knows, others_train
 from holdfast.elastic.seeding import kept, seed_all
 from holdfast.elastic.tracked.handover import Wish
 from holdfast.elastic.tracked.keeper import NOTHING, StateKeeper, with_own
@@ -59,6 +59,7 @@ SIGNAL: Final = signal.SIGRTMIN + 12
 """Signal that ends a rehearsal that takes too long, inside the function; scripts do not use it."""
 
 _ROSTER_WAIT_S: Final = 5.0
+_ROSTER_POLL_S: Final = 0.1
 _PROTECTED_WAIT_S: Final = 10.0
 _AGAIN_S: Final = 5.0
 
@@ -200,8 +201,18 @@ class WarmJoin:
         same = generation is not None and generation.number == self._generation
         return same and others_train(roster) and not self._channel.stopped()
 
+    def _own_roster(self) -> Roster:
+        """Return the roster once this worker is in it: a forked one may begin before that."""
+        channel, until_s = self._channel, time.monotonic() + _ROSTER_WAIT_S
+        while True:
+            version, roster = channel.roster_version(), channel.roster()
+            known = knows(roster, incarnation=channel.incarnation)
+            if known or not self._goes_on() or time.monotonic() > until_s:
+                return roster
+            channel.await_roster(after=version, timeout_s=_ROSTER_POLL_S)
+
     def _foresee(self, donors: Donors) -> tuple[GenerationRecord, int] | None:
-        roster = self._channel.roster()
+        roster = self._own_roster()
         if roster.generation is None:
             return None
         world = roster.generation.snapshots

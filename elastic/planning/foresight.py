@@ -44,6 +44,11 @@ def others_train(roster: Roster) -> bool:
     )
 
 
+def knows(roster: Roster, *, incarnation: str) -> bool:
+    """Return whether a worker is in the roster, as a trainer that lives."""
+    return any(worker.incarnation == incarnation for _, worker in _trainers(roster))
+
+
 def foresee(
     roster: Roster,
     *,

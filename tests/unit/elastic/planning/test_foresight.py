@@ -13,7 +13,7 @@ from holdfast.elastic.membership.records import (
     Roster,
     WorkerState,
 )
-from holdfast.elastic.planning.foresight import foresee, others_train
+from holdfast.elastic.planning.foresight import foresee, knows, others_train
 from holdfast.elastic.planning.plan import plan
 
 NUMBER = 5
@@ -65,6 +65,13 @@ def test_the_rank_is_the_one_that_the_plan_gives(members: int) -> None:
         ranks = {member.incarnation: member.rank for member in planned.members}
         assert found[1] == ranks[me]
         assert (found[0].mesh, found[0].number) == (planned.mesh, planned.number)
+
+
+def test_a_roster_from_before_a_worker_began_does_not_know_it() -> None:
+    nodes, record = training(2, joiner=2)
+    me = nodes[-1].workers[0].incarnation
+    assert knows(Roster(nodes=tuple(nodes), generation=record), incarnation=me)
+    assert not knows(Roster(nodes=tuple(nodes[:-1]), generation=record), incarnation=me)
 
 
 def test_a_spare_is_prepared_for_the_last_rank() -> None:
