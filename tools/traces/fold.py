@@ -32,6 +32,6 @@ class Traces:
         """Yield the spans that are not complete, with an error that says so."""
         for part in self._parts:
             yield from part.close(self._newest_s)
-            # What was told is forgotten: a second end of the job tells it no more.
+            # Traces that were handed on are forgotten, so a second end of the job repeats none.
         run = self._parts[0].run
         self._parts = (GenerationTraces(run), JoinTraces(run), CheckpointTraces(run))
