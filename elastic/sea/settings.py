@@ -84,6 +84,7 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     ),
     "founders": _ONE,
     "age_limit": checks.count(0, remedy="give 0 or more merges"),
+    "data": checks.one_of("own", "dealt"),
 }
 
 
@@ -106,6 +107,9 @@ class Islands:
     With ``least_every`` an island that is slower than others takes fewer steps between two tides,
     by the speeds that the records state, so that the others need not wait for it; ``every`` are the
     steps of the fastest, and nobody takes fewer than ``least_every``.
+
+    ``data``: each island trains on its ``"own"`` data set, or in an order of its own; or the
+    logbook deals the samples of one that all have (``"dealt"``), each of an epoch to one island.
     """
 
     name: str = ""
@@ -120,6 +124,7 @@ class Islands:
     founders: int = 1
     age_limit: int = 4
     least_every: int | None = None
+    data: Literal["own", "dealt"] = "own"
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _ISLANDS, error=ConfigError)
@@ -147,6 +152,11 @@ class Islands:
                 f"steps, and overlap is {self.overlap}; give a smaller overlap, or a larger "
                 "least_every"
             )
+
+    @property
+    def is_dealt(self) -> bool:
+        """True if the logbook deals the samples."""
+        return self.data == "dealt"
 
     @property
     def stride(self) -> int:

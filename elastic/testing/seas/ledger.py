@@ -21,7 +21,7 @@ Units: TypeAlias = dict[int, int]
 def quantity(name: str, step: int, portion: int, *, attempt: int = 0) -> int:
     """Return the work of an island's step: the same whenever it is executed in one attempt."""
     text = f"{name} {step} {portion} {attempt}".encode()
-    return 1 + int.from_bytes(hashlib.blake2b(text, digest_size=2).digest(), "little")
+    return 2 + int.from_bytes(hashlib.blake2b(text, digest_size=2).digest(), "little")
 
 
 def sent(own: Units) -> Units:
@@ -29,17 +29,17 @@ def sent(own: Units) -> Units:
     return {step: q - q % 2 for step, q in own.items() if q - q % 2}
 
 
-def packed(units: Units, *, island: str, lineage: int) -> bytes:
-    """Return a payload."""
-    body = json.dumps([island, lineage, sorted(units.items())]).encode()
+def packed(units: Units, *, island: str, lineage: int, trained: int = 0) -> bytes:
+    """Return a payload; ``trained`` samples of those dealt to the lineage are in it."""
+    body = json.dumps([island, lineage, sorted(units.items()), trained]).encode()
     assert len(body) <= PAYLOAD_BYTES
     return body.ljust(PAYLOAD_BYTES)
 
 
-def unpacked(payload: bytes) -> tuple[str, int, Units]:
-    """Return a payload's island, its lineage and its work."""
-    island, lineage, units = json.loads(payload)
-    return island, lineage, dict(units)
+def unpacked(payload: bytes) -> tuple[str, int, Units, int]:
+    """Return a payload's island, its lineage, its work, and the number of samples in it."""
+    island, lineage, units, trained = json.loads(payload)
+    return island, lineage, dict(units), trained
 
 
 def without(own: Units, merged: Units) -> Units:

@@ -58,6 +58,8 @@ class Oracle:
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
         self.astray: set[str] = set()
         self.stateless: set[str] = set()
+        self._streams: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+        self._in_sea: Counter[tuple[str, int, int]] = Counter()
         self.is_lost: Callable[[str], bool] = lambda _: False
         files.watch = self._written
 
@@ -85,6 +87,39 @@ class Oracle:
             raise SeaFaultError(
                 f"{island} took {steps} steps to its tide after {tide} merges, agreed are {right}"
             )
+
+    def trains(self, island: str, lineage: int, first: int, positions: list[int]) -> None:
+        """Judge the samples that a lineage trains after ``first`` others: always the same ones."""
+        known = self._streams[island, lineage]
+        for at, position in enumerate(positions, start=first):
+            if known.setdefault(at, position) != position:
+                raise SeaFaultError(
+                    f"{island} trains sample {position} as number {at} of lineage {lineage}; it "
+                    f"was {known[at]}"
+                )
+
+    def check_samples(self, total: int) -> None:
+        """Judge that every sample is in the sea once, at its end.
+
+        Some may be missing if an island did not come to its end, and nobody was there any more to
+        train them.
+        """
+        portions = range(self._settings.portions)
+        whole, part = Counter[int](), Counter[int]()
+        for (island, lineage), stream in self._streams.items():
+            upto = [self._in_sea[island, lineage, portion] for portion in portions]
+            for at, position in stream.items():
+                whole[position] += at < min(upto)
+                part[position] += at < max(upto)
+        if twice := [at for at, count in whole.items() if count > 1]:
+            raise SeaFaultError(f"samples {twice[:5]} are in the sea more than once")
+        missing = sorted(set(range(total)) - {at for at, count in whole.items() if count})
+        is_over = self.left.keys() == {"done"}
+        if missing and is_over and self._settings.share is None:
+            raise SeaFaultError(f"{len(missing)} samples are not in the sea: {missing[:5]}")
+        doubled = [at for at, count in part.items() if count > 1]
+        if doubled and is_over and self._settings.share is None:
+            raise SeaFaultError(f"samples {doubled[:5]} are in some portion more than once")
 
     def _agreed_strides(self) -> dict[str, int]:
         """Return the steps to the next tide of the members, by the speeds in the records."""
@@ -191,9 +226,13 @@ class Oracle:
         self.tide += 1
 
     def _add(self, part: dict[str, Any], portion: int) -> None:
-        island, lineage, units = ledger.unpacked(self.payload(part["island"], part["digest"]))
+        payload = self.payload(part["island"], part["digest"])
+        island, lineage, units, trained = ledger.unpacked(payload)
         if (island, lineage) != (part["island"], self._lineages[island]):
             raise SeaFaultError(f"tide {self.tide} merges work of {island} from lineage {lineage}")
+        if part["trained"] != trained:
+            raise SeaFaultError(f"{island} says {part['trained']} samples, its work has {trained}")
+        self._in_sea[island, lineage, portion] = trained
         sums = self.weights[portion]
         for step, q in units.items():
             key = island, lineage, step, portion

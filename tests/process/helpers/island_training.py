@@ -1,6 +1,7 @@
 """An island that takes very little time: its name and its way of sharding are flags.
 
-With ``--gate STEP FILE`` it waits once that step is complete, until the file exists.
+With ``--gate STEP FILE`` it waits once that step is complete, until the file exists. With
+``--epochs N`` the logbook deals it the samples, and it reports those that it trains.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import holdfast
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.elastic.islands import tensors
+from holdfast.tools import chaos
 
 
 def settings(args: argparse.Namespace) -> holdfast.Islands:
@@ -34,6 +36,7 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         patience_s=args.patience,
         founders=args.founders,
         least_every=args.least_every,
+        data="dealt" if args.epochs else "own",
     )
 
 
@@ -58,14 +61,24 @@ def main(args: argparse.Namespace) -> None:
             fully_shard(model, mesh=run.data_mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         run.track(model=model, optimizer=optimizer)
-        for step in run.steps(args.steps):
+        numbered = run.loader(list(enumerate(data)), batch=8, num_workers=args.workers)
+        loop = run.epochs(args.epochs, numbered) if args.epochs else run.steps(args.steps)
+        for step in loop:
             if args.gate and step == int(args.gate[0]):
                 wait_for(Path(args.gate[1]), run)
-            for batch in run.microbatches(data):
+            if args.stop and step == args.stop:
+                run.stop()
+            trained: list[int] = []
+            for found in run.microbatches(numbered if args.epochs else data):
+                numbers, batch = found if args.epochs else (torch.tensor([]), found)
+                trained += numbers.tolist()
                 loss = (model(batch).squeeze(-1) - batch.sum(-1).sin()).square().mean()
                 run.backward(loss)
                 run.log(loss=loss)
+            line = {"rank": run.rank, "attempt": args.attempt + run.generation}
+            chaos.samples(step + 1, trained, epoch=numbered.epoch, **line)
             run.step(optimizer)
+            chaos.step(step + 1, **line)
             time.sleep(args.pace)
         result = {"hash": state_hash({"model": model}), "loss": run.metrics["loss"]}
         if run.is_leader:
@@ -80,6 +93,10 @@ if __name__ == "__main__":
     parser.add_argument("--meet", required=True)
     parser.add_argument("--result", required=True)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--stop", type=int, default=0)
+    parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--least-every", type=int)
     parser.add_argument("--bits", type=int, default=4)
