@@ -60,6 +60,9 @@ class Oracle:
         self.stateless: set[str] = set()
         self._streams: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
         self._in_sea: Counter[tuple[str, int, int]] = Counter()
+        self._trained_s: dict[str, float] = {}
+        self._returned_s = -math.inf
+        self._done = set[str]()
         self.is_lost: Callable[[str], bool] = lambda _: False
         files.watch = self._written
 
@@ -91,6 +94,8 @@ class Oracle:
     def trains(self, island: str, lineage: int, first: int, positions: list[int]) -> None:
         """Judge the samples that a lineage trains after ``first`` others: always the same ones."""
         known = self._streams[island, lineage]
+        if island in self.members and self._lineages[island] == lineage:
+            self._trained_s[island] = self._clock()
         for at, position in enumerate(positions, start=first):
             if known.setdefault(at, position) != position:
                 raise SeaFaultError(
@@ -101,8 +106,8 @@ class Oracle:
     def check_samples(self, total: int) -> None:
         """Judge that every sample is in the sea once, at its end.
 
-        Some may be missing if an island did not come to its end, and nobody was there any more to
-        train them.
+        Some may be missing if an island did not come to its end, and nobody trained any more who
+        could have got them.
         """
         portions = range(self._settings.portions)
         whole, part = Counter[int](), Counter[int]()
@@ -114,11 +119,11 @@ class Oracle:
         if twice := [at for at, count in whole.items() if count > 1]:
             raise SeaFaultError(f"samples {twice[:5]} are in the sea more than once")
         missing = sorted(set(range(total)) - {at for at, count in whole.items() if count})
-        is_over = self.left.keys() == {"done"}
-        if missing and is_over and self._settings.share is None:
+        trained_s = max((self._trained_s.get(each, 0.0) for each in self._done), default=0.0)
+        if missing and trained_s > self._returned_s + LATELY_S:
             raise SeaFaultError(f"{len(missing)} samples are not in the sea: {missing[:5]}")
         doubled = [at for at, count in part.items() if count > 1]
-        if doubled and is_over and self._settings.share is None:
+        if doubled and self._returned_s < 0:
             raise SeaFaultError(f"samples {doubled[:5]} are in some portion more than once")
 
     def _agreed_strides(self) -> dict[str, int]:
@@ -178,6 +183,10 @@ class Oracle:
         if self.members.pop(island, None) is None:
             raise SeaFaultError(f"{island} left, but took no part")
         self.left[why] += 1
+        if why == "done":
+            self._done.add(island)
+        if why != "done" or self._settings.share is not None:
+            self._returned_s = self._clock()
         if why == "silent":
             self._silent(island)
             self.stateless.add(island)  # the others may remove what it would need

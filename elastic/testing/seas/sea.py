@@ -139,6 +139,8 @@ class _Sea:
         self._oracle.is_lost = self._is_lost
 
     def _is_lost(self, island: str) -> bool:
+        if self._crews[0].data is not None and not self._oracle.members:
+            return True  # one that was put out gave its samples up, so the sea went on to its end
         others = (model for name, model in self._models.items() if name != island)
         return not any(model.final is None and model.snapshots for model in others)
 
