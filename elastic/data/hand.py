@@ -18,12 +18,13 @@ from holdfast.elastic.sea.records import DealtData
 class HandNumbers(Protocol):
     """The numbers of a hand: ``dealt`` samples, ``taken`` of them trained, ``blocks`` the others.
 
-    They are those of the island's present lineage.
+    They are those of the island's present lineage. ``over``: it trains no more.
     """
 
     dealt: int
     taken: int
     blocks: Blocks
+    over: bool
 
 
 class Hand:
@@ -97,9 +98,14 @@ class Hand:
         return dealing.count(self._shown[1])
 
     @property
+    def is_over(self) -> bool:
+        """True if the island trains no more."""
+        return self._numbers().over
+
+    @property
     def is_empty(self) -> bool:
-        """True if no sample is left, and the epochs have an end."""
-        return self._epochs is not None and not self._shown[1]
+        """True if no sample is left, and the epochs have an end; or the island trains no more."""
+        return self.is_over or (self._epochs is not None and not self._shown[1])
 
     @property
     def taken(self) -> int:

@@ -67,10 +67,12 @@ class Arrival:
         tide, logbook = self._adopted(), self._courier.logbook
         has_adopted = tide > self._first
         if self._islands.is_dealt and self._courier.is_put_out:
-            return EnterAnew(keeps=True), []
+            return EnterAnew(keeps=True), []  # others have its samples
         if tide in logbook.merged and not (has_adopted and self._takes_one):
             return self._adoption(tide)
         if not self._courier.is_member and (logbook.left != "done" or not has_adopted):
+            if self._islands.is_dealt:
+                return EnterAnew(keeps=True), []
             self._courier.rejoin(tide=tide, weight=self._weight)
         if has_adopted:
             more = logbook.dealt_since(self._dealt())

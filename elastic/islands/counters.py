@@ -44,7 +44,8 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     ``place`` is that in the logbook after the merges adopted, "" at its begin. ``departs`` is the
     step of the next tide where islands take steps by their speed.
     Of the samples that the logbook deals, this lineage has got ``dealt`` and trained ``taken``;
-    ``blocks`` are the others. It wants to have ``need`` in hand.
+    ``blocks`` are the others. It wants to have ``need`` in hand. ``over``: it has dropped its own
+    work at its last step, so it trains no more.
     """
 
     island: str
@@ -65,6 +66,7 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     dealt: int = 0
     taken: int = 0
     blocks: Blocks = ()
+    over: bool = False
 
 
 class IslandCounters:
@@ -107,7 +109,7 @@ class IslandCounters:
         now = self.now
         now.lineage, now.sents, now.marks = NONE, [], []
         now.dealt = now.taken = 0
-        now.blocks = ()
+        now.blocks, now.over = (), False
         now.pace = 1
         if not keeps:
             now.adopted = now.entered = 0

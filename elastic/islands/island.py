@@ -240,7 +240,7 @@ class Island:
         In a sea that nothing disturbs a merge has dealt them before.
         """
         hand, now = self.hand, self._counters.now
-        if hand is None or hand.left >= hand.batch:
+        if hand is None or hand.is_over or hand.left >= hand.batch:
             return
         with self._pulse.phase(WorkerPhase.WAIT):
             said = self._together.settled(self._ask(upto=hand.taken + now.need))
@@ -397,6 +397,7 @@ class Island:
             self.kept()
             self._arrive(tensors, hurries=True)
         tensors.take_weights()
+        self._counters.now.over = True
 
     def _depart(self, tensors: SeaTensors) -> None:
         """Take the progress of the portions that are due as works of the next tides."""

@@ -239,7 +239,7 @@ class _Run:
         if self._hand is None:
             return self._s.step >= self._m.steps
         self._refill()
-        return self._hand.left == 0
+        return self._hand.is_empty
 
     def _train(self) -> None:
         s, hand = self._s, self._hand
@@ -294,7 +294,7 @@ class _Run:
 
     def _refill(self) -> None:
         hand, courier, now = self._hand, self._courier, self._counters.now
-        if hand is None or courier is None or hand.left >= hand.batch:
+        if hand is None or courier is None or hand.is_over or hand.left >= hand.batch:
             return
         asking = Asking(
             courier,
@@ -420,7 +420,7 @@ class _Run:
                 self._depart()
                 self._send()
                 self._arrive(hurries=True)
-            s.own = [{} for _ in s.own]
+            s.own, s.numbers.over = [{} for _ in s.own], True
         elif self._counters.departs(s.step, self._islands):
             if s.departed is not None:
                 m._oracle.check_stride(m.name, now.adopted, s.step - s.departed)

@@ -119,7 +119,8 @@ class Oracle:
         if twice := [at for at, count in whole.items() if count > 1]:
             raise SeaFaultError(f"samples {twice[:5]} are in the sea more than once")
         missing = sorted(set(range(total)) - {at for at, count in whole.items() if count})
-        trained_s = max((self._trained_s.get(each, 0.0) for each in self._done), default=0.0)
+        never = -math.inf
+        trained_s = max((self._trained_s.get(each, never) for each in self._done), default=never)
         if missing and trained_s > self._returned_s + LATELY_S:
             raise SeaFaultError(f"{len(missing)} samples are not in the sea: {missing[:5]}")
         doubled = [at for at, count in part.items() if count > 1]
