@@ -54,8 +54,8 @@ def test_the_samples_of_an_island_that_does_not_come_back_are_trained_by_another
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with sea(tmp_path) as waters:
-        patient = ("--patience", 5)
-        waters.start("oslo", *_flags(tmp_path, "oslo"), *patient, "--workers", 2)
+        patient = ("--patience", 20)
+        waters.start("oslo", *_flags(tmp_path, "oslo"), *patient)
         gated = ("--gate", 9, tmp_path / "never")
         waters.start("lima", *_flags(tmp_path, "lima"), *patient, *gated)
         waters.until(lambda: len(waters.records("merged")) >= 2)
