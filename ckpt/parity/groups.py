@@ -144,7 +144,7 @@ class _Draft:
 
     @property
     def is_careless(self) -> bool:
-        """Whether the loss of a wide domain costs a group too much, though it need not."""
+        """The loss of a wide domain costs some group too much, though it need not."""
         return bool(self._wide) and any(
             most > self._parity
             for group in self.groups

@@ -1,4 +1,4 @@
-"""How long memory keeps steps: the formulas agree with nodes, racks and feeds that are drawn."""
+"""The formulas of losses agree with nodes, racks and feeds that are drawn."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_memory_loses_steps_as_often_as_in_years_that_are_lived_through(
 def lived(planned: PlannedJob, *, window_s: float, seconds: float) -> int:
     """Return how often more nodes of a group are gone at once than its parity makes good.
 
-    What a group has lost is made good together, at a random time after its newest loss.
+    A group makes all of its losses good together, at a random time after the newest.
     """
     nodes, racks, feeds = planned.nodes, planned.racks, planned.feeds
     rack_of = [node * racks // nodes if racks else node for node in range(nodes)]
