@@ -37,7 +37,7 @@ _BEATS: Final = 3
 class Entrance:
     """One island on its way in. ``first`` is the digest of its first weights.
 
-    ``adopted`` are the merges in the sea's weights that it has, None if it has none. Where the
+    ``adopted`` are the merges in the sea's weights that it has, None if it has none. If the
     logbook deals samples, ``dealt`` is their data set and ``need`` the number that it wants; it
     trains once it got them.
     """

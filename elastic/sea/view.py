@@ -40,7 +40,7 @@ class SeaMember:
     what was merged already. ``bases`` are the newest bases that it stated, ``step_us`` the last
     microseconds of a step, 0 before.
 
-    Where the logbook deals samples, ``dealt`` are those that its lineage got so far, ``blocks`` the
+    If the logbook deals samples, ``dealt`` are those that its lineage got so far, ``blocks`` the
     last of them, which some portion has not merged; ``trained`` has for each portion those that are
     merged. It wants to have ``need`` more than it trained.
     """
