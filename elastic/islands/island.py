@@ -44,6 +44,8 @@ from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.giving import Giving, remove_given
+from holdfast.elastic.islands.haul.freight import Freight, Haul, on_thread
+from holdfast.elastic.islands.haul.line import Lines
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -87,7 +89,7 @@ class Island:
         self._counters = IslandCounters(self._islands.name, portions=self._islands.portions)
         self._tensors: SeaTensors | None = None
         self._store = open_store(self._islands.meet)
-        self._mailbox = Mailbox(self._store)
+        self._mailbox = Mailbox(self._store, lines=Lines.of(*self._islands.bytes_per_s))
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._giving = Giving(self._mailbox, name=self._islands.name)
         self._together = Together(
@@ -232,6 +234,7 @@ class Island:
             sign=self._sign,
             told=self._tell_published,
             remove=remove_given,
+            freight=Freight(self._mailbox, lines=self._mailbox.lines, submit=on_thread),
         )
         self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
@@ -257,6 +260,8 @@ class Island:
             waiting_s=0.0 if since_s is None else time.monotonic() - since_s,
             sent_bytes=self._mailbox.sent,
             fetched_bytes=self._mailbox.fetched,
+            step_s=self._pace.recent_s,
+            line=self._mailbox.lines.figures,
         )
 
     def _needs(self) -> int:
@@ -270,7 +275,7 @@ class Island:
                 step = -1
         return self._counters.adopted_at(step)
 
-    def _tell_published(self, work: Work) -> None:
+    def _tell_published(self, work: Work, seconds: float) -> None:
         self._channel.emit(
             TidePublished(
                 tide=work.tide,
@@ -278,6 +283,7 @@ class Island:
                 weight=work.weight,
                 bytes=work.nbytes,
                 sent_bytes=self._mailbox.sent,
+                seconds=seconds,
             )
         )
 
@@ -418,8 +424,9 @@ class Island:
         (state,) = tensors.digests([said.portion])
         step, named = self._keeper.cursor.step, said.own >= 0
         self._counters.note_adopted(said.portion, state=state, step=step, named=named)
+        moved = Haul()
         if self._errands is not None:
-            self._errands.courier.adopted(said.tide)
+            moved = self._errands.courier.adopted(said.tide)
         self._emit(
             TideAdopted(
                 tide=said.tide,
@@ -431,6 +438,8 @@ class Island:
                 state=state,
                 waited_s=waited_s,
                 fetched_bytes=self._mailbox.fetched,
+                bytes=moved.fetched_bytes,
+                seconds=moved.seconds,
             )
         )
 

@@ -61,6 +61,7 @@ def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_
     with sea(tmp_path) as waters:
         gate, other_gate = tmp_path / "gate", tmp_path / "other gate"
         flags = waters.flags("lima", *TWO, "--fsdp", "--parity", 1, "--gate", 13, gate)
+        flags += ["--line", "1Mbit/s"]
         config = trainers(SCRIPT, flags, run_dir=tmp_path / "run", nodes=2)
         waters.start("oslo", *TWO, "--gate", 13, other_gate)
         with launched(config) as job:
@@ -76,6 +77,9 @@ def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_
             assert handed[0]["step"] <= 18
             other_gate.touch()
             assert job.finish().ok
+            sent, adopted = job.events("tide_published"), job.events("tide_adopted")
+            assert all(each["seconds"] > 0 for each in sent)
+            assert {each["bytes"] for each in adopted} == {each["bytes"] for each in sent}
         (other,) = waters.finish("oslo")
         found = json.loads(waters.result("lima").read_text())
         assert found["hash"] == other["hash"] == quiet["hash"]
