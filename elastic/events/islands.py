@@ -93,6 +93,9 @@ class TideAdopted(Event, frozen=True, kw_only=True, tag="tide_adopted"):
     seconds: float = 0.0
     """Seconds that these took, one after another."""
 
+    direct_bytes: int = 0
+    """Bytes of these that other islands gave, without the store."""
+
 
 class WeightsGiven(Event, frozen=True, kw_only=True, tag="weights_given"):
     """This island has given the sea's weights to one that asked for them."""

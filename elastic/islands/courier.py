@@ -142,6 +142,11 @@ class Courier:
         self.logbook.forget_before(tide)
         return moved
 
+    def address(self, island: str) -> str:
+        """Return where an island gives its payloads, "" if it does not, or gave no sign yet."""
+        sign = self._signs.get(island)
+        return "" if sign is None else sign.address
+
     def request(self) -> Asked | None:
         """Return a request for the sea's weights that it is this island's turn to answer."""
         return self._requests.mine(self.logbook.view.members, self._clock())

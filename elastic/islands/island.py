@@ -28,7 +28,7 @@ from holdfast.elastic.events import (
     TidePublished,
     WeightsGiven,
 )
-from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.groups.reform import GenerationWorld, host_of
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
@@ -44,6 +44,7 @@ from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.giving import Giving, remove_given
+from holdfast.elastic.islands.haul.direct import Direct, sea_key
 from holdfast.elastic.islands.haul.freight import Freight, Haul, on_thread
 from holdfast.elastic.islands.haul.line import Lines
 from holdfast.elastic.islands.logbook import SeaLogbook
@@ -98,6 +99,9 @@ class Island:
             patience_s=self._islands.patience_s,
             wish=lambda: wish_of(channel, world),
         )
+        key = self._islands.key
+        self._sea_key = sea_key(key, run=channel.key) if key else None
+        self._direct: Direct | None = None
         self._is_put_off = False
         self._pace = OwnPace(time.perf_counter)
         self._courier: Courier | None = None
@@ -221,9 +225,18 @@ class Island:
         self._open()
 
     def _open(self) -> None:
-        """Start the courier at rank 0."""
+        """Start the courier at rank 0, and serve its payloads to the other islands."""
         if self._world.rank:
             return
+        if self._sea_key is not None and self._direct is None:
+            self._direct = Direct(
+                self._sea_key,
+                host=host_of(self._channel.sidecar),
+                place=self._islands.place,
+                lines=self._mailbox.lines,
+                digest_of=digest_of,
+                patience_s=self._islands.patience_s,
+            )
         self._courier = Courier(
             self._logbook,
             self._mailbox,
@@ -234,8 +247,12 @@ class Island:
             sign=self._sign,
             told=self._tell_published,
             remove=remove_given,
-            freight=Freight(self._mailbox, lines=self._mailbox.lines, submit=on_thread),
+            freight=Freight(
+                self._mailbox, lines=self._mailbox.lines, peers=self._direct, submit=on_thread
+            ),
         )
+        if self._direct is not None:
+            self._direct.address_of = self._courier.address
         self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
     def _is_protected(self, step: int) -> bool:
@@ -262,6 +279,7 @@ class Island:
             fetched_bytes=self._mailbox.fetched,
             step_s=self._pace.recent_s,
             line=self._mailbox.lines.figures,
+            address="" if self._direct is None else self._direct.address,
         )
 
     def _needs(self) -> int:
@@ -440,6 +458,7 @@ class Island:
                 fetched_bytes=self._mailbox.fetched,
                 bytes=moved.fetched_bytes,
                 seconds=moved.seconds,
+                direct_bytes=moved.direct_bytes,
             )
         )
 
@@ -485,6 +504,9 @@ class Island:
     def close(self) -> None:
         """Stop the courier, and release the tensors."""
         self._close_errands()
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         self._tensors = None
 
     def _end_errands(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.types import learn
+
+Address: TypeAlias = Annotated[str, Meta(pattern=r"\A(tcp://[A-Za-z0-9.-]{1,253}:\d{1,5})?\Z")]
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
@@ -32,7 +35,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     adopted only the ones before. After ``step`` steps it has adopted ``tide`` merges. ``waiting_s``
     are the seconds for which it waits by now, 0 while it trains; ``sent_bytes`` and
     ``fetched_bytes`` are those of payloads since its generation began. ``step_s`` are the seconds
-    of a step of late.
+    of a step of late. At ``address`` others get its payloads, "" where they go by the store alone.
     """
 
     island: str
@@ -46,6 +49,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fetched_bytes: int = 0
     step_s: float = 0.0
     line: LineFigures = LineFigures()
+    address: Address = ""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,8 @@ Bits: TypeAlias = Literal[4, 8, 16, 32]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """The names of islands: they are parts of file names."""
 
+_PLACE: Final = re.compile(r"([A-Za-z0-9.-]{0,253})(?::(\d{1,5}))?")
+
 _ONE = checks.count(1, remedy="give 1 or more")
 _BITS: Final = (4, 8, 16, 32)
 
@@ -29,6 +31,13 @@ def _name(value: object) -> str:
     if value == "" or (isinstance(value, str) and NAME.fullmatch(value)):
         return ""
     return "give up to 63 letters, digits, '.', '_' and '-' that begin with a letter or digit"
+
+
+def _address(value: object) -> str:
+    found = _PLACE.fullmatch(value) if isinstance(value, str) else None
+    if found is not None and int(found[2] or 0) < 1 << 16:
+        return ""
+    return "give HOST, HOST:PORT or :PORT, at which the other islands reach this one"
 
 
 _NESTEROV: Final[Mapping[str, checks.Rule]] = {
@@ -90,6 +99,8 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     "age_limit": checks.count(0, remedy="give 0 or more merges"),
     "uplink": checks.size_or_none(remedy=_RATE),
     "downlink": checks.size_or_none(remedy=_RATE),
+    "key": checks.instance(str, remedy="give the path of a key file, as a string"),
+    "address": _address,
 }
 
 
@@ -115,6 +126,11 @@ class Islands:
 
     ``uplink`` and ``downlink`` declare this island's line, as in ``"20Mbit/s"``: payloads go no
     faster, so that they leave room for all else.
+
+    With ``key``, the path of the sea's key file (``holdfast islands key FILE``), islands give each
+    other their payloads without the store, where they reach each other. ``address`` is the
+    ``HOST``, ``HOST:PORT`` or ``:PORT`` at which the others reach this island; by default its own
+    address, at any port.
     """
 
     name: str = ""
@@ -131,6 +147,8 @@ class Islands:
     least_every: int | None = None
     uplink: str | int | None = None
     downlink: str | int | None = None
+    key: str = ""
+    address: str = ""
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _ISLANDS, error=ConfigError)
@@ -164,6 +182,12 @@ class Islands:
     def bytes_per_s(self) -> tuple[int, int]:
         """The declared rates up and down in bytes per second, 0 for none."""
         return self._rate("uplink"), self._rate("downlink")
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The host and port at which others reach this island; "" and 0: they are not given."""
+        host, _, port = self.address.partition(":")
+        return host, int(port or 0)
 
     def _rate(self, name: str) -> int:
         """Return a declared rate. Raises ``ConfigError``."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.islands.haul.line import Lines
@@ -76,8 +76,14 @@ class Files(Protocol):
         """Return a payload. Raises ``NotFoundError`` if it was removed."""
 
 
-Ask: TypeAlias = Callable[[Part, int], bytes | None]
-"""Asks an island for its payload of so many bytes; returns None if it does not give it."""
+class Peers(Protocol):
+    """The other islands, as `holdfast.elastic.islands.haul.direct.Direct` reaches them."""
+
+    def offer(self, digest: str, payload: bytes) -> None:
+        """Let the others have a payload of this island."""
+
+    def ask(self, part: Part, nbytes: int) -> bytes | None:
+        """Return an island's payload of so many bytes, None if it does not give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +109,11 @@ class Freight:
         files: Files,
         *,
         lines: Lines | None = None,
-        ask: Ask | None = None,
+        peers: Peers | None = None,
         submit: Submit = at_once,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._files, self._ask, self._submit, self._clock = files, ask, submit, clock
+        self._files, self._peers, self._submit, self._clock = files, peers, submit, clock
         self._lines = Lines() if lines is None else lines
         self._lock = threading.Lock()
         self._upload: Future[tuple[Work, float]] | None = None
@@ -128,6 +134,8 @@ class Freight:
         begins anew at the next call.
         """
         if self._upload is None:
+            if self._peers is not None:
+                self._peers.offer(work.digest, payload)
             self._upload = self._begin(lambda: self._published(work, payload))
         if not self._upload.done():
             return None
@@ -253,7 +261,9 @@ class Freight:
     def _fetched(self, part: Part, nbytes: int) -> Fetched:
         """Return a payload, of its island if that gives it, else of the store."""
         began_s = self._clock()
-        given = self._ask(part, nbytes) if self._ask is not None and nbytes >= 0 else None
+        given = None
+        if self._peers is not None and nbytes >= 0:
+            given = self._peers.ask(part, nbytes)
         data = self._files.payload(part.island, part.digest) if given is None else given
         return Fetched(data=data, seconds=self._clock() - began_s, direct=given is not None)
 

@@ -175,11 +175,21 @@ def test_what_nobody_needs_is_released_though_it_is_under_way(freight: Freight, 
 
 
 def test_an_island_that_gives_its_payload_is_asked_before_the_store(files: Files) -> None:
-    def ask(part: Part, nbytes: int) -> bytes | None:
-        assert nbytes == 1
-        return b"!" if part.island == "a" else None
+    class Peers:
+        def __init__(self) -> None:
+            self.offered: list[bytes] = []
 
-    freight = Freight(files, ask=ask)
+        def offer(self, digest: str, payload: bytes) -> None:
+            self.offered.append(payload)
+
+        def ask(self, part: Part, nbytes: int) -> bytes | None:
+            assert nbytes == 1
+            return b"!" if part.island == "a" else None
+
+    peers = Peers()
+    freight = Freight(files, peers=peers)
+    assert freight.publish(work("c"), b"c")
+    assert peers.offered == [b"c"]
     freight.fetch((part, 1) for part in parts("ab"))
     assert freight.take(parts("ab")) == [b"!", b"b"]
     assert files.read == ["b"]
