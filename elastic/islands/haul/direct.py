@@ -49,9 +49,9 @@ def sea_key(path: str, *, run: RunKey) -> RunKey:
 class Direct:
     """One island's exchange of payloads with the others.
 
-    ``host`` is the address of this machine, ``place`` the host and port at which others reach it, ""
-    and 0 for that address and any port. ``address_of(island)`` returns where an island is reached,
-    "" if that is not known.
+    ``host`` is the address of this machine, ``place`` the host and port at which others reach it;
+    "" and 0 stand for that address and any port. ``address_of(island)`` returns the address of an
+    island, "" if it is not known.
     """
 
     def __init__(
@@ -101,7 +101,12 @@ class Direct:
         except PeerError as error:
             with self._lock:
                 self._away[address] = self._clock() + _AWAY_S
-            _log.warning("the payload of %s comes by the store: %s", part.island, error)
+            _log.warning(
+                "the payload of %s comes by the store: %s; if that island lives, compare the key "
+                "files, and see whether its address is reached from here",
+                part.island,
+                error,
+            )
             return None
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.islands.haul.line import Lines
@@ -234,7 +234,9 @@ class Freight:
         Then the lines are free for others.
         """
         with self._lock:
-            under_way = [*self._coming.values(), *([self._upload] if self._upload else [])]
+            under_way: list[Future[Any]] = [*self._coming.values()]
+        if self._upload is not None:
+            under_way.append(self._upload)
         if wait(under_way, timeout_s).not_done:
             return False
         self._lines.up.open()

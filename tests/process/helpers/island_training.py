@@ -36,6 +36,7 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         least_every=args.least_every,
         uplink=args.line,
         downlink=args.line,
+        key=args.key,
     )
 
 
@@ -89,6 +90,7 @@ if __name__ == "__main__":
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--quorum", type=float, default=0.0)
     parser.add_argument("--line")
+    parser.add_argument("--key", default="")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--parity", type=int, default=0)
     parser.add_argument("--checkpoint")
