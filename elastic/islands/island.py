@@ -46,7 +46,7 @@ from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.giving import Giving, remove_given
 from holdfast.elastic.islands.haul.direct import Direct, sea_key
 from holdfast.elastic.islands.haul.freight import Freight, Haul, on_thread
-from holdfast.elastic.islands.haul.line import Lines
+from holdfast.elastic.islands.haul.line import PacedLines
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -90,7 +90,7 @@ class Island:
         self._counters = IslandCounters(self._islands.name, portions=self._islands.portions)
         self._tensors: SeaTensors | None = None
         self._store = open_store(self._islands.meet)
-        self._mailbox = Mailbox(self._store, lines=Lines.of(*self._islands.bytes_per_s))
+        self._mailbox = Mailbox(self._store, lines=PacedLines.of(*self._islands.bytes_per_s))
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._giving = Giving(self._mailbox, name=self._islands.name)
         self._together = Together(

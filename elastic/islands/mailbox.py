@@ -10,7 +10,7 @@ import msgspec
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.store.base import Store
 from holdfast.elastic.islands import messages
-from holdfast.elastic.islands.haul.line import Line, Lines
+from holdfast.elastic.islands.haul.line import PacedLine, PacedLines
 from holdfast.elastic.islands.messages import Asked, Given, Sign
 from holdfast.elastic.sea import records
 from holdfast.elastic.sea.records import Work
@@ -29,9 +29,9 @@ def digest_of(payload: bytes) -> str:
 class Mailbox:
     """One island's access to the files of all. Payloads go by its ``lines``."""
 
-    def __init__(self, store: Store, *, lines: Lines | None = None) -> None:
+    def __init__(self, store: Store, *, lines: PacedLines | None = None) -> None:
         self.store = store
-        self.lines = Lines() if lines is None else lines
+        self.lines = PacedLines() if lines is None else lines
 
     @property
     def sent(self) -> int:
@@ -84,7 +84,7 @@ class Mailbox:
             )
         return data
 
-    def _paced_read(self, name: str, down: Line) -> bytes:
+    def _paced_read(self, name: str, down: PacedLine) -> bytes:
         """Return a file's bytes, in pieces where the line has a pace."""
         if not down.bytes_per_s:
             data = self.store.read(name)

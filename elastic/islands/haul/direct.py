@@ -16,8 +16,8 @@ from holdfast.ckpt.transport import Client, RunKey
 from holdfast.elastic.addresses import own_addresses
 from holdfast.elastic.channel.shared_key import expanded, shared_key
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.islands.haul.line import Lines
-from holdfast.elastic.islands.haul.offers import PULL, Offers, Pull, Pulled
+from holdfast.elastic.islands.haul.line import PacedLines
+from holdfast.elastic.islands.haul.offers import PULL, Offers, Pull, PulledPiece
 from holdfast.elastic.sea.records import Part
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Direct:
         *,
         host: str,
         place: tuple[str, int],
-        lines: Lines,
+        lines: PacedLines,
         digest_of: Callable[[bytes], str],
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -149,7 +149,7 @@ class Direct:
 
 def _piece(address: str, body: object, frames: list[memoryview], *, size: int) -> memoryview | None:
     try:
-        found = msgspec.convert(body, Pulled).size
+        found = msgspec.convert(body, PulledPiece).size
     except msgspec.ValidationError as error:
         raise PeerError(f"{address}: malformed answer: {error}") from error
     if found < 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.elastic.islands.haul.line import Lines
+from holdfast.elastic.islands.haul.line import PacedLines
 from holdfast.elastic.sea.records import Part, Work
 
 _AT_ONCE: Final = 4
@@ -66,7 +66,7 @@ class Fetched:
     direct: bool = False
 
 
-class Files(Protocol):
+class PayloadFiles(Protocol):
     """The payloads in the store, as `holdfast.elastic.islands.mailbox.Mailbox` has them."""
 
     def publish(self, work: Work, payload: bytes) -> Work:
@@ -76,7 +76,7 @@ class Files(Protocol):
         """Return a payload. Raises ``NotFoundError`` if it was removed."""
 
 
-class Peers(Protocol):
+class PayloadPeers(Protocol):
     """The other islands, as `holdfast.elastic.islands.haul.direct.Direct` reaches them."""
 
     def offer(self, digest: str, payload: bytes) -> None:
@@ -106,15 +106,15 @@ class Freight:
 
     def __init__(
         self,
-        files: Files,
+        files: PayloadFiles,
         *,
-        lines: Lines | None = None,
-        peers: Peers | None = None,
+        lines: PacedLines | None = None,
+        peers: PayloadPeers | None = None,
         submit: Submit = at_once,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files, self._peers, self._submit, self._clock = files, peers, submit, clock
-        self._lines = Lines() if lines is None else lines
+        self._lines = PacedLines() if lines is None else lines
         self._lock = threading.Lock()
         self._upload: Future[tuple[Work, float]] | None = None
         self._coming: dict[str, Future[Fetched]] = {}

@@ -21,7 +21,7 @@ _REMEMBERED_S: Final = 120.0
 """Seconds of transfers after which older ones count half."""
 
 
-class Line:
+class PacedLine:
     """One direction; a rate of 0 is no limit. Safe to share between threads.
 
     ``nbytes`` counts all bytes of payloads that went. `pay` raises ``StoreError`` after `close`.
@@ -93,16 +93,16 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class PacedLines:
     """Both directions of an island's line."""
 
-    up: Line = field(default_factory=Line)
-    down: Line = field(default_factory=Line)
+    up: PacedLine = field(default_factory=PacedLine)
+    down: PacedLine = field(default_factory=PacedLine)
 
     @classmethod
-    def of(cls, up_per_s: int, down_per_s: int) -> Lines:
+    def of(cls, up_per_s: int, down_per_s: int) -> PacedLines:
         """Return lines of so many bytes per second, 0 for no limit."""
-        return cls(Line(up_per_s), Line(down_per_s))
+        return cls(PacedLine(up_per_s), PacedLine(down_per_s))
 
     @property
     def figures(self) -> LineFigures:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from holdfast.ckpt.errors import BusyError, PeerError, StoreError
 from holdfast.ckpt.transport import Request, RunKey, Server
 from holdfast.ckpt.types import learn
-from holdfast.elastic.islands.haul.line import Line
+from holdfast.elastic.islands.haul.line import PacedLine
 
 PULL: Final = "payload"
 """The only operation: a piece of a payload."""
@@ -36,7 +36,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     at: Annotated[int, Meta(ge=0)]
 
 
-class Pulled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PulledPiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer, whose frame has the bytes; ``size`` is the payload's, -1: it is not here."""
 
     size: int
@@ -49,7 +49,7 @@ class Offers:
     if the address cannot be bound.
     """
 
-    def __init__(self, key: RunKey, *, host: str, port: int, up: Line) -> None:
+    def __init__(self, key: RunKey, *, host: str, port: int, up: PacedLine) -> None:
         self._up, self._lock = up, threading.Lock()
         self._payloads: OrderedDict[str, bytes] = OrderedDict()
         self._waiting: queue.Queue[tuple[Request, Pull] | None] = queue.Queue(_WAITING)
@@ -104,12 +104,12 @@ class Offers:
         with self._lock:
             payload = self._payloads.get(asked.digest)
         if payload is None:
-            request.reply(msgspec.to_builtins(Pulled(size=-1)))
+            request.reply(msgspec.to_builtins(PulledPiece(size=-1)))
             return
         room = min(MOST_PIECE_BYTES, self._up.piece_bytes)
         piece = memoryview(payload)[asked.at : asked.at + room]
         with self._up.transfer() as up:
-            request.reply(msgspec.to_builtins(Pulled(size=len(payload))), [piece])
+            request.reply(msgspec.to_builtins(PulledPiece(size=len(payload))), [piece])
             up.pay(piece.nbytes)
 
 

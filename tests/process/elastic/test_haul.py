@@ -22,7 +22,7 @@ from holdfast.ckpt.transport import Client, Request, RunKey, Server
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.islands.haul import direct
 from holdfast.elastic.islands.haul.direct import Direct, sea_key
-from holdfast.elastic.islands.haul.line import Lines
+from holdfast.elastic.islands.haul.line import PacedLines
 from holdfast.elastic.islands.haul.offers import PULL
 from holdfast.elastic.sea.records import Part
 from holdfast.elastic.sea.settings import Islands
@@ -42,13 +42,13 @@ def part_of(payload: bytes) -> Part:
 
 
 @contextmanager
-def island(key: RunKey, *, lines: Lines | None = None) -> Iterator[Direct]:
+def island(key: RunKey, *, lines: PacedLines | None = None) -> Iterator[Direct]:
     """Yield an island's exchange with the others."""
     found = Direct(
         key,
         host=HOST,
         place=("", 0),
-        lines=lines or Lines(),
+        lines=lines or PacedLines(),
         digest_of=digest_of,
         patience_s=600,
     )
@@ -202,7 +202,7 @@ def test_an_island_that_dies_in_the_middle_is_left_at_once(
 
 def test_a_transfer_that_nobody_needs_ends(key: RunKey, oslo: Direct) -> None:
     oslo.offer(digest_of(PAYLOAD), PAYLOAD)
-    lines = Lines.of(0, 40_000)
+    lines = PacedLines.of(0, 40_000)
     with island(key, lines=lines) as slow:
         slow.address_of = lambda _: oslo.address
         ender = threading.Timer(0.2, lines.down.close)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.sidecar.persist.bandwidth import BURST_S
-from holdfast.elastic.islands.haul.line import LEAST_PIECE_BYTES, MOST_PIECE_BYTES, Line
+from holdfast.elastic.islands.haul.line import LEAST_PIECE_BYTES, MOST_PIECE_BYTES, PacedLine
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 
     def __init__(self, line_of: int) -> None:
         self.now_s = 0.0
-        self.line = Line(line_of, clock=lambda: self.now_s)
+        self.line = PacedLine(line_of, clock=lambda: self.now_s)
         patch.object(self.line._closing, "wait", self.wait).start()
 
     def wait(self, timeout: float) -> bool:
@@ -45,12 +45,12 @@ def test_payloads_take_as_long_as_the_declared_rate_says(rate: int, sizes: list[
 @given(st.integers(40_000, 10**10), st.integers(0, 30 << 20))
 @settings(max_examples=examples(60))
 def test_pieces_and_parts_are_moved_in_a_moment(rate: int, nbytes: int) -> None:
-    line = Line(rate)
+    line = PacedLine(rate)
     assert LEAST_PIECE_BYTES <= line.piece_bytes <= MOST_PIECE_BYTES
     assert line.piece_bytes <= max(LEAST_PIECE_BYTES, rate / 2)
     parts = line.paced(bytes(nbytes))
     assert 5 << 20 <= parts.part_bytes(32 << 20) <= max(5 << 20, rate * 30)
-    assert Line().paced(b"").part_bytes(32 << 20) == 32 << 20
+    assert PacedLine().paced(b"").part_bytes(32 << 20) == 32 << 20
 
 
 def test_without_a_rate_nobody_waits_and_bytes_are_counted() -> None:
@@ -73,7 +73,7 @@ def test_old_transfers_count_less_than_new_ones() -> None:
 
 
 def test_transfers_of_a_closed_line_end_at_their_next_piece() -> None:
-    line = Line()
+    line = PacedLine()
     line.close()
     with pytest.raises(StoreError, match="not needed any more"):
         line.pay(1)

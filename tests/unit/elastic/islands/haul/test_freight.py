@@ -11,7 +11,7 @@ from doubles import seas
 
 from holdfast.ckpt.errors import NotFoundError, StoreError
 from holdfast.elastic.islands.haul.freight import Freight, Haul, carry_out, on_thread
-from holdfast.elastic.islands.haul.line import Lines
+from holdfast.elastic.islands.haul.line import PacedLines
 from holdfast.elastic.sea.records import Part, Work
 from holdfast.elastic.sea.settings import Islands
 
@@ -198,7 +198,7 @@ def test_an_island_that_gives_its_payload_is_asked_before_the_store(files: Files
 
 
 def test_transfers_end_when_nobody_needs_them(files: Files) -> None:
-    lines = Lines.of(40_000, 0)
+    lines = PacedLines.of(40_000, 0)
 
     class Slow(Files):
         def publish(self, work: Work, payload: bytes) -> Work:
