@@ -40,6 +40,9 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         founders=args.founders,
         least_every=args.least_every,
         data="dealt" if args.epochs or args.undealt else "own",
+        uplink=args.line,
+        downlink=args.line,
+        key=args.key,
     )
 
 
@@ -114,6 +117,8 @@ if __name__ == "__main__":
     parser.add_argument("--founders", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--quorum", type=float, default=0.0)
+    parser.add_argument("--line")
+    parser.add_argument("--key", default="")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--parity", type=int, default=0)
     parser.add_argument("--checkpoint")
