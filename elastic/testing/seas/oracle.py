@@ -106,8 +106,8 @@ class Oracle:
     def check_samples(self, total: int) -> None:
         """Judge that every sample is in the sea once, at its end.
 
-        Some may be missing if an island did not come to its end, and nobody trained any more who
-        could have got them.
+        Some may be missing if an island did not come to its end, and no other trained after the
+        last one that gave samples back.
         """
         portions = range(self._settings.portions)
         whole, part = Counter[int](), Counter[int]()
@@ -186,7 +186,8 @@ class Oracle:
         self.left[why] += 1
         if why == "done":
             self._done.add(island)
-        if why != "done" or self._settings.share is not None:
+        if why != "done" or self._settings.share is not None or self._returned_s > 0:
+            # One at its last steps may have been dealt what another gave back: it gives it back.
             self._returned_s = self._clock()
         if why == "silent":
             self._silent(island)
