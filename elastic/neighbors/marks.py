@@ -31,7 +31,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         parts = [
             f"stage {stage} from {'stages' if len(near) > 1 else 'stage'} "
             f"{' and '.join(map(str, near))}"
-            for stage, near in self.stages.items()
+            for stage, near in sorted(self.stages.items(), key=lambda item: int(item[0]))
         ]
         return ", ".join(parts)
 
@@ -41,22 +41,29 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         return f"approximate since step {self.step}: {self.origins}"
 
     def plain(self) -> dict[str, Json]:
-        """Return the mark as plain values of a state."""
+        """Return the mark as plain values of a state; a dict in order is stored as an object."""
         return {
             "step": self.step,
             "generation": self.generation,
-            "stages": {stage: list(near) for stage, near in self.stages.items()},
+            "stages": {stage: list(near) for stage, near in sorted(self.stages.items())},
         }
 
 
 def marks_of(values: Mapping[str, Json]) -> tuple[Mark, ...]:
     """Return the marks among the values of a checkpoint; none if it has no readable ones."""
-    cursor = values.get(CURSOR)
+    found = _entries(values.get(CURSOR)).get(FIELD, [])
     try:
-        found = cursor.get(FIELD, []) if isinstance(cursor, Mapping) else []
-        return msgspec.convert(found, tuple[Mark, ...])
-    except msgspec.ValidationError:
+        return msgspec.convert([_entries(each) for each in found], tuple[Mark, ...])
+    except (msgspec.ValidationError, TypeError):
         return ()
+
+
+def _entries(value: Json) -> Mapping[str, Json]:
+    """Return the entries of a stored dict: an object, or a ``$map`` if its order counts."""
+    if not isinstance(value, Mapping):
+        return {}
+    pairs = value.get("$map")
+    return dict(pairs) if isinstance(pairs, list) else value
 
 
 def in_words(marks: Iterable[Mark]) -> str:

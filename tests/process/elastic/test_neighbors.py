@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Event, Job, job
+from jobs import Job, job
 from tree import HELPERS
 
 from holdfast.ckpt.checkpoints.catalog import committed_steps, quick_verify
 from holdfast.ckpt.store.places import open_store
-from holdfast.elastic.neighbors.marks import marks_of
+from holdfast.elastic.neighbors.marks import in_words, marks_of
 
 SCRIPT = HELPERS / "neighbor_training.py"
 HELD = 6
@@ -78,27 +78,83 @@ def means(before: dict[int, list[dict[str, Any]]], place: int) -> dict[str, list
     return found
 
 
-@pytest.mark.parametrize("lost", [1])
+def mark_of(root: Path) -> str:
+    """Return the marks of the newest checkpoint, in words."""
+    step = max(committed_steps(str(root)))
+    return in_words(marks_of(quick_verify(open_store(str(root)), step).values))
+
+
 def test_an_inner_stage_lost_beyond_the_parity_becomes_the_mean_of_its_neighbours(
-    lost: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    flags = ("--beyond", "3", "--every", "1000")
-    with training(tmp_path, *flags, nodes=5) as running:
-        lose(running, node_of(running, lost), spare_of(running, 3))
+    with training(tmp_path, "--beyond", "3", nodes=5) as running:
+        lose(running, node_of(running, 1), spare_of(running, 3))
         assert running.finish().ok
         (event,) = [e for e in running.events("approximate") if e["fresh"]]
         words = f"approximate since step {HELD}: stage 1 from stages 0 and 2"
         assert (event["step"], event["stages"], event["text"]) == (HELD, {"1": [0, 2]}, words)
-        reason = newest_proposal(running)["reason"]
+        reason = running.events("proposed")[-1]["reason"]
         assert "the stages of place 1 of the pipeline from their neighbours" in reason
     found = results(tmp_path)
-    assert {each["step"] for (each,) in found.values()} == {HELD}
-    own = found[lost][0]
-    for name, values in means(found, lost).items():
+    assert {each["step"] for (each,) in found.values()} == {HELD}, "all stages go on where they were"
+    own = found[1][0]
+    for name, values in means(found, 1).items():
         assert own["weights"][name] == pytest.approx(values, rel=1e-6)
     assert set(own["states"]) == {0}, "its optimizer begins anew"
     assert all(set(found[place][0]["states"]) == {3} for place in (0, 2))
-    store = open_store(str(tmp_path / "saved"))
-    (step,) = committed_steps(str(tmp_path / "saved"))
-    (mark,) = marks_of(quick_verify(store, step).values)
-    assert mark.text == words
+    assert mark_of(tmp_path / "saved") == words
+
+
+@pytest.mark.exhaustive
+def test_the_last_stage_becomes_a_copy_of_the_one_before(tmp_path: Path) -> None:
+    with training(tmp_path, "--beyond", "3", "--parity", "0", nodes=4) as running:
+        lose(running, node_of(running, 2))
+        assert running.finish().ok
+    found = results(tmp_path)
+    before, last = found[1][0]["weights"], found[2][0]["weights"]
+    for kind in ("weight", "bias"):
+        for number in (4, 5):
+            assert last[f"blocks.{number}.mix.{kind}"] == before[f"blocks.{number - 2}.mix.{kind}"]
+    assert mark_of(tmp_path / "saved").endswith("stage 2 from stage 1")
+
+
+@pytest.mark.exhaustive
+def test_sharded_stages_are_set_shard_by_shard(tmp_path: Path) -> None:
+    flags = ("--beyond", "3", "--parity", "0", "--dp", "2", "--shard")
+    with training(tmp_path, *flags, nodes=7) as running:
+        lose(running, node_of(running, 1))
+        assert running.finish().ok
+    found = results(tmp_path)
+    assert all(len(each) == 2 for each in found.values())
+    for own in found[1]:
+        for name, values in means(found, 1).items():
+            assert own["weights"][name] == pytest.approx(values, rel=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("flags", [("--beyond", "-1"), ("--beyond", "3")], ids=["off", "near"])
+def test_the_run_goes_back_if_a_restore_point_is_near_or_nothing_else_is_asked_for(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    with training(tmp_path, "--parity", "0", "--every", "4", *flags, nodes=4) as running:
+        running.await_event(lambda e: e["kind"] == "checkpoint_done" and e["step"] == 4)
+        lose(running, node_of(running, 1))
+        assert running.finish().ok
+        assert not running.events("approximate")
+        tiers = {e["tier"] for e in running.events("restored") if e["generation"] > 1}
+        assert tiers == {"checkpoint"}
+    assert {each["step"] for (each,) in results(tmp_path).values()} == {4}
+    assert mark_of(tmp_path / "saved") == ""
+
+
+@pytest.mark.exhaustive
+def test_the_first_stage_has_the_progress_of_the_run_and_goes_back(tmp_path: Path) -> None:
+    with training(tmp_path, "--beyond", "1", "--parity", "0", "--every", "4", nodes=4) as running:
+        running.await_event(lambda e: e["kind"] == "checkpoint_done" and e["step"] == 4)
+        lose(running, node_of(running, 0))
+        assert running.finish().ok
+        reason = next(
+            e["reason"] for e in running.events("proposed") if e["generation"] > 1
+        )
+        assert "the stages of place 0 of the pipeline are lost, and nothing is like them" in reason
+    assert {each["step"] for (each,) in results(tmp_path).values()} == {4}
