@@ -406,7 +406,7 @@ class Settings:
         given = f"on_lost_state={self.on_lost_state!r}"
         if self.exact:
             raise ConfigError(
-                f"{given} with exact={self.exact!r}: a stage that is set from its neighbours is not "
+                f"{given} with exact={self.exact!r}: a stage that is set from others is not "
                 "the one that was lost; give exact=None, or leave on_lost_state out"
             )
         if max(sizes_of(self.mesh.pp)) == 1:

@@ -1,6 +1,6 @@
 """The newest step at which only whole places of a pipeline are lost, for a restore without them.
 
-Places are the indexes along the mesh's axis ``pp``; a rank of a place may have several stages. Pure.
+Places are the indexes along the mesh's axis ``pp``; a rank may have several stages. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.ckpt.memory.records import RestorePoint
 from holdfast.ckpt.types import Json
 
 Needs = Mapping[int, Set[int]]
-"""Each place of the pipeline whose stages can be set from others, with the places that they need."""
+"""Each place of the pipeline whose stages can be set from others, with the places it needs."""
 
 
 def needs_of(told: Json) -> Needs:
@@ -49,13 +49,14 @@ def without_lost(
     for remnant in remnants:
         if remnant.step - beyond <= newest or (best is not None and remnant.step <= best.step):
             continue
-        lost = {remnant.world.place_of(rank) for rank in remnant.lost}
+        place_of = remnant.world.place_of
+        lost = {place_of(rank) for rank in remnant.lost}
         if not lost:
             continue
         if objection := _objection(lost, needs):
             why = why or f"step {remnant.step}: {objection}"
             continue
-        sources = [each for each in remnant.sources if remnant.world.place_of(each.rank) not in lost]
+        sources = [each for each in remnant.sources if place_of(each.rank) not in lost]
         best = RestorePoint(world=remnant.world, step=remnant.step, sources=tuple(sources))
     return best, "" if best is not None else why
 
@@ -66,7 +67,9 @@ def _objection(lost: Set[int], needs: Needs) -> str:
         if place not in needs:
             return f"the stages of place {place} of the pipeline are lost, and nothing is like them"
         if missing := sorted(needs[place] & lost):
-            return f"places {place} and {missing[0]} of the pipeline are lost, which lie side by side"
+            return (
+                f"places {place} and {missing[0]} of the pipeline are lost, which lie side by side"
+            )
     return ""
 
 

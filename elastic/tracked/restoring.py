@@ -282,9 +282,7 @@ class Restorer(Closing):
             return None
         beyond, timeline = self.replacing.beyond, self._world.record.timeline
         why = f"instead of step {point.step}, of which stages are lost: at most {beyond} steps back"
-        return self._after(
-            state, point.step - beyond - 1, root=root, timeline=timeline, why=why
-        )
+        return self._after(state, point.step - beyond - 1, root=root, timeline=timeline, why=why)
 
     def _after(
         self,
@@ -295,7 +293,7 @@ class Restorer(Closing):
         timeline: Sequence[Origin],
         why: str,
     ) -> Restored | None:
-        """Restore the newest step after ``step`` in the store or on disks; None if none is there."""
+        """Restore the newest step after ``step`` in the store or on disks, None for none."""
         if root is None:
             newer = self._from_disk(state, step + 1, root=None, timeline=timeline)
         else:

@@ -7,6 +7,7 @@ its optimizer state stays as the optimizer makes it for a new parameter.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.neighbors.layers import StageMap, StageTensor, map_stages
 from holdfast.elastic.neighbors.marks import CURSOR, Mark
 from holdfast.elastic.planning.neighbors import Needs
+
+_log = logging.getLogger(__name__)
 
 _SHOWN: Final = 4
 _OFF: Final = "leave on_lost_state out"
@@ -66,9 +69,7 @@ class Replacing:
         saved, flat = SavedState.of(source), flatten(state, rank=self.rank)
         lost = self._lost(saved, source.origin)
         mine = {
-            fqn: leaf
-            for fqn, leaf in flat.tensors.items()
-            if self.stages.stage_of.get(fqn) in lost
+            fqn: leaf for fqn, leaf in flat.tensors.items() if self.stages.stage_of.get(fqn) in lost
         }
         leave = [*mine, *(key for fqn in mine for key in _states_of(flat, fqn))]
         # what a lost rank builds again, no digest of which is left
@@ -198,6 +199,11 @@ def agree(
             f"{objection}; cut the model into stages of equal layers, whose names have the number "
             f"of the layer, or {_OFF}"
         )
+    if staged and world.rank == 0 and world.generation == 1:
+        for stage in sorted(found.unlike):
+            _log.warning(
+                "on_lost_state: the run goes back if a stage is lost: %s", found.why(stage)
+            )
     places = [world.record.snapshots.place_of(rank) for rank in range(world.size)]
     return Replacing(
         stages=found,

@@ -59,10 +59,6 @@ def results(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def newest_proposal(running: Job) -> Event:
-    return running.events("proposed")[-1]
-
-
 def means(before: dict[int, list[dict[str, Any]]], place: int) -> dict[str, list[float]]:
     """Return the mean of the stages beside a place, by the names in that stage."""
     found = {}
@@ -96,7 +92,7 @@ def test_an_inner_stage_lost_beyond_the_parity_becomes_the_mean_of_its_neighbour
         reason = running.events("proposed")[-1]["reason"]
         assert "the stages of place 1 of the pipeline from their neighbours" in reason
     found = results(tmp_path)
-    assert {each["step"] for (each,) in found.values()} == {HELD}, "all stages go on where they were"
+    assert {each["step"] for (each,) in found.values()} == {HELD}, "all go on where they were"
     own = found[1][0]
     for name, values in means(found, 1).items():
         assert own["weights"][name] == pytest.approx(values, rel=1e-6)
@@ -153,8 +149,6 @@ def test_the_first_stage_has_the_progress_of_the_run_and_goes_back(tmp_path: Pat
         running.await_event(lambda e: e["kind"] == "checkpoint_done" and e["step"] == 4)
         lose(running, node_of(running, 0))
         assert running.finish().ok
-        reason = next(
-            e["reason"] for e in running.events("proposed") if e["generation"] > 1
-        )
+        reason = next(e["reason"] for e in running.events("proposed") if e["generation"] > 1)
         assert "the stages of place 0 of the pipeline are lost, and nothing is like them" in reason
     assert {each["step"] for (each,) in results(tmp_path).values()} == {4}
