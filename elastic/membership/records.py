@@ -151,8 +151,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise ValueError(f"columns is {self.columns}; give 0 for as many as a group allows")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
-        if self.beyond is not None and self.beyond < 0:
-            raise ValueError(f"beyond is {self.beyond}, it counts steps")
+        if self.beyond is not None and self.beyond < 1:
+            raise ValueError(f"beyond is {self.beyond}; give 1 or more steps")
 
     def _check_axes(self) -> None:
         for axis in ("tp", "pp", "ep", "shard"):

@@ -10,7 +10,7 @@ from holdfast.ckpt import checks
 from holdfast.elastic.errors import ConfigError
 
 _NEIGHBORS: Final[Mapping[str, checks.Rule]] = {
-    "beyond": checks.count(0, remedy="give 0 or more steps"),
+    "beyond": checks.count(1, remedy="give 1 or more steps"),
 }
 
 

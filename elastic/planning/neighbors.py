@@ -37,17 +37,21 @@ def without_lost(
     needs: Needs,
     beyond: int,
 ) -> tuple[RestorePoint | None, str]:
-    """Return the newest point that can do without places of the pipeline, and the reason.
+    """Return the point that can do without the fewest places of the pipeline, or why there is none.
 
     ``points`` are the complete points, ``remnants`` what is left of all snapshots. A place that
-    lost a rank is left out as a whole. None if the newest complete point, or the beginning, is at
-    most ``beyond`` steps older, or if a lost place cannot be set from the others.
+    lost a rank is left out as a whole. A newer step that fewer places have come to is not taken;
+    of points with equally many lost places, the newest is. None if the newest complete point, or
+    the beginning, is at most ``beyond`` steps older, or if a lost place cannot be set from others.
+    If a generation has a complete point, its newer snapshots lack what some ranks have not yet
+    written; nothing of it is lost.
     """
     newest = max((point.step for point in points), default=0)
-    best: RestorePoint | None = None
+    complete = {point.world.generation for point in points}
+    best: tuple[tuple[int, int], RestorePoint] | None = None
     why = ""
     for remnant in remnants:
-        if remnant.step - beyond <= newest or (best is not None and remnant.step <= best.step):
+        if remnant.step - beyond <= newest or remnant.world.generation in complete:
             continue
         place_of = remnant.world.place_of
         lost = {place_of(rank) for rank in remnant.lost}
@@ -57,8 +61,11 @@ def without_lost(
             why = why or f"step {remnant.step}: {objection}"
             continue
         sources = [each for each in remnant.sources if place_of(each.rank) not in lost]
-        best = RestorePoint(world=remnant.world, step=remnant.step, sources=tuple(sources))
-    return best, "" if best is not None else why
+        rating = (-len(lost), remnant.step)
+        if best is None or rating > best[0]:
+            point = RestorePoint(world=remnant.world, step=remnant.step, sources=tuple(sources))
+            best = (rating, point)
+    return (None, why) if best is None else (best[1], "")
 
 
 def _objection(lost: Set[int], needs: Needs) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,22 +30,23 @@ def pipelines(draw: st.DrawFn) -> tuple[SnapshotWorld, int]:
     return world, draw(st.integers(1, 3))
 
 
+def left_of(world: SnapshotWorld, lost: frozenset[int] = frozenset()) -> tuple[BlockSource, ...]:
+    """Return the sources of all ranks that are not lost."""
+    return tuple(
+        BlockSource(rank=rank, node=node)
+        for rank, node in enumerate(world.rank_nodes)
+        if rank not in lost
+    )
+
+
 @st.composite
 def remnants(draw: st.DrawFn, world: SnapshotWorld) -> list[RestorePoint]:
     steps = draw(st.lists(st.integers(0, 300), unique=True, max_size=4))
-    ranks = range(len(world.rank_nodes))
+    ranks = list(range(len(world.rank_nodes)))
     return [
-        RestorePoint(
-            world=world,
-            step=step,
-            sources=tuple(
-                BlockSource(rank=rank, node=world.rank_nodes[rank])
-                for rank in ranks
-                if rank not in lost
-            ),
-        )
+        RestorePoint(world=world, step=step, sources=left_of(world, frozenset(lost)))
         for step in sorted(steps, reverse=True)
-        for lost in [draw(st.sets(st.sampled_from(list(ranks)), max_size=4))]
+        for lost in [draw(st.sets(st.sampled_from(ranks), max_size=4))]
     ]
 
 
@@ -63,14 +65,19 @@ def test_a_point_without_lost_places_has_every_neighbour_and_no_near_point_besid
         needs[place] = {near % world.pp for s in own for near in stages.neighbors(s)}
     left = data.draw(remnants(world))
     points = [each for each in left if not each.lost]
-    beyond = data.draw(st.integers(0, 150))
+    if older := data.draw(st.none() | st.integers(0, 300)):
+        before = msgspec.structs.replace(world, generation=0)
+        points.append(RestorePoint(world=before, step=older, sources=left_of(before)))
+    beyond = data.draw(st.integers(1, 150))
     found, why = without_lost(points, left, needs=needs, beyond=beyond)
     newest = max((each.step for each in points), default=0)
     if found is None:
         worth = [each for each in left if each.lost and each.step - newest > beyond]
+        worth = worth if all(each.lost for each in left) else []
         assert bool(why) == bool(worth)
         return
     assert why == ""
+    assert all(each.lost for each in left), "nothing of the generation is complete"
     assert found.step - newest > beyond
     lost = lost_places(found)
     assert 0 not in lost
@@ -78,6 +85,10 @@ def test_a_point_without_lost_places_has_every_neighbour_and_no_near_point_besid
         for stage in range(place, count, world.pp):
             assert stages.neighbors(stage)
             assert not {near % world.pp for near in stages.neighbors(stage)} & set(lost)
+    for each in left:
+        if each.lost and each.step - newest > beyond and set(lost_places(each)) <= set(lost):
+            assert set(lost_places(each)) == set(lost)
+            assert each.step <= found.step
     there = {source.rank for source in found.sources}
     assert there == {r for r in range(len(world.rank_nodes)) if world.place_of(r) not in lost}
 
