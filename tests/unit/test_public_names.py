@@ -15,6 +15,7 @@ NAMES = [
     "Loader",
     "LossGuard",
     "Mesh",
+    "Neighbors",
     "Nesterov",
     "PerRank",
     "Quorum",
