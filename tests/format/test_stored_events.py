@@ -36,6 +36,7 @@ RENAMED = {
     ("rollout_tail", "carried"): "carried_tokens",
 }
 SINCE = {
+    "approximate",
     "events_lost",
     "island_joined",
     "island_left",

@@ -36,9 +36,12 @@ class Windows:
 
 
 class SmallGPT(nn.Module):
-    """A GPT of 0.24 million parameters; called with windows, it returns the mean loss of a byte."""
+    """A GPT of 0.24 million parameters; called with windows, it returns the mean loss of a byte.
 
-    def __init__(self) -> None:
+    Of more ``blocks`` than four it has more parameters, 0.05 million each.
+    """
+
+    def __init__(self, *, blocks: int = _BLOCKS) -> None:
         super().__init__()
         self.token = nn.Embedding(_VOCABULARY, _WIDTH)
         self.place = nn.Embedding(CONTEXT, _WIDTH)
@@ -46,7 +49,7 @@ class SmallGPT(nn.Module):
             nn.TransformerEncoderLayer(
                 _WIDTH, _HEADS, 4 * _WIDTH, dropout=0.0, batch_first=True, norm_first=True
             )
-            for _ in range(_BLOCKS)
+            for _ in range(blocks)
         )
         self.head = nn.Linear(_WIDTH, _VOCABULARY)
         later = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).triu(1)
