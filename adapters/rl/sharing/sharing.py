@@ -1,7 +1,7 @@
 """One run's part in sharing: the groups it gives, and those that its next step borrows.
 
-`GroupSharing.settle` is called once in each step, on rank 0. It never waits for the store: a turn of the
-courier runs beside the training, and its result counts from the next step on.
+`GroupSharing.settle` is called once in each step, on rank 0. It never waits for the store: a turn
+of the courier runs beside the training, and its result counts from the next step on.
 """
 
 from __future__ import annotations
