@@ -35,6 +35,7 @@ from holdfast.adapters.rl.server.messages import WorkerIdentity
 from holdfast.adapters.rl.server.salvage import read_log, take_over
 from holdfast.adapters.rl.server.server import LedgerState
 from holdfast.adapters.rl.server.serving import Serving
+from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
 from holdfast.adapters.rl.sharing.settings import Share
 from holdfast.adapters.rl.sharing.sharing import GroupSharing, scored
 from holdfast.adapters.rl.weights.pull import weights_of
@@ -115,7 +116,11 @@ class Rollouts:
         self._sharing: GroupSharing | None = None
         if share is not None:
             self._sharing = GroupSharing(
-                share, group=plan.group, context=plan.limits.context, emit=session.emit
+                share,
+                mailbox=GroupMailbox.at(share.meet),
+                group=plan.group,
+                context=plan.limits.context,
+                emit=session.emit,
             )
 
     # -- the loop's side -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.adapters.rl.samples.borrowed import GroupOrigin, SharedGroup
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.places import open_store
 
 _MOST_BYTES: Final = 64 << 20
 _DIGEST_BYTES: Final = 16
@@ -26,6 +27,11 @@ class GroupMailbox:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+
+    @classmethod
+    def at(cls, meet: str) -> GroupMailbox:
+        """Return the access at a meeting place. Raises ``StoreError`` for what is no place."""
+        return cls(open_store(meet))
 
     # -- the owner's side ------------------------------------------------------------------------
 

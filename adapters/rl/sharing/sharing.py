@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Final, TypeVar
 
 import msgspec
@@ -31,7 +31,6 @@ from holdfast.adapters.rl.sharing.courier import GroupCourier, OutgoingGroup, Tu
 from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
 from holdfast.adapters.rl.sharing.settings import Score, Share
 from holdfast.ckpt.errors import CkptError
-from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import Event, GroupLeftOut, GroupsBorrowed, GroupsShared
@@ -94,6 +93,7 @@ class GroupSharing:
         self,
         share: Share,
         *,
+        mailbox: GroupMailbox,
         group: int,
         context: int,
         emit: Callable[[Event], None],
@@ -108,7 +108,7 @@ class GroupSharing:
             recodes=share.score is not None,
             refuses=refuses,
         )
-        self._mailbox = GroupMailbox(open_store(share.meet))
+        self._mailbox = mailbox
         self._lineage, self._is_new = "", False
         self._outbox: deque[OutgoingGroup] = deque(maxlen=share.keep)
         self._courier: GroupCourier | None = None
@@ -146,6 +146,11 @@ class GroupSharing:
                 if each.step < protected or each.step + _LATE_STEPS <= step
             ]
             self._begin(outgoing, ledger)
+
+    def await_turn(self, timeout_s: float) -> None:
+        """Wait for the end of the courier's turn, for those who want what it brings."""
+        if self._turn is not None:
+            wait([self._turn], timeout_s)
 
     def state_dict(self) -> dict[str, Json]:
         """Return the groups that wait to be published, as JSON values."""

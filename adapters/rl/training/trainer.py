@@ -29,6 +29,7 @@ from holdfast.adapters.rl.samples.borrowed import Borrowed
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 from holdfast.adapters.rl.server.server import LedgerState, RolloutServer, Term, rollout_workers
+from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
 from holdfast.adapters.rl.sharing.sharing import GroupSharing
 from holdfast.adapters.rl.training.assessment import episode_figures, make_assessment
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
@@ -197,6 +198,7 @@ class Trainer:
 
         return GroupSharing(
             share,
+            mailbox=GroupMailbox.at(share.meet),
             group=self._config.group,
             context=self._config.model.context,
             emit=elastic.session_of(run).emit,

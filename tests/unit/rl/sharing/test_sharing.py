@@ -12,6 +12,7 @@ import pytest
 from own_loops import Job, finish
 from shared_runs import group_of, origins, share_of, shared_job, train, turns_in_step
 
+from holdfast.adapters.rl import library
 from holdfast.adapters.rl.samples.borrowed import Borrowed, borrowed_from
 from holdfast.adapters.rl.sharing import sharing
 from holdfast.elastic.errors import ConfigError
@@ -121,7 +122,10 @@ def test_groups_of_steps_that_were_rolled_back_may_be_taken_once_more_and_no_oth
     assert second.report()["violations"] == []
 
 
-def test_a_killed_run_publishes_what_it_had_not(tmp_path: Path) -> None:
+def test_a_killed_run_publishes_what_it_had_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_PUBLISH_LIMIT_S", 0.05)
     job = shared_job()
     share = share_of(tmp_path, "oslo")
     job.logs.protected = 0
