@@ -48,10 +48,10 @@ def judge(result: dict[str, Any], *, steps: int) -> None:
 
 @pytest.mark.slow
 def test_a_job_trains_on_groups_that_another_sampled(tmp_path: Path) -> None:
-    judge(alone(folder(tmp_path, "oslo"), sharing(tmp_path, "oslo", steps=6)), steps=6)
-    config = sharing(tmp_path, "lyon", steps=12, seed=1)
+    judge(alone(folder(tmp_path, "oslo"), sharing(tmp_path, "oslo", steps=3)), steps=3)
+    config = sharing(tmp_path, "lyon", steps=8, seed=1)
     result = alone(folder(tmp_path, "lyon"), config)
-    judge(result, steps=12)
+    judge(result, steps=8)
     assert result["ledger"]["groups_borrowed"] > 0
 
 
