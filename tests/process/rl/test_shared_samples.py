@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from jobs import hurt
 from rl_jobs import alone, rl_job
+from sidecar_group import wait_until
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
 from holdfast.adapters.rl.ledger.checker import CheckConfig
@@ -62,6 +63,8 @@ def test_a_killed_job_trains_on_the_same_groups_again_and_on_none_twice(tmp_path
     with ThreadPoolExecutor(1) as pool:
         oslo = folder(tmp_path, "oslo")
         other = pool.submit(alone, oslo, sharing(tmp_path, "oslo", steps=60))
+        published = (tmp_path / "pool").glob
+        wait_until(lambda: other.done() or any(published("sharing/groups/oslo/*/*")), "oslo shares")
         lyon = folder(tmp_path, "lyon")
         with rl_job(lyon, sharing(tmp_path, "lyon", steps=steps, seed=1)) as job:
             for generation in (2, 3):
