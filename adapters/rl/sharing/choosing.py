@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,8 @@ from holdfast.adapters.rl.samples.borrowed import (
 )
 from holdfast.adapters.rl.samples.tokens import Tokenizer, Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
+
+_EMPTY: Final = "a prompt or an answer has no tokens"
 
 Refuses: TypeAlias = Callable[[int, Tokens], str]
 """Returns the reason to leave out a group of this ordinal and prompt, empty if there is none."""
@@ -44,13 +46,15 @@ def fitted(group: SharedGroup, rules: TakingRules) -> tuple[Borrowed, ...] | str
     """Return the samples of a group as this run trains on them, or the reason to leave it out."""
     if len(group.answers) != rules.group:
         return f"it has {len(group.answers)} samples, groups of this run have {rules.group}"
+    if not all(answer.tokens for answer in group.answers):
+        return _EMPTY
     samples = borrowed_from(group) if group.family == rules.family else _recoded(group, rules)
     if isinstance(samples, str):
         return samples
     if reason := rules.refuses(group.origin.ordinal, samples[0].prompt):
         return reason
     if not all(sample.prompt and sample.tokens for sample in samples):
-        return "a prompt or an answer has no tokens"
+        return _EMPTY
     longest = max(len(sample.prompt) + len(sample.tokens) for sample in samples)
     if longest > rules.context:
         return f"it has {longest} tokens, the context of this run has room for {rules.context}"
@@ -70,10 +74,14 @@ def _recoded(group: SharedGroup, rules: TakingRules) -> tuple[Borrowed, ...] | s
     prompt = group.text
     if prompt is None or any(answer.text is None for answer in group.answers):
         return "its tokenizer or model family is another, and it comes without text"
-    encoded, found = tokenizer.encode(prompt), []
-    for sample, answer in zip(borrowed_from(group), group.answers, strict=True):
-        end = (tokenizer.end,) if answer.ended else ()
-        tokens = (*tokenizer.encode(answer.text or ""), *end)
+    try:
+        encoded = tokenizer.encode(prompt)
+        texts = [tokenizer.encode(answer.text or "") for answer in group.answers]
+    except (ValueError, KeyError) as error:
+        return f"this run's tokenizer cannot encode its text: {error!r}"
+    found = []
+    for sample, answer, text in zip(borrowed_from(group), group.answers, texts, strict=True):
+        tokens = (*text, *((tokenizer.end,) if answer.ended else ()))
         stamp = msgspec.structs.replace(answer.stamps[-1], count=len(tokens))
         found.append(
             msgspec.structs.replace(

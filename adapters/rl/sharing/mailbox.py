@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.adapters.rl.samples.borrowed import GroupOrigin, SharedGroup
+from holdfast.adapters.rl.samples.borrowed import GroupOrigin, SharedGroup, borrowed_from
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
@@ -93,7 +93,8 @@ class GroupMailbox:
             raise CorruptError(f"{where}: its bytes are not those of its digest; remove the file")
         try:
             group = msgspec.json.decode(data, type=SharedGroup)
-        except msgspec.MsgspecError as error:
+            borrowed_from(group)  # the parts of a sample must fit each other
+        except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptError(
                 f"{where}: no group of this version: {error}; remove the file"
             ) from error

@@ -58,6 +58,12 @@ def test_a_group_of_the_same_family_is_taken_as_it_is() -> None:
         pytest.param(
             msgspec.structs.replace(group_of(), prompt=()), {}, "has no tokens", id="no prompt"
         ),
+        pytest.param(
+            msgspec.structs.replace(group_of(text="x"), text="12"),
+            {"family": "g", "tokenizer": Digits(), "recodes": True},
+            "cannot encode its text",
+            id="text",
+        ),
     ],
 )
 def test_a_group_that_does_not_fit_is_left_out(
