@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import msgspec
 import pytest
 from jobs import hurt
 from rl_jobs import alone, rl_job
-from sidecar_group import wait_until
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
 from holdfast.adapters.rl.ledger.checker import CheckConfig
@@ -59,27 +57,22 @@ def test_a_job_trains_on_groups_that_another_sampled(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_killed_job_trains_on_the_same_groups_again_and_on_none_twice(tmp_path: Path) -> None:
-    steps = 40
-    with ThreadPoolExecutor(1) as pool:
-        oslo = folder(tmp_path, "oslo")
-        other = pool.submit(alone, oslo, sharing(tmp_path, "oslo", steps=60))
-        published = (tmp_path / "pool").glob
-        wait_until(lambda: other.done() or any(published("sharing/groups/oslo/*/*")), "oslo shares")
-        lyon = folder(tmp_path, "lyon")
-        with rl_job(lyon, sharing(tmp_path, "lyon", steps=steps, seed=1)) as job:
-            for generation in (2, 3):
-                so_far = len(job.history)
-                job.await_event(
-                    lambda e: e["kind"] == "groups_borrowed" and e["groups"] > 0, after=so_far
-                )
-                rank_0 = job.events("proposed")[-1]["ranks"][0]
-                hurt(job.worker(rank_0), signal.SIGKILL)
-                job.generation(generation)
-            outcome = job.finish()
-            assert outcome.ok, outcome.message
-            told = job.events("groups_borrowed")
-        judge(json.loads((lyon / "result.json").read_bytes()), steps=steps)
-        judge(other.result(), steps=60)
+    steps = 24
+    judge(alone(folder(tmp_path, "oslo"), sharing(tmp_path, "oslo", steps=12)), steps=12)
+    lyon = folder(tmp_path, "lyon")
+    with rl_job(lyon, sharing(tmp_path, "lyon", steps=steps, seed=1)) as job:
+        for generation in (2, 3):
+            so_far = len(job.history)
+            job.await_event(
+                lambda e: e["kind"] == "groups_borrowed" and e["groups"] > 0, after=so_far
+            )
+            rank_0 = job.events("proposed")[-1]["ranks"][0]
+            hurt(job.worker(rank_0), signal.SIGKILL)
+            job.generation(generation)
+        outcome = job.finish()
+        assert outcome.ok, outcome.message
+        told = job.events("groups_borrowed")
+    judge(json.loads((lyon / "result.json").read_bytes()), steps=steps)
     surviving: dict[int, list[str]] = {}
     for event in told:
         again = event["step"] in surviving and event["step"] <= max(surviving)
