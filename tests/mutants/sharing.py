@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from sharing_runs import STEPS, SharedPool, SharingRun
+from doubles.sharing_runs import STEPS, SharedPool, SharingRun
 
 from holdfast.adapters.rl.ledger.borrowing import Borrowing
 from holdfast.adapters.rl.samples.borrowed import GroupOrigin

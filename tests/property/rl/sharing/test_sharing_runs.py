@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+from doubles.sharing_runs import STEPS, SharedPool, SharingRun
 from exploring import examples
 from hypothesis import given, settings
-from sharing_runs import STEPS, SharedPool, SharingRun
 
 from holdfast.adapters.rl.samples.borrowed import GroupOrigin, borrowed_from
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory

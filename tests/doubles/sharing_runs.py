@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from doubles.memory_store import MemoryStore
 
+from doubles.memory_store import MemoryStore
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
