@@ -38,6 +38,9 @@ RENAMED = {
 SINCE = {
     "approximate",
     "events_lost",
+    "group_left_out",
+    "groups_borrowed",
+    "groups_shared",
     "island_joined",
     "island_left",
     "restore_progress",

@@ -4,12 +4,22 @@ from holdfast.adapters.rl.engines.completions import CompletionServer
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
 from holdfast.adapters.rl.environments.base import Action, Observation
-from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, Trajectory, TurnLimits
+from holdfast.adapters.rl.library import (
+    BatchPlan,
+    Borrowed,
+    Mode,
+    Rollouts,
+    Sample,
+    Share,
+    Trajectory,
+    TurnLimits,
+)
 from holdfast.adapters.rl.sampler_process import attach
 
 __all__ = [
     "Action",
     "BatchPlan",
+    "Borrowed",
     "CompletionServer",
     "EnginePool",
     "Mode",
@@ -18,6 +28,7 @@ __all__ = [
     "Sample",
     "SampledToken",
     "SamplingEngine",
+    "Share",
     "TokenPlace",
     "Trajectory",
     "TurnLimits",
