@@ -43,8 +43,18 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def ddp(directory: Path, places: Sequence[Place], *, steps: int, port: int) -> list[Outcome]:
-    """Train under DDP, a rank at each place; return the outcomes."""
+def ddp(
+    directory: Path,
+    places: Sequence[Place],
+    *,
+    steps: int,
+    port: int,
+    more: Sequence[str] = (),
+) -> list[Outcome]:
+    """Train under DDP, a rank at each place; return the outcomes.
+
+    ``more`` are further words of the trainings' command line, as for the other ways.
+    """
     world = len(places)
 
     def argv(rank: int, result: Path) -> list[str]:
@@ -53,13 +63,20 @@ def ddp(directory: Path, places: Sequence[Place], *, steps: int, port: int) -> l
             *("--steps", str(steps), "--samples", str(SAMPLES)),
             *("--rank", str(rank), "--world", str(world)),
             *("--address", f"{places[0].address}:{port}"),
-            *("--device", places[rank].device, "--result", str(result)),
+            *("--device", places[rank].device, "--result", str(result), *more),
         ]
 
     return _run(directory, places, argv)
 
 
-def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -> list[Outcome]:
+def islands(
+    directory: Path,
+    places: Sequence[Place],
+    *,
+    steps: int,
+    sea: str,
+    more: Sequence[str] = (),
+) -> list[Outcome]:
     """Train as islands, one at each place, which meet at ``sea``; return the outcomes."""
     founders = len(places)
 
@@ -71,7 +88,7 @@ def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -
             *("-m", f"{_PACKAGE}.island_training"),
             *("--steps", str(steps), "--samples", str(SAMPLES)),
             *("--founders", str(founders)),
-            *("--device", places[number].device, "--result", str(result)),
+            *("--device", places[number].device, "--result", str(result), *more),
         ]
 
     found = _run(directory, places, argv)
