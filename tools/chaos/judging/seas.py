@@ -122,11 +122,14 @@ def _same_tides(story: SeaStory, reference: SeaStory | None) -> _Told:
 
 
 def _same_ends(story: SeaStory, reference: SeaStory | None) -> _Told:
-    """Yield islands that end with different weights."""
-    found = {digest for digests in story.ends.values() for digest in digests}
-    if len(found) > 1:
-        told = ", ".join(f"{name} {'/'.join(sorted(d))}" for name, d in sorted(story.ends.items()))
-        yield f"the islands end with different weights: {told}"
+    """Yield islands that end after the same tide with different weights."""
+    groups: defaultdict[int, dict[str, frozenset[str]]] = defaultdict(dict)
+    for island, digests in story.ends.items():
+        groups[max(story.adopted.get(island, {}), default=-1)][island] = digests
+    for tide, found in sorted(groups.items()):
+        if len(frozenset[str]().union(*found.values())) > 1:
+            told = (f"{name} with {', '.join(sorted(d))}" for name, d in sorted(found.items()))
+            yield f"after tide {tide} islands end with different weights: {'; '.join(told)}"
 
 
 def _repeats(story: SeaStory, reference: SeaStory | None) -> _Told:
