@@ -9,7 +9,7 @@ islands have shown themselves at ``--meet``: one that is to join finds the other
 from __future__ import annotations
 
 import argparse
-import contextlib
+import fcntl
 import time
 from pathlib import Path
 
@@ -34,10 +34,12 @@ def build() -> nn.Module:
 
 
 def keep_first(folder: Path) -> None:
-    """Keep the first weights, for a replay; the process that is first does it."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-        holdfast.save(folder, {"model": build()}, step=0)
+    """Keep the first weights, for a replay: one process does it, or its successor if it dies."""
+    folder.mkdir(exist_ok=True)
+    with (folder.parent / "first.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(folder.glob("step-*/manifest.json")):
+            holdfast.save(folder, {"model": build()}, step=0)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -77,8 +79,8 @@ def main(args: argparse.Namespace) -> None:
                 run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
             chaos.samples(step + 1, sorted(ids), **line)  # Holdfast counts complete steps
             run.step(optimizer)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            chaos.state_hash(step + 1, state, **line)
+            state = holdfast.state_hash({"model": model, "optimizer": optimizer})
+            chaos.state_hash(step + 1, state, **line)  # at every number of ranks the same
             time.sleep(args.pace if len(list(signs.glob("*.json"))) >= args.members else ALONE_S)
         weights = holdfast.state_hash({"model": model})
         run.emit(UserEvent(name="ended", fields={"weights": weights}))

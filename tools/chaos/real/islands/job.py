@@ -147,6 +147,7 @@ class IslandsJob:
         found = {name: job.ending() for name, job in running.items()}
         for name, ending in found.items():
             if ending is not None and not ending.ok:
+                self.end()  # else the others wait for it
                 return Ending(ok=False, message=f"island {name}: {ending.message}")
         if None in found.values():
             return None
