@@ -198,6 +198,7 @@ def _kill_whole(job: Job) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(20))
 def test_three_islands_of_two_ranks_that_are_killed_whole_end_as_undisturbed_ones(
     tmp_path: Path, three: str, seed: int
