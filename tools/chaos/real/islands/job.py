@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.elastic.launch.config import APART_TIMING
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.judging.record import Told, time_of
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, new_mark
@@ -51,7 +52,8 @@ class ChaosIsland:
         for path in (history, self._work):
             path.mkdir(parents=True, exist_ok=True)
         place = JobFolders(folder=self._folder, history=history, work=self._work)
-        job = HoldfastJob(self._workload, place, source=self._source)
+        # many processes make a machine busy: leases are long; launchers see ends at once
+        job = HoldfastJob(self._workload, place, source=self._source, timing=APART_TIMING)
         job.mark = self._mark
         job.start(env)
         self.job = job
