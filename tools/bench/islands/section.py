@@ -196,7 +196,7 @@ def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Fi
             "waits": (each.waits, "%"),
             "sent": (each.sent, "bytes"),
             "received": (each.received, "bytes"),
-            "fewer": (ddp.sent / each.sent, "×"),
+            "fewer": (ddp.sent / each.sent if each.sent else None, "×"),
             "line sent": (each.line_sent, "bytes"),
             "line received": (each.line_received, "bytes"),
             "line fewer": (each.fewer(ddp), "×"),
