@@ -65,7 +65,7 @@ def test_a_way_that_sent_nothing_yet_is_not_compared() -> None:
 def test_limits_that_no_line_has_are_refused(text: str) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--lines", type=_limits)
-    with pytest.raises(argparse.ArgumentError, match="give limits of 0.1 to"):
+    with pytest.raises(argparse.ArgumentError, match="give limits of"):
         parser.parse_args([f"--lines={text}"])
     assert parser.parse_args(["--lines=0,5,1"]).lines == (0, 5, 1)
 
