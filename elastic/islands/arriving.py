@@ -61,7 +61,10 @@ class Arrival:
         tide, logbook = self._adopted(), self._courier.logbook
         has_adopted = tide > self._first
         if tide in logbook.merged and not (has_adopted and self._takes_one):
-            return self._adoption(tide)
+            if (said := self._adoption(tide)) is None:
+                self._await_news(_ROUND_S)
+                return AwaitNews(), []
+            return said
         if not self._courier.is_member and (logbook.left != "done" or not has_adopted):
             self._courier.rejoin(tide=tide, weight=self._weight)
         if has_adopted:
@@ -96,15 +99,18 @@ class Arrival:
                 "checkpoint directory, then it enters with the sea's weights"
             )
 
-    def _adoption(self, tide: int) -> tuple[Command, list[bytes]]:
+    def _adoption(self, tide: int) -> tuple[Command, list[bytes]] | None:
+        """Return the adoption of a merge with its payloads, None while some are under way."""
         courier, logbook = self._courier, self._courier.logbook
         record = logbook.merged[tide]
         lineage, own = logbook.mine.get(tide, (-1, None))
         digest = own.digest if own is not None and lineage == courier.lineage else ""
         try:
-            data = [courier.payload(part) for part in record.parts]
+            data = courier.payloads(record)
         except NotFoundError:
             return EnterAnew(), []
+        if data is None:
+            return None
         for part, one in zip(record.parts, data, strict=True):
             if len(one) != self._nbytes(record.portion):
                 raise SeaError(

@@ -28,7 +28,7 @@ from holdfast.elastic.events import (
     TidePublished,
     WeightsGiven,
 )
-from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.groups.reform import GenerationWorld, host_of
 from holdfast.elastic.islands.arriving import Arrival
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
@@ -44,6 +44,9 @@ from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.giving import Giving, remove_given
+from holdfast.elastic.islands.haul.direct import Direct, sea_key
+from holdfast.elastic.islands.haul.freight import Freight, Haul, on_thread
+from holdfast.elastic.islands.haul.line import PacedLines
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -87,7 +90,7 @@ class Island:
         self._counters = IslandCounters(self._islands.name, portions=self._islands.portions)
         self._tensors: SeaTensors | None = None
         self._store = open_store(self._islands.meet)
-        self._mailbox = Mailbox(self._store)
+        self._mailbox = Mailbox(self._store, lines=PacedLines.of(*self._islands.bytes_per_s))
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._giving = Giving(self._mailbox, name=self._islands.name)
         self._together = Together(
@@ -96,6 +99,9 @@ class Island:
             patience_s=self._islands.patience_s,
             wish=lambda: wish_of(channel, world),
         )
+        key = self._islands.key
+        self._sea_key = sea_key(key, run=channel.key) if key else None
+        self._direct: Direct | None = None
         self._is_put_off = False
         self._pace = OwnPace(time.perf_counter)
         self._courier: Courier | None = None
@@ -219,9 +225,18 @@ class Island:
         self._open()
 
     def _open(self) -> None:
-        """Start the courier at rank 0."""
+        """Start the courier at rank 0, and serve its payloads to the other islands."""
         if self._world.rank:
             return
+        if self._sea_key is not None and self._direct is None:
+            self._direct = Direct(
+                self._sea_key,
+                host=host_of(self._channel.sidecar),
+                place=self._islands.place,
+                lines=self._mailbox.lines,
+                digest_of=digest_of,
+                patience_s=self._islands.patience_s,
+            )
         self._courier = Courier(
             self._logbook,
             self._mailbox,
@@ -232,7 +247,12 @@ class Island:
             sign=self._sign,
             told=self._tell_published,
             remove=remove_given,
+            freight=Freight(
+                self._mailbox, lines=self._mailbox.lines, peers=self._direct, submit=on_thread
+            ),
         )
+        if self._direct is not None:
+            self._direct.address_of = self._courier.address
         self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
     def _is_protected(self, step: int) -> bool:
@@ -257,6 +277,9 @@ class Island:
             waiting_s=0.0 if since_s is None else time.monotonic() - since_s,
             sent_bytes=self._mailbox.sent,
             fetched_bytes=self._mailbox.fetched,
+            step_s=self._pace.recent_s,
+            line=self._mailbox.lines.figures,
+            address="" if self._direct is None else self._direct.address,
         )
 
     def _needs(self) -> int:
@@ -270,7 +293,7 @@ class Island:
                 step = -1
         return self._counters.adopted_at(step)
 
-    def _tell_published(self, work: Work) -> None:
+    def _tell_published(self, work: Work, seconds: float) -> None:
         self._channel.emit(
             TidePublished(
                 tide=work.tide,
@@ -278,6 +301,7 @@ class Island:
                 weight=work.weight,
                 bytes=work.nbytes,
                 sent_bytes=self._mailbox.sent,
+                seconds=seconds,
             )
         )
 
@@ -418,8 +442,9 @@ class Island:
         (state,) = tensors.digests([said.portion])
         step, named = self._keeper.cursor.step, said.own >= 0
         self._counters.note_adopted(said.portion, state=state, step=step, named=named)
+        moved = Haul()
         if self._errands is not None:
-            self._errands.courier.adopted(said.tide)
+            moved = self._errands.courier.adopted(said.tide)
         self._emit(
             TideAdopted(
                 tide=said.tide,
@@ -431,6 +456,9 @@ class Island:
                 state=state,
                 waited_s=waited_s,
                 fetched_bytes=self._mailbox.fetched,
+                bytes=moved.fetched_bytes,
+                seconds=moved.seconds,
+                direct_bytes=moved.direct_bytes,
             )
         )
 
@@ -476,6 +504,9 @@ class Island:
     def close(self) -> None:
         """Stop the courier, and release the tensors."""
         self._close_errands()
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         self._tensors = None
 
     def _end_errands(self) -> None:

@@ -38,6 +38,7 @@ from holdfast.elastic.channel.base import (
 )
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.channel.shared_key import expanded
 from holdfast.elastic.config import (
     Batch,
     Checkpoints,
@@ -421,6 +422,8 @@ def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
     islands = settings.islands
     if islands is not None and not scheme_of(islands.meet):
         islands = dataclasses.replace(islands, meet=_below(home, islands.meet))
+    if islands is not None and islands.key:
+        islands = dataclasses.replace(islands, key=_below(home, str(expanded(islands.key))))
     return dataclasses.replace(
         settings,
         islands=islands,

@@ -1,15 +1,19 @@
-"""`holdfast islands`: look at a sea, and repeat its merges."""
+"""`holdfast islands`: look at a sea, repeat its merges, and make its key."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, cast
 
 from rich.live import Live
 
 from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.channel.shared_key import expanded
+from holdfast.elastic.errors import ConfigError
 from holdfast.tools.islands.glance import PATIENCE_S, listen, look
 from holdfast.tools.islands.status import SeaStatus, status
 from holdfast.tools.islands.tables import sea_view
@@ -24,6 +28,15 @@ examples:
 
 The files of a store have no ages that all clocks agree on. So the command reads them twice, and an
 island whose sign of life has changed between is alive. It writes nothing.
+"""
+
+_KEY: Final = """\
+example:
+  holdfast islands key sea.key          once; then copy it to the machines of all islands
+  holdfast run --island oslo --sea s3://bucket/sea --sea-key sea.key train.py
+
+Whoever has the key can ask islands for payloads, and give them some, which are compared with the
+digests of works. No snapshot can be read with it, and no process of a run commanded.
 """
 
 _REPLAY: Final = """\
@@ -54,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     _declare_status(inner)
     _declare_replay(inner)
+    _declare_key(inner)
     return parser
 
 
@@ -105,8 +119,22 @@ def _declare_replay(inner: Subparsers) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
+def _declare_key(inner: Subparsers) -> None:
+    parser = inner.add_parser(
+        "key",
+        help="make the key with which islands give each other their payloads",
+        description="Makes the sea's key file, with which islands give each other their payloads "
+        "without the store. It is worth nothing inside a run.",
+        epilog=_KEY,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("file", type=place, metavar="FILE", help="the new file; 0600")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the inner command."""
+    if args.islands == "key":
+        return _make_key(expanded(args.file))
     if args.islands == "replay":
         from holdfast.tools.islands import replaying  # with torch, which the status does not need
 
@@ -123,6 +151,16 @@ def run(args: argparse.Namespace) -> int:
     with Live(sea_view(next(found)), console=shown, auto_refresh=False) as live:
         for each in found:
             live.update(sea_view(each), refresh=True)
+    return 0
+
+
+def _make_key(path: Path) -> int:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        RunKey.new().save(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file that is not there yet") from error
+    console().print(f"{path} is the key of a sea: copy it to the machines of all its islands")
     return 0
 
 

@@ -6,10 +6,13 @@ It does between steps what `holdfast.elastic.islands.island` does, with integers
 from __future__ import annotations
 
 import copy
+import functools
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.ckpt.errors import StoreError
 from holdfast.elastic.errors import SeaError
@@ -25,6 +28,7 @@ from holdfast.elastic.islands.commands import (
 from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.haul.freight import Freight, carry_out
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -42,6 +46,7 @@ TURNED_AWAY: Final = "turned away"
 """In place of final weights: the island came without a state when the sea was over."""
 
 _HALT_S: Final = 1000.0
+_T = TypeVar("_T")
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
 
@@ -287,9 +292,16 @@ class _Run:
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,
             remove=self._remove,
+            freight=Freight(self._mailbox, submit=self._haul, clock=m._tasks.clock),
         )
         courier = self._courier
         self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+
+    def _haul(self, transfer: Callable[[], _T], /) -> Future[_T]:
+        """Carry a transfer out beside the courier, as a thread of the process does."""
+        m, future = self._m, Future[_T]()
+        m._tasks.start(functools.partial(carry_out, transfer, future), group=m.name)
+        return future
 
     def _remove(self, root: str) -> None:
         self._m._store.delete([root.removeprefix("sea/") + "/weights"])
@@ -322,6 +334,8 @@ class _Run:
         task, self._task = self._task, None
         courier, self._courier = self._courier, None
         while task is not None and not task.is_over:
+            self._m._tasks.sleep(0.1)
+        while courier is not None and not courier.freight.rest(0.0):
             self._m._tasks.sleep(0.1)
         self._courier = courier
 

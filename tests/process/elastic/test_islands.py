@@ -15,6 +15,7 @@ from island_jobs import SCRIPT, sea
 from jobs import Job, hurt, launched, trainers
 
 import holdfast
+from holdfast.ckpt.transport import RunKey
 
 TWO = ("--founders", 2)
 NAMES = ("bari", "lima", "oslo")
@@ -61,8 +62,11 @@ def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_
     with sea(tmp_path) as waters:
         gate, other_gate = tmp_path / "gate", tmp_path / "other gate"
         flags = waters.flags("lima", *TWO, "--fsdp", "--parity", 1, "--gate", 13, gate)
+        RunKey.new().save(tmp_path / "sea.key")
+        apart = ("--line", "1Mbit/s", "--key", str(tmp_path / "sea.key"))
+        flags += apart
         config = trainers(SCRIPT, flags, run_dir=tmp_path / "run", nodes=2)
-        waters.start("oslo", *TWO, "--gate", 13, other_gate)
+        waters.start("oslo", *TWO, *apart, "--gate", 13, other_gate)
         with launched(config) as job:
             _lose(job, "trainer/1")
             gate.touch()
@@ -76,6 +80,10 @@ def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_
             assert handed[0]["step"] <= 18
             other_gate.touch()
             assert job.finish().ok
+            sent, adopted = job.events("tide_published"), job.events("tide_adopted")
+            assert all(each["seconds"] > 0 for each in sent)
+            assert all(each["bytes"] and each["seconds"] > 0 for each in adopted)
+            assert any(each["direct_bytes"] for each in adopted)
         (other,) = waters.finish("oslo")
         found = json.loads(waters.result("lima").read_text())
         assert found["hash"] == other["hash"] == quiet["hash"]

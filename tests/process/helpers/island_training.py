@@ -34,6 +34,9 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         patience_s=args.patience,
         founders=args.founders,
         least_every=args.least_every,
+        uplink=args.line,
+        downlink=args.line,
+        key=args.key,
     )
 
 
@@ -86,6 +89,8 @@ if __name__ == "__main__":
     parser.add_argument("--founders", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--quorum", type=float, default=0.0)
+    parser.add_argument("--line")
+    parser.add_argument("--key", default="")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--parity", type=int, default=0)
     parser.add_argument("--checkpoint")
