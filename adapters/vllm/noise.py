@@ -20,6 +20,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from holdfast.adapters.rl.samples.noise import uniform
+from holdfast.adapters.vllm.drawing import drawn
 
 PLACE: Final = "holdfast_place"
 _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
@@ -105,18 +106,6 @@ class PlacedNoise(LogitsProcessor):  # type: ignore[misc]
                 np.array([each.position + len(each.output) for each in those], dtype=np.int64),
             )
         return torch.from_numpy(noise).to(self._device)
-
-
-def drawn(logits: Tensor, noise: Tensor) -> Tensor:
-    """Return the tokens [rows] that ``noise`` [rows] picks from ``logits`` [rows, vocabulary].
-
-    `holdfast.adapters.rl.samples.noise.choose` on the logits' device; logits that are minus
-    infinity are never picked.
-    """
-    wide = logits.double()
-    cumulative = (wide - wide.amax(dim=1, keepdim=True)).exp_().cumsum(dim=1)
-    below = cumulative <= (noise * cumulative[:, -1])[:, None]
-    return below.sum(dim=1).clamp_(max=logits.shape[1] - 1)
 
 
 def _request(
