@@ -118,7 +118,7 @@ class SavedWeights:
             digest=found,
             tensors=tensors,
             read_bytes=took.read_bytes,
-            kept_bytes=took.kept_bytes,
+            kept_bytes=max(0, took.kept_bytes),  # bytes that are read have bytes between them
         )
 
 
@@ -177,7 +177,7 @@ class PublishedWeights:
                 if name.startswith(prefix)
             },
             read_bytes=pulled.nbytes,
-            kept_bytes=pulled.saved,
+            kept_bytes=max(0, pulled.saved),
         )
 
 

@@ -159,6 +159,7 @@ ENVIRONMENTS: Final[Mapping[str, Environment]] = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
+            "TORCHDYNAMO_DISABLE": "1",  # the sampler is compiled otherwise, by a C++ compiler
             "HF_HUB_OFFLINE": "1",
         },
         holdfast=True,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -111,11 +111,9 @@ class Servers:
         """Wait until a server answers."""
         with httpx2.Client(timeout=START_S, trust_env=False) as client:
             while True:
-                try:
+                with suppress(httpx2.HTTPError):
                     if client.get(f"{url_of(port)}/v1/holdfast").status_code == 200:
                         return
-                except httpx2.HTTPError:
-                    pass
                 log = (self.folder / f"{port}.log").read_text(errors="replace")
                 assert process.poll() is None, log[-3000:]
                 threading.Event().wait(0.2)
@@ -153,7 +151,5 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 def tell(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Send a signal to all of a server's processes."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass

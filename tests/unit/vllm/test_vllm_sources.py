@@ -1,4 +1,4 @@
-"""The weights that a vLLM server reads: those that were put into a folder, and only what changed."""
+"""A vLLM server reads the weights that were put into a folder, and only what changed."""
 
 from __future__ import annotations
 

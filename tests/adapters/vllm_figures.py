@@ -1,0 +1,164 @@
+"""Figures of vLLM as an engine, with two real servers and a tiny Llama.
+
+python tests/adapters/vllm_figures.py FOLDER [ROUNDS]
+
+Prints JSON: tokens per second of the same answers from a server by plain streams and by the pool;
+seconds from a call of ``load`` until the server
+samples with new weights, and how long requests stand still; milliseconds from an answer's last
+token on one server to its next one on another; seconds from SIGKILL of a server to the first token
+of its answers elsewhere, and the tokens that were sampled again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_contract import TokenSink, answers, of_ordinal
+from ports import free_ports
+from vllm_parts import LIMITS, SLOTS, Servers, engine_of, kill, weights_of
+
+from holdfast.adapters.rl.engines.pool import EnginePool
+from holdfast.adapters.rl.engines.vllm import VLLMServer
+from holdfast.adapters.rl.engines.weight_folder import WeightFolder
+
+ANSWERS = 24
+
+
+def rate(work: Callable[[], int]) -> float:
+    """Return the tokens per second of some work."""
+    began_s = time.perf_counter()
+    return work() / (time.perf_counter() - began_s)
+
+
+def plainly(server: VLLMServer) -> int:
+    """Sample the answers on threads, and keep nothing; return the tokens."""
+    counts, numbers = [0] * SLOTS, iter(range(ANSWERS))
+    lock = threading.Lock()
+
+    def some(thread: int) -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            counts[thread] += sum(1 for _ in server.generate(*of_ordinal(number)))
+
+    threads = [threading.Thread(target=some, args=(n,)) for n in range(SLOTS)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return sum(counts)
+
+
+def pooled(server: VLLMServer) -> int:
+    """Finish the answers with a pool; return the tokens."""
+    sink = TokenSink(LIMITS)
+    EnginePool([server]).finish(answers(sink, ANSWERS))
+    return len(sink.places)
+
+
+def swap(server: VLLMServer, version: int) -> dict[str, float]:
+    """Load a version while an answer is sampled; return the seconds of each part."""
+    times: list[tuple[float, int]] = []
+
+    def watch() -> None:
+        for ordinal in range(3):
+            for token in server.generate(*of_ordinal(ordinal)):
+                times.append((time.perf_counter(), token.version))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    while len(times) < 10:
+        time.sleep(0.001)
+    began_s = time.perf_counter()
+    server.load(weights_of(version), version=version)
+    thread.join()
+    first = next(at for at, of in times if of == version)
+    gaps = [after[0] - before[0] for before, after in zip(times, times[1:], strict=False)]
+    return {
+        "to_new_weights_s": first - began_s,
+        "read_s": server.loaded["read_s"],
+        "swap_s": server.loaded["swap_s"],
+        "longest_gap_s": max(gaps),
+        "usual_gap_s": statistics.median(gaps),
+    }
+
+
+def moved(one: VLLMServer, other: VLLMServer, ordinal: int) -> float:
+    """Move an answer in its middle; return the milliseconds without a token."""
+    ids, place = of_ordinal(ordinal)
+    stream = one.generate(ids, place)
+    begun = [next(stream) for _ in range(10)]
+    last_s = time.perf_counter()
+    stream.close()
+    next(other.generate((*ids, *(each.token for each in begun)), place))
+    return (time.perf_counter() - last_s) * 1e3
+
+
+def lost(ports: list[int], folder: WeightFolder, victim: Any) -> dict[str, float]:
+    """Kill a server in the middle of its answers; return when they went on, and what was lost."""
+    killed: list[float] = []
+    after: list[float] = []
+
+    def added(count: int) -> None:
+        if count == 25:
+            killed.append(time.perf_counter())
+            kill(victim)
+        elif killed:
+            after.append(time.perf_counter())
+
+    sink = TokenSink(LIMITS, added)
+    pool = EnginePool([engine_of(port, folder) for port in ports], retry_s=600.0)
+    pool.load(weights_of(1), version=1)
+    found = answers(sink)
+    pool.finish(found)
+    return {
+        "kill_to_token_s": after[0] - killed[0],
+        "answers_moved": pool.moved,
+        "tokens_resampled": len(sink.places) - len(set(sink.places)),
+    }
+
+
+def main(where: str, rounds: str = "5") -> None:
+    """Measure, and print."""
+    torch.set_num_threads(1)
+    servers, ports = Servers.of(Path(where)), free_ports(2)
+    folder = WeightFolder(servers.root)
+    with servers.serving(*ports) as started:
+        one, other = (engine_of(port, folder, silence_s=600.0) for port in ports)
+        for server in (one, other):
+            server.load(weights_of(1), version=1)
+            list(server.generate(*of_ordinal(0)))
+        rates: dict[str, list[float]] = {"plain": [], "pool": []}
+        for _ in range(int(rounds)):
+            rates["plain"].append(rate(lambda: plainly(one)))
+            rates["pool"].append(rate(lambda: pooled(one)))
+        swaps = [swap(one, 2 + number % 2) for number in range(int(rounds))]
+        one.load(weights_of(1), version=1)
+        moves = [moved(one, other, number) for number in range(2 * int(rounds))]
+        loss = lost(ports, folder, started[0])
+    print(
+        json.dumps(
+            {
+                "load": os.getloadavg(),
+                "tokens_per_s": rates,
+                "swaps": swaps,
+                "moved_ms": moves,
+                "lost": loss,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
