@@ -112,7 +112,10 @@ def _request(
     params: SamplingParams, prompt: list[int] | None, output: list[int]
 ) -> _Request | None:
     place = (params.extra_args or {}).get(PLACE)
-    return None if place is None else _Request(*(int(each) for each in place), output)
+    if place is None:
+        return None
+    seed, ordinal, sample, position = place
+    return _Request(seed, ordinal, sample, position, output)
 
 
 def _is_place(place: object) -> bool:

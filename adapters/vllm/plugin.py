@@ -11,14 +11,22 @@ from typing import Any, Final
 
 from holdfast.elastic.errors import ConfigError
 
+NAME: Final = "holdfast"
+"""The name by which ``VLLM_PLUGINS`` asks for the plug-in."""
+
 TESTED: Final = "0.32"
 
 
 def register() -> None:
     """Have each output of a request tell the versions of its tokens so far.
 
-    Raises ``ConfigError`` for a vLLM that keeps them in another way.
+    It does nothing where ``VLLM_PLUGINS`` does not name Holdfast. Raises ``ConfigError`` for a vLLM
+    that keeps the versions in another way.
     """
+    from vllm import envs
+
+    if NAME not in (envs.VLLM_PLUGINS or ()):
+        return
     from vllm.v1.engine.output_processor import RequestState
 
     making = getattr(RequestState, "_new_completion_output", None)

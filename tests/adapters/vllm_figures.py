@@ -2,8 +2,8 @@
 
 python tests/adapters/vllm_figures.py FOLDER [ROUNDS]
 
-Prints JSON: tokens per second of the same answers from a server by plain streams and by the pool;
-seconds from a call of ``load`` until the server
+Prints JSON: tokens per second from vLLM's own completions, without log-probabilities, and by the
+pool; seconds from a call of ``load`` until the server
 samples with new weights, and how long requests stand still; milliseconds from an answer's last
 token on one server to its next one on another; seconds from SIGKILL of a server to the first token
 of its answers elsewhere, and the tokens that were sampled again.
@@ -11,6 +11,7 @@ of its answers elsewhere, and the tokens that were sampled again.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -21,10 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import torch
 from engine_contract import TokenSink, answers, of_ordinal
 from ports import free_ports
-from vllm_parts import LIMITS, SLOTS, Servers, engine_of, kill, weights_of
+from vllm_parts import END, LIMITS, SLOTS, Servers, engine_of, kill, url_of, weights_of
 
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.vllm import VLLMServer
@@ -39,10 +41,10 @@ def rate(work: Callable[[], int]) -> float:
     return work() / (time.perf_counter() - began_s)
 
 
-def plainly(server: VLLMServer) -> int:
-    """Sample the answers on threads, and keep nothing; return the tokens."""
-    counts, numbers = [0] * SLOTS, iter(range(ANSWERS))
-    lock = threading.Lock()
+def plainly(port: int, model: str) -> int:
+    """Ask vLLM's own route for answers of the same prompts, on threads; return the tokens."""
+    counts, numbers, lock = [0] * SLOTS, iter(range(ANSWERS)), threading.Lock()
+    client = httpx2.Client(timeout=600.0, trust_env=False)
 
     def some(thread: int) -> None:
         while True:
@@ -50,7 +52,15 @@ def plainly(server: VLLMServer) -> int:
                 number = next(numbers, None)
             if number is None:
                 return
-            counts[thread] += sum(1 for _ in server.generate(*of_ordinal(number)))
+            body = {"model": model, "prompt": list(of_ordinal(number)[0]), "seed": number}
+            body |= {"stream": True, "return_token_ids": True, "stop_token_ids": [END]}
+            body |= {"max_tokens": LIMITS.max_new_tokens, "temperature": 1.0, "ignore_eos": True}
+            url = f"{url_of(port)}/v1/completions"
+            with client.sse(url, method="POST", json=body) as events:
+                for event in events:
+                    if event.data != "[DONE]":
+                        for choice in json.loads(event.data)["choices"]:
+                            counts[thread] += len(choice.get("token_ids") or ())
 
     threads = [threading.Thread(target=some, args=(n,)) for n in range(SLOTS)]
     for each in threads:
@@ -84,7 +94,7 @@ def swap(server: VLLMServer, version: int) -> dict[str, float]:
     server.load(weights_of(version), version=version)
     thread.join()
     first = next(at for at, of in times if of == version)
-    gaps = [after[0] - before[0] for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after[0] - before[0] for before, after in itertools.pairwise(times)]
     return {
         "to_new_weights_s": first - began_s,
         "read_s": server.loaded["read_s"],
@@ -141,7 +151,7 @@ def main(where: str, rounds: str = "5") -> None:
             list(server.generate(*of_ordinal(0)))
         rates: dict[str, list[float]] = {"plain": [], "pool": []}
         for _ in range(int(rounds)):
-            rates["plain"].append(rate(lambda: plainly(one)))
+            rates["plain"].append(rate(lambda: plainly(ports[0], str(servers.folder / "llama"))))
             rates["pool"].append(rate(lambda: pooled(one)))
         swaps = [swap(one, 2 + number % 2) for number in range(int(rounds))]
         one.load(weights_of(1), version=1)

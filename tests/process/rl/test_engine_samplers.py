@@ -19,9 +19,9 @@ from holdfast.adapters.rl.engines.sampling import sample_for
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.vllm.sources import PlacedWeights, PublishedWeights, WantedWeights
 
-LOOP, STEPS, JOIN_S = HELPERS / "engine_loop.py", 3, 240
+LOOP, STEPS, JOIN_S = HELPERS / "engine_loop.py", 3, 900
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 class ReadingEngine(BuiltInEngine):
