@@ -153,7 +153,7 @@ class EnginePool:
                 if more is not None and (not running or time.monotonic() > asked_s + _ASK_S):
                     room = self.capacity - len(waiting) - len(running)
                     waiting += [_Work(each) for each in more(max(0, room)) if not each.finished]
-                    asked_s = time.monotonic()
+                    idle_since = asked_s = time.monotonic()
                 self._begin(waiting, running, reports)
                 if not self._refused.empty():
                     raise self._refused.get()
