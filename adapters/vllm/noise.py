@@ -41,7 +41,7 @@ _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _PlacedRequest:
     """The place of a request's first token, and its output tokens, to which vLLM appends."""
 
     seed: int
@@ -55,7 +55,7 @@ class PlacedNoise(LogitsProcessor):  # type: ignore[misc]
     """Leaves, for every request with a place, the one token that its noise picks."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _PlacedRequest] = {}
         self._device = device
 
     @classmethod
@@ -110,12 +110,12 @@ class PlacedNoise(LogitsProcessor):  # type: ignore[misc]
 
 def _request(
     params: SamplingParams, prompt: list[int] | None, output: list[int]
-) -> _Request | None:
+) -> _PlacedRequest | None:
     place = (params.extra_args or {}).get(PLACE)
     if place is None:
         return None
     seed, ordinal, sample, position = place
-    return _Request(seed, ordinal, sample, position, output)
+    return _PlacedRequest(seed, ordinal, sample, position, output)
 
 
 def _is_place(place: object) -> bool:

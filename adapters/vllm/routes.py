@@ -56,7 +56,7 @@ class AskedWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Loaded:
+class HeldVersion:
     """The weights of the server: ``version`` None before the first load, and after a failed one."""
 
     version: int | None = None
@@ -65,13 +65,13 @@ class Loaded:
 
 
 @dataclass(slots=True)
-class Service:
+class VLLMService:
     """The routes' work, with vLLM's client of its engine."""
 
     engine: Any
     context: int
     slots: int
-    loaded: Loaded = field(default_factory=Loaded)
+    loaded: HeldVersion = field(default_factory=HeldVersion)
     is_paused: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -244,7 +244,7 @@ class Endpoints:
                 "speculative decoding: its tokens are not drawn by their places; start vLLM "
                 "without --speculative-config"
             )
-        state.holdfast = Service(
+        state.holdfast = VLLMService(
             engine_client,
             context=config.model_config.max_model_len,
             slots=config.scheduler_config.max_num_seqs,
