@@ -153,7 +153,8 @@ def main(where: str, rounds: str = "5") -> None:
         for _ in range(int(rounds)):
             rates["plain"].append(rate(lambda: plainly(ports[0], str(servers.folder / "llama"))))
             rates["pool"].append(rate(lambda: pooled(one)))
-        swaps = [swap(one, 2 + number % 2) for number in range(int(rounds))]
+        unpinned = engine_of(ports[0], folder, pinned=False, silence_s=600.0)
+        swaps = [swap(unpinned, 2 + number % 2) for number in range(int(rounds))]
         one.load(weights_of(1), version=1)
         moves = [moved(one, other, number) for number in range(2 * int(rounds))]
         loss = lost(ports, folder, started[0])
