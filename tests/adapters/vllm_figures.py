@@ -5,14 +5,15 @@ python tests/adapters/vllm_figures.py FOLDER [ROUNDS]
 Prints JSON: tokens per second from vLLM's own completions, without log-probabilities, and by the
 pool; seconds from a call of ``load`` until the server
 samples with new weights, and how long requests stand still; milliseconds from an answer's last
-token on one server to its next one on another; seconds from SIGKILL of a server to the first token
-of its answers elsewhere, and the tokens that were sampled again.
+token on one server to its next one on another; seconds from SIGKILL of a server until
+every answer had another token, and the tokens that were sampled again.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -31,6 +32,7 @@ from vllm_parts import END, LIMITS, SLOTS, Servers, engine_of, kill, url_of, wei
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.vllm import VLLMServer
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
+from holdfast.adapters.rl.samples.sample import Sample
 
 ANSWERS = 24
 
@@ -116,24 +118,28 @@ def moved(one: VLLMServer, other: VLLMServer, ordinal: int) -> float:
 
 
 def lost(ports: list[int], folder: WeightFolder, victim: Any) -> dict[str, float]:
-    """Kill a server in the middle of its answers; return when they went on, and what was lost."""
+    """Kill a server in the middle of its answers; return when all went on, and what was lost."""
     killed: list[float] = []
-    after: list[float] = []
+    next_s: dict[int, float] = {}
+    found: list[Sample] = []
 
     def added(count: int) -> None:
         if count == 25:
+            next_s.update({each.ordinal: math.inf for each in found if not each.finished})
             killed.append(time.perf_counter())
             kill(victim)
         elif killed:
-            after.append(time.perf_counter())
+            ordinal = sink.places[-1][0]
+            if next_s.get(ordinal) == math.inf:
+                next_s[ordinal] = time.perf_counter()
 
     sink = TokenSink(LIMITS, added)
     pool = EnginePool([engine_of(port, folder) for port in ports], retry_s=600.0)
     pool.load(weights_of(1), version=1)
-    found = answers(sink)
+    found += answers(sink)
     pool.finish(found)
     return {
-        "kill_to_token_s": after[0] - killed[0],
+        "kill_to_all_went_on_s": max(next_s.values()) - killed[0],
         "answers_moved": pool.moved,
         "tokens_resampled": len(sink.places) - len(set(sink.places)),
     }
