@@ -62,22 +62,23 @@ def folder(servers: Servers) -> WeightFolder:
     return WeightFolder(servers.root)
 
 
+@pytest.fixture(scope="module")
+def contracted(
+    servers: Servers, two: Any, ports: list[int], folder: WeightFolder
+) -> ContractedEngine:
+    """Return the first server's engine."""
+    alone = servers.built_in()
+    return ContractedEngine(
+        engine=engine_of(ports[0], folder),
+        limits=LIMITS,
+        first=1,
+        weights_of=weights_of,
+        alone=lambda ids, place: list(alone.generate(ids, place)),
+    )
+
+
 class TestContract(EngineContract):
     """A vLLM server keeps the contract, and samples the tokens of the included engine."""
-
-    @pytest.fixture(scope="class")
-    def contracted(
-        self, servers: Servers, two: Any, ports: list[int], folder: WeightFolder
-    ) -> ContractedEngine:
-        """Return the first server's engine."""
-        alone = servers.built_in()
-        return ContractedEngine(
-            engine=engine_of(ports[0], folder),
-            limits=LIMITS,
-            first=1,
-            weights_of=weights_of,
-            alone=lambda ids, place: list(alone.generate(ids, place)),
-        )
 
 
 def test_only_what_changed_is_read(two: Any, ports: list[int], folder: WeightFolder) -> None:

@@ -79,31 +79,32 @@ def client_of(port: int, **given: Any) -> CompletionServer:
 # -- the contract --------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", params=["built in", "server", "server of one version"])
+def contracted(request: pytest.FixtureRequest) -> Iterator[ContractedEngine]:
+    """Return each kind of engine, with the first version."""
+
+    def of(subject: SamplingEngine, *, changes: bool = True) -> ContractedEngine:
+        return ContractedEngine(
+            engine=subject,
+            limits=LIMITS,
+            first=FIRST,
+            weights_of=weights_of if changes else None,
+            alone=lambda ids, place: list(engine().generate(ids, place)),
+        )
+
+    (port,) = free_ports(1)
+    if request.param == "built in":
+        yield of(engine())
+    elif request.param == "server":
+        with serving(port, "--pinned", "--tells"):
+            yield of(client_of(port))
+    else:
+        with serving(port, "--pinned"):
+            yield of(client_of(port, version=FIRST, load_with=None), changes=False)
+
+
 class TestContract(EngineContract):
     """The included engine and two kinds of servers keep the contract."""
-
-    @pytest.fixture(scope="class", params=["built in", "server", "server of one version"])
-    def contracted(self, request: pytest.FixtureRequest) -> Iterator[ContractedEngine]:
-        """Return each kind of engine, with the first version."""
-
-        def of(subject: SamplingEngine, *, changes: bool = True) -> ContractedEngine:
-            return ContractedEngine(
-                engine=subject,
-                limits=LIMITS,
-                first=FIRST,
-                weights_of=weights_of if changes else None,
-                alone=lambda ids, place: list(engine().generate(ids, place)),
-            )
-
-        (port,) = free_ports(1)
-        if request.param == "built in":
-            yield of(engine())
-        elif request.param == "server":
-            with serving(port, "--pinned", "--tells"):
-                yield of(client_of(port))
-        else:
-            with serving(port, "--pinned"):
-                yield of(client_of(port, version=FIRST, load_with=None), changes=False)
 
 
 # -- servers that fail ---------------------------------------------------------------------------
