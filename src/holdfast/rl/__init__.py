@@ -3,6 +3,9 @@
 from holdfast.adapters.rl.engines.completions import CompletionServer
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
+from holdfast.adapters.rl.engines.sampling import sample_for
+from holdfast.adapters.rl.engines.vllm import VLLMServer
+from holdfast.adapters.rl.engines.weight_folder import WeightFolder
 from holdfast.adapters.rl.environments.base import Action, Observation
 from holdfast.adapters.rl.library import (
     BatchPlan,
@@ -32,5 +35,8 @@ __all__ = [
     "TokenPlace",
     "Trajectory",
     "TurnLimits",
+    "VLLMServer",
+    "WeightFolder",
     "attach",
+    "sample_for",
 ]
