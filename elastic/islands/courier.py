@@ -22,7 +22,7 @@ from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.islands.requests import OpenRequests
 from holdfast.elastic.sea.decide import Since, decide
-from holdfast.elastic.sea.records import Entered, Left, Merged, Work
+from holdfast.elastic.sea.records import Dealt, Entered, Left, Merged, Work
 from holdfast.elastic.sea.settings import Islands
 
 _log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Courier:
         self._outgoing: deque[Outgoing] = deque()
         self._is_overdue = False
         self._wish: Entered | None = None
+        self._wanted = 0
         self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
         self._joined: dict[str, int] = {}
@@ -124,6 +125,15 @@ class Courier:
                 number=0, island=self._me, tide=tide, weight=weight, lineage=self.lineage
             )
 
+    def want(self, upto: int) -> None:
+        """Ask for samples, up to so many of this lineage; the next turn does, if there are any."""
+        self._wanted = upto
+
+    @property
+    def is_wanting(self) -> bool:
+        """True until a turn has read whether there are more samples."""
+        return self._wanted > 0
+
     def payloads(self, record: Merged) -> list[bytes] | None:
         """Return the payloads of a merge, which were fetched before as a rule.
 
@@ -158,6 +168,11 @@ class Courier:
         return member is not None and member.lineage == self.lineage
 
     @property
+    def is_put_out(self) -> bool:
+        """True if others have put this island out, or another state of it."""
+        return not self.is_member and self.logbook.left not in (None, "done", "astray")
+
+    @property
     def is_replaced(self) -> bool:
         """True if another run took the island's name."""
         view = self.logbook.view
@@ -174,6 +189,7 @@ class Courier:
         now = self._clock()
         changed = self._publish()
         changed |= self.logbook.poll()
+        changed |= self._ask_for_samples()
         view = self.logbook.view
         self._greet(now)
         looks = now >= self._look_s
@@ -221,6 +237,19 @@ class Courier:
         with self._lock:
             self._outgoing.popleft()
         self._tidy()
+        return True
+
+    def _ask_for_samples(self) -> bool:
+        """Have the samples dealt that training wants, unless there are none."""
+        view, wanted = self.logbook.view, self._wanted
+        if not wanted:
+            return False
+        member = view.members[self._me] if self.is_member else None
+        is_empty = view.supply is None or view.supply.left == 0
+        if member is None or member.dealt >= wanted or is_empty:
+            self._wanted = 0
+            return False
+        self.logbook.append(Dealt(number=view.length, island=self._me, upto=wanted))
         return True
 
     def _enter_again(self) -> bool:

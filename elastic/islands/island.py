@@ -19,6 +19,7 @@ from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
+from holdfast.elastic.data.hand import Hand
 from holdfast.elastic.errors import ConfigError, SeaError
 from holdfast.elastic.events import (
     Event,
@@ -29,7 +30,7 @@ from holdfast.elastic.events import (
     WeightsGiven,
 )
 from holdfast.elastic.groups.reform import GenerationWorld, host_of
-from holdfast.elastic.islands.arriving import Arrival
+from holdfast.elastic.islands.arriving import Arrival, Asking
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
     AwaitNews,
@@ -72,7 +73,7 @@ class Island:
     """One generation's part of an island.
 
     All ranks call `track`, `begin`, `end_step`, `kept` and `finish` in the same order; all of them
-    but `track` are collective.
+    but `track` are collective. ``hand`` are the samples that the logbook dealt to it, if it does.
     """
 
     def __init__(
@@ -109,6 +110,9 @@ class Island:
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
         self._has_begun = False
+        self.hand = Hand(lambda: self._counters.now) if self._islands.is_dealt else None
+        if self.hand is not None:
+            self.hand.refill = self._refill
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -141,8 +145,11 @@ class Island:
         with self._pulse.phase(WorkerPhase.WAIT):
             if now.lineage == NONE:
                 self._enter(tensors)
-            else:
-                self._together.settled(self._look)
+            elif isinstance(self._together.settled(self._look), EnterAnew):
+                self._counters.begin_anew(keeps=True)
+                self._enter(tensors, keeps=True)
+            elif self.hand is not None:
+                self.hand.begin()
         self._open()
         self._fresh = [
             self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
@@ -166,12 +173,17 @@ class Island:
                 f"{self._islands.meet}: give the meeting place that it had, or begin with another "
                 "checkpoint directory"
             )
+        if self.hand is not None and known.lineage > self._counters.now.lineage:
+            return EnterAnew(keeps=True), []  # the state in which it had done so is lost
         return GoOn(), []
 
-    def _enter(self, tensors: SeaTensors) -> None:
-        """Get the sea's weights and join it."""
+    def _enter(self, tensors: SeaTensors, *, keeps: bool = False) -> None:
+        """Get the sea's weights and join it; with ``keeps`` the state has them."""
         began_s, now, batch = time.perf_counter(), self._counters.now, self._settings.batch
-        tensors.begin()
+        hand = self.hand
+        if not keeps:
+            tensors.begin()
+        now.need = self._need()
         entrance = Entrance(
             self._logbook,
             self._mailbox,
@@ -181,9 +193,12 @@ class Island:
             weight=self._islands.every * batch.microbatches * batch.size,
             run=self._channel.run,
             clock=time.monotonic,
+            adopted=now.adopted if keeps else None,
+            dealt=None if hand is None else hand.data,
+            need=now.need,
         )
         now.states = tensors.digests(range(self._islands.portions))
-        how, roots = "built", list[str]()
+        how, roots = "kept" if keeps else "built", list[str]()
         while not isinstance(said := self._together.told(entrance.next), GoOn):
             match said:
                 case LoadWeights():
@@ -195,6 +210,8 @@ class Island:
                     self._together.pause()
         now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
         now.departs = self._keeper.cursor.step + self._islands.stride
+        if hand is not None:
+            hand.begin(said.dealt)
         tensors.take_weights()
         for root in roots if self._world.rank == 0 else ():
             remove_given(root)
@@ -215,13 +232,54 @@ class Island:
         now.adopted, now.bases, now.named = said.tide, list(said.bases), list(said.bases)
         now.states = tensors.digests(range(self._islands.portions))
 
-    def _enter_anew(self, tensors: SeaTensors) -> None:
+    def _need(self) -> int:
+        """Return the samples that cover the steps to the next tide, its overlap, and one more."""
+        if self.hand is None:
+            return 0
+        _ = self.hand.data  # refuses a run without a loader
+        steps = self._islands.stride + self._islands.overlap + 1 + self.hand.ahead
+        return steps * self.hand.batch
+
+    def _refill(self) -> None:
+        """Ask the logbook for samples if the next step has too few; collective.
+
+        In a sea that nothing disturbs a merge has dealt them before.
+        """
+        hand, now = self.hand, self._counters.now
+        if hand is None or hand.is_over or hand.left >= hand.batch:
+            return
+        with self._pulse.phase(WorkerPhase.WAIT):
+            said = self._together.settled(self._ask(upto=hand.taken + now.need))
+        match said:
+            case GoOn():
+                hand.receive(said.dealt)
+            case EnterAnew():
+                self._keeper.fence()
+                self._enter_anew(self._required(), keeps=said.keeps)
+
+    def _ask(self, *, upto: int) -> Decide:
+        """Return the decisions of rank 0 while it asks for samples."""
+        errands = self._errands
+        if errands is None:
+            return _unasked
+        return Asking(
+            errands.courier,
+            upto=upto,
+            dealt=lambda: self._counters.now.dealt,
+            await_news=errands.await_news,
+            check=errands.check,
+        ).next
+
+    def _enter_anew(self, tensors: SeaTensors, *, keeps: bool = False) -> None:
         """Enter the sea with its weights; own work that is not merged is dropped."""
-        _log.warning("the island %s has fallen too far behind: it enters anew", self._islands.name)
+        why = "was put out" if keeps else "has fallen too far behind"
+        _log.warning("the island %s %s: it enters anew", self._islands.name, why)
         self._end_errands()
-        self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
-        self._counters.begin_anew()
-        self._enter(tensors)
+        if not keeps:
+            self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
+        self._counters.begin_anew(keeps=keeps)
+        with self._pulse.phase(WorkerPhase.WAIT):
+            self._enter(tensors, keeps=keeps)
         self._open()
 
     def _open(self) -> None:
@@ -322,6 +380,8 @@ class Island:
             self._merge_all(tensors)
         elif departs:
             self._depart(tensors)
+        if not last:
+            self._refill()
         tensors.tell_touched(self._keeper.touched)
         return departs or self._is_put_off
 
@@ -329,6 +389,11 @@ class Island:
     def wished(self) -> Wish:
         """The wish for which an arrival was put off at this step: it comes after the change."""
         return self._together.wished if self._is_put_off else Wish.NONE
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the logbook has no samples for this island any more, in any epoch."""
+        return self.hand is not None and self.hand.is_empty
 
     def resume(self) -> None:
         """Make up for an arrival that was put off: the world has not changed."""
@@ -356,6 +421,7 @@ class Island:
             self.kept()
             self._arrive(tensors, hurries=True)
         tensors.take_weights()
+        self._counters.now.over = True
 
     def _depart(self, tensors: SeaTensors) -> None:
         """Take the progress of the portions that are due as works of the next tides."""
@@ -403,13 +469,15 @@ class Island:
                     case GiveWeights():
                         self._give(tensors, said)
                     case EnterAnew():
-                        self._enter_anew(tensors)
+                        self._enter_anew(tensors, keeps=said.keeps)
                         first = self._counters.now.adopted
                         break
                     case AwaitNews() if may_put_off and self._together.wished:
                         self._waits_since_s = None
                         return False
         self._waits_since_s = None
+        if self.hand is not None and isinstance(said, GoOn):
+            self.hand.receive(said.dealt)
         several = self._islands.wait != "all"
         self._counters.note_arrived(
             self._counters.now.adopted - first if several else 1,
@@ -432,6 +500,7 @@ class Island:
             check=errands.check,
             clock=time.monotonic,
             nbytes=self._required().nbytes,
+            dealt=lambda: counters.now.dealt,
             hurries=hurries,
         ).next
 

@@ -91,14 +91,19 @@ class Run:
         self._pulse, self._keeper = pulse, keeper
         self._session = Session(channel, world, keeper, seed=settings.own_seed)
         self._logs = Metrics(settings.batch.microbatches)
-        self._work = StepWork(
-            channel, settings, world, states=keeper.cursor.places, beat=pulse.beat
-        )
         self._place = LoopPlace(keeper.cursor, seed=settings.own_seed)
         self._island = (
             None
             if settings.islands is None
             else Island(channel, settings, world, pulse=pulse, keeper=keeper)
+        )
+        self._work = StepWork(
+            channel,
+            settings,
+            world,
+            states=keeper.cursor.places,
+            beat=pulse.beat,
+            hand=None if self._island is None else self._island.hand,
         )
         self._watch = UpdateWatch(stages=world.record.mesh.pp, exact=settings.exact)
         self._parts = parts = RunParts(

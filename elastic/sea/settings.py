@@ -97,6 +97,7 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     ),
     "founders": _ONE,
     "age_limit": checks.count(0, remedy="give 0 or more merges"),
+    "data": checks.one_of("own", "dealt"),
     "uplink": checks.size_or_none(remedy=_RATE),
     "downlink": checks.size_or_none(remedy=_RATE),
     "key": checks.instance(str, remedy="give the path of a key file, as a string"),
@@ -124,6 +125,9 @@ class Islands:
     by the speeds that the records state, so that the others need not wait for it; ``every`` are the
     steps of the fastest, and nobody takes fewer than ``least_every``.
 
+    ``data``: each island trains on its ``"own"`` data set, or in an order of its own; or the
+    logbook deals the samples of one that all have (``"dealt"``), each of an epoch to one island.
+
     ``uplink`` and ``downlink`` declare this island's line, as in ``"20Mbit/s"``: payloads go no
     faster, so that they leave room for all else.
 
@@ -145,6 +149,7 @@ class Islands:
     founders: int = 1
     age_limit: int = 4
     least_every: int | None = None
+    data: Literal["own", "dealt"] = "own"
     uplink: str | int | None = None
     downlink: str | int | None = None
     key: str = ""
@@ -177,6 +182,11 @@ class Islands:
                 f"steps, and overlap is {self.overlap}; give a smaller overlap, or a larger "
                 "least_every"
             )
+
+    @property
+    def is_dealt(self) -> bool:
+        """True if the logbook deals the samples."""
+        return self.data == "dealt"
 
     @property
     def bytes_per_s(self) -> tuple[int, int]:

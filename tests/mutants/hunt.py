@@ -27,6 +27,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "sharing": sharing.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,
+    "dealt": sea.dealt_trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from holdfast.elastic.islands.messages import Sign
 from holdfast.tools.islands.lines import LineStatus
 from holdfast.tools.islands.replay import Outcome, Replayed
+from holdfast.tools.islands.samples import SamplesVerdict
 from holdfast.tools.islands.status import MemberStatus, SeaStatus
 from holdfast.tools.terminal import readable
 
@@ -194,6 +195,39 @@ def replay_view(sea: str, found: Sequence[Replayed], *, ends_equal: bool | None)
             )
         )
     return Group(*parts)
+
+
+def samples_view(sea: str, found: SamplesVerdict) -> RenderableType:
+    """Return a line for each epoch and each lineage, and what is wrong."""
+    epochs = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("epoch", "samples", "merged", "in hand", "not dealt"):
+        epochs.add_column(name, justify="right", no_wrap=True)
+    for epoch in found.epochs:
+        cells = (epoch.epoch, epoch.samples, epoch.merged, epoch.held, epoch.free)
+        epochs.add_row(*(f"{cell:,}" for cell in cells))
+    islands = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    islands.add_column("island", no_wrap=True)
+    for name in ("entered in record", "dealt", "merged"):
+        islands.add_column(name, justify="right", no_wrap=True)
+    for each in found.lineages:
+        numbers = [f"{number:,}" for number in (each.lineage, each.dealt, each.merged)]
+        islands.add_row(each.island, *numbers, style="" if each.takes_part else "dim")
+    trained = [
+        Text(
+            f"{island} trained all of its merged samples, and {count:,} that are not in all "
+            "portions"
+        )
+        for island, count in found.trained.items()
+    ]
+    head = Text(f"sea {sea}: the samples that its logbook deals", style="bold")
+    end = [Text(each, "red") for each in found.wrong] or [Text(_held(found), "green")]
+    return Group(head, epochs, islands, *trained, *end)
+
+
+def _held(found: SamplesVerdict) -> str:
+    if found.is_over:
+        return "no sample is merged twice, and none of a full epoch is missing"
+    return "no sample is merged twice, and each is merged, in one hand, or not dealt yet"
 
 
 def ranges(numbers: Sequence[int]) -> str:
