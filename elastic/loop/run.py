@@ -421,7 +421,7 @@ class Run:
             stages_of,  # takes a second to import, so only on use
         )
 
-        return stages_of(
+        found = stages_of(
             list(modules),
             self._world,
             check=self.check,
@@ -429,6 +429,8 @@ class Run:
             exact=bool(self._settings.exact),
             shares_are_even=self._work.sharing.is_even,
         )
+        self._keeper.stages = {stage.stage_index: stage.submod for stage in found}
+        return found
 
     def pipeline(
         self,

@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
-from holdfast.elastic.events import JobEnded, decode
-from holdfast.elastic.events.log import events_file
+from holdfast.elastic.events import JobEnded, StateApproximate, decode
+from holdfast.elastic.events.log import EVENTS_PATTERN, events_file
 from holdfast.tools.show.node_status import NodeStatus
 
 TIMEOUT_S: Final = 3.0
@@ -38,7 +40,24 @@ def ask(run_dir: Path) -> list[NodeStatus]:
     if not any(node.status for node in nodes):
         errors = "; ".join(f"{node.node}: {node.error}" for node in nodes)
         raise PeerError(f"{run_dir}: no sidecar answers, the job was killed or stopped ({errors})")
-    return nodes
+    marks = _marks(run_dir, generation=max(node.generation for node in nodes))
+    return [msgspec.structs.replace(nodes[0], approximate=marks), *nodes[1:]]
+
+
+def _marks(run_dir: Path, *, generation: int) -> str:
+    """Return the marks of the model that a generation trains, "" for none.
+
+    Every generation tells the marks of its state, so older ones do not count.
+    """
+    found: list[str] = []
+    for file in sorted(run_dir.glob(EVENTS_PATTERN)):
+        for line in file.read_bytes().splitlines():
+            if b'"kind":"approximate"' not in line:
+                continue
+            match decode(line):
+                case StateApproximate(generation=told, text=text) if told == generation:
+                    found.append(text)
+    return "; ".join(dict.fromkeys(found))
 
 
 def key_of(run_dir: Path) -> RunKey:
