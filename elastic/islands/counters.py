@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.sea.portions import merges_of
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.sea.settings import Islands
 
@@ -184,6 +185,15 @@ class IslandCounters:
             sent = [each.samples for each in now.sents if each.portion == portion]
             now.since[portion] = sent[0] if sent else now.samples
         now.marks = [*now.marks, (step, now.adopted)][-_MARKS:]
+
+    def skip_to(self, tide: int, *, step: int) -> None:
+        """Count on from a later tide, where islands meet in pairs; own work stays."""
+        portions = len(self.now.bases)
+        now = self.now
+        now.adopted, now.sents = tide, []
+        now.bases = [merges_of(portion, tide, portions=portions) for portion in range(portions)]
+        now.named = list(now.bases)
+        now.marks = [*now.marks, (step, tide)][-_MARKS:]
 
     def adopted_at(self, step: int) -> int:
         """Return the merges that the state after ``step`` steps had adopted, or fewer."""

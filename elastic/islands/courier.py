@@ -76,6 +76,7 @@ class Courier:
         self._outgoing: deque[Outgoing] = deque()
         self._is_overdue = False
         self._wish: Entered | None = None
+        self._ends = False
         self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
         self._joined: dict[str, int] = {}
@@ -122,6 +123,11 @@ class Courier:
                 number=0, island=self._me, tide=tide, weight=weight, lineage=self.lineage
             )
 
+    def end(self) -> None:
+        """Leave the sea with the works of all portions for its last merge, once all are sent."""
+        with self._lock:
+            self._ends = True
+
     def payload(self, part: Part) -> bytes:
         """Return the payload that a merge names, which was fetched before as a rule."""
         found = self._payloads.get(part.digest)
@@ -148,6 +154,12 @@ class Courier:
         return member is not None and member.lineage == self.lineage
 
     @property
+    def has_ended(self) -> bool:
+        """True if this island's works are in the last merge of islands that meet in pairs."""
+        former = self.logbook.view.former.get(self._me)
+        return former is not None and former.lineage == self.lineage and bool(former.last)
+
+    @property
     def is_replaced(self) -> bool:
         """True if another run took the island's name."""
         view = self.logbook.view
@@ -170,7 +182,12 @@ class Courier:
         if looks:
             self._look(now)
         if not self.is_member:
-            return self._enter_again() or changed
+            if self._enter_again():
+                return True
+            if not self.has_ended:
+                return changed
+        elif self._end():
+            return True
         if looks or self._is_awaited:
             changed |= self._read_works()
         since = Since(heard=self._heard, arrived=self._arrivals())
@@ -215,7 +232,21 @@ class Courier:
         view = self.logbook.view
         if wish is None or self._me in view.members:
             return False
-        self.logbook.append(msgspec.structs.replace(wish, number=view.length))
+        tide = view.tide if view.is_paired else wish.tide
+        self.logbook.append(msgspec.structs.replace(wish, number=view.length, tide=tide))
+        return True
+
+    def _end(self) -> bool:
+        """Write that the run is over, with its works for the last merge, once they are sent."""
+        view, mine = self.logbook.view, self.logbook.view.members[self._me]
+        with self._lock:
+            due = self._ends and not self._outgoing
+        portions = range(self._islands.portions)
+        works = [self._works.get((self._me, self.lineage, mine.tide, p)) for p in portions]
+        last = tuple(work.part for work in works if work is not None)
+        if not due or len(last) < len(portions):
+            return False
+        self.logbook.append(Left(number=view.length, island=self._me, why="done", last=last))
         return True
 
     def _greet(self, now: float) -> None:
@@ -267,11 +298,12 @@ class Courier:
 
     def _read_works(self) -> bool:
         view, found = self.logbook.view, False
-        oldest = view.tide - self._kept_tides
+        oldest = view.oldest - self._kept_tides
         here = {work.island for work in self._works.values() if view.fits(work)}
-        for island, member in view.members.items():
+        for island in view.awaited(self._me):
             if island in here:
                 continue
+            member = view.members[island]
             for lineage, tide, portion in self.mailbox.works_of(island):
                 key = island, lineage, tide, portion
                 if key in self._works or lineage != member.lineage or tide < oldest:
@@ -304,7 +336,12 @@ class Courier:
     def _fetch_ahead(self) -> None:
         """Fetch the payloads of works that the next merge may name."""
         view = self.logbook.view
-        wanted = {work.digest: work for work in self._works.values() if view.fits(work)}
+        awaited = view.awaited(self._me)
+        wanted = {
+            work.digest: work
+            for work in self._works.values()
+            if view.fits(work) and work.island in awaited
+        }
         merged = self.logbook.merged.get(self._next)
         kept = {*wanted, *(part.digest for part in (merged.parts if merged else ()))}
         for digest in self._payloads.keys() - kept:
@@ -323,4 +360,4 @@ class Courier:
         if any(sign is None for sign in signs):
             return  # one that gave no sign yet may need any of them
         needs = min([self._needs, *(sign.needs for sign in signs if sign is not None)])
-        self.mailbox.forget_before(self._me, min(needs, view.tide) - self._kept_tides)
+        self.mailbox.forget_before(self._me, min(needs, view.oldest) - self._kept_tides)

@@ -74,18 +74,19 @@ class Entrance:
             if view.tide or view.founded.digest != self._first:
                 return self._asked(), []
             self._adopted = 0
-        if self._adopted < view.tide:
+        if self._adopted < view.tide and not view.is_paired:  # a pair's merge is nobody else's
             return self._follow(self._adopted)
         if me in view.members:  # only now: the others wait for a member
             self._logbook.append(Left(number=view.length, island=me, why="lost"))
-        number = self._logbook.view.length
-        if self._logbook.view.tide > view.tide or not self._logbook.append(
-            Entered(number=number, island=me, tide=view.tide, weight=self._weight, lineage=number)
+        number, tide = self._logbook.view.length, self._logbook.view.tide
+        if (tide > view.tide and not view.is_paired) or not self._logbook.append(
+            Entered(number=number, island=me, tide=tide, weight=self._weight, lineage=number)
         ):
             return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
-        return GoOn(lineage=number, place=self._logbook.place(view.tide)), []
+        counts = tide if view.is_paired else 0
+        return GoOn(lineage=number, tide=counts, place=self._logbook.place(tide)), []
 
     def _found(self) -> None:
         self._logbook.append(

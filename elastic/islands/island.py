@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.ckpt import api
@@ -38,6 +38,7 @@ from holdfast.elastic.islands.commands import (
     GoOn,
     KeepModules,
     LoadWeights,
+    SkipTides,
 )
 from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
@@ -111,7 +112,7 @@ class Island:
 
         Raises ``ConfigError`` for parameters that an island cannot merge.
         """
-        self._tensors = tensors = SeaTensors(state, self._world, self._islands)
+        self._tensors = tensors = self._tensors_of(state)
         return {
             KEY: {
                 "weights": tensors.weights,
@@ -120,6 +121,9 @@ class Island:
                 "counters": self._counters,
             }
         }
+
+    def _tensors_of(self, state: Mapping[str, Any]) -> SeaTensors:
+        return SeaTensors(state, self._world, self._islands)
 
     # -- the begin -------------------------------------------------------------------------------
 
@@ -187,6 +191,8 @@ class Island:
                     self._adopt(tensors, said)
                 case _:
                     self._together.pause()
+        if said.tide > now.adopted:  # in pairs it takes part from now on, whatever it was given
+            self._counters.skip_to(said.tide, step=self._keeper.cursor.step)
         now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
         now.departs = self._keeper.cursor.step + self._islands.stride
         tensors.take_weights()
@@ -333,11 +339,17 @@ class Island:
             self._arrive(tensors, hurries=True)
         tensors.take_weights()
 
-    def _depart(self, tensors: SeaTensors) -> None:
-        """Take the progress of the portions that are due as works of the next tides."""
+    def _skip(self, said: SkipTides) -> None:
+        """Go on at a later tide; own work that is not merged stays."""
+        self._counters.skip_to(said.tide, step=self._keeper.cursor.step)
+        if self._errands is not None:
+            self._errands.courier.adopted(said.tide - 1)
+
+    def _depart(self, tensors: SeaTensors, portions: Sequence[int] = ()) -> None:
+        """Take the progress of portions as works of the next tides: of those that are due."""
         self._keeper.fence()
         step, step_us = self._keeper.cursor.step, self._step_us()
-        for portion in self._counters.due():
+        for portion in portions or self._counters.due():
             payload = tensors.encode(portion)
             sent = self._counters.note_departed(
                 portion,
@@ -369,7 +381,7 @@ class Island:
         self._keeper.fence()
         began_s, first = time.perf_counter(), self._counters.now.adopted
         self._waits_since_s = time.monotonic()
-        arrival = self._arrival(hurries=hurries)
+        arrival = self._arrival(Arrival, hurries=hurries)
         with self._pulse.phase(WorkerPhase.WAIT):
             while not isinstance(said := self._together.told(arrival), GoOn):
                 match said:
@@ -381,6 +393,9 @@ class Island:
                     case EnterAnew():
                         self._enter_anew(tensors)
                         first = self._counters.now.adopted
+                        break
+                    case SkipTides():
+                        self._skip(said)
                         break
                     case AwaitNews() if may_put_off and self._together.wished:
                         self._waits_since_s = None
@@ -394,12 +409,12 @@ class Island:
         )
         return True
 
-    def _arrival(self, *, hurries: bool) -> Decide:
+    def _arrival(self, kind: type[Arrival], *, hurries: bool = False) -> Decide:
         """Return the decisions of an arrival, which rank 0 makes."""
         errands, counters = self._errands, self._counters
         if errands is None:
             return _unasked
-        return Arrival(
+        return kind(
             errands.courier,
             self._islands,
             adopted=lambda: counters.now.adopted,
@@ -469,9 +484,12 @@ class Island:
         if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
-        if self._logbook.view.members or committed(open_store(root)):
+        if not self._is_last_out() or committed(open_store(root)):
             return GoOn(), []
         return KeepModules(root=root), []
+
+    def _is_last_out(self) -> bool:
+        return not self._logbook.view.members
 
     def close(self) -> None:
         """Stop the courier, and release the tensors."""

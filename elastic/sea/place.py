@@ -33,6 +33,7 @@ class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     members: dict[str, SeaMember]
     former: dict[str, SeaMember]
     states: tuple[dict[int, Digest], ...]
+    pairings: dict[int, dict[str, str]] = {}
 
     def view(self, founded: Founded) -> View:
         """Return the view here; ``founded`` is the first record."""
@@ -43,6 +44,7 @@ class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             members=self.members,
             former=self.former,
             states=self.states,
+            pairings=self.pairings,
         )
 
 
@@ -57,6 +59,7 @@ def place_of(view: View, *, before: str, digest: str, left: Why | None) -> Logbo
         members=dict(view.members),
         former=dict(view.former),
         states=tuple(dict(each) for each in view.states),
+        pairings={tide: dict(each) for tide, each in view.pairings.items()},
     )
 
 

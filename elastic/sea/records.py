@@ -41,6 +41,7 @@ class SeaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     age_limit: Number
     founders: Annotated[int, Meta(ge=1)]
     least_every: Number | None = None
+    topology: Literal["all", "pairs"] = "all"
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +118,8 @@ class Left(
     """An island takes part no more.
 
     ``seen`` are the works of ``portion`` that show why, where its weights are not the sea's.
+    ``last`` are its works of all portions for the last merge, of an island that met in pairs until
+    the end of its run.
     """
 
     number: Number
@@ -124,6 +127,7 @@ class Left(
     why: Why
     portion: Number = 0
     seen: tuple[Part, ...] = ()
+    last: tuple[Part, ...] = ()
 
 
 class Merged(
@@ -136,7 +140,8 @@ class Merged(
 ):
     """A tide is over: the works of ``parts`` are merged, each by its weight over ``whole``.
 
-    ``whole`` is the weight of all members, present or not.
+    ``whole`` is the weight of all members, present or not. Where islands meet in pairs it is a
+    meeting: that of the two in ``parts``, or that of an island with itself, whose partner is gone.
     """
 
     number: Number
@@ -195,6 +200,7 @@ def agreed(islands: Islands) -> SeaSettings:
         age_limit=islands.age_limit,
         founders=islands.founders,
         least_every=islands.least_every,
+        topology=islands.topology,
     )
 
 

@@ -72,6 +72,7 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     "meet": checks.instance(str, remedy=f"give {checks.ROOTS}, as a string"),
     "every": checks.count(1, remedy="give 1 or more steps"),
     "least_every": checks.optional(checks.count(1, remedy="give 1 or more steps, or None")),
+    "topology": checks.one_of("all", "pairs"),
     "portions": _ONE,
     "overlap": checks.count(1, remedy="give 1 or more steps; a merge takes time"),
     "bits": _bits,
@@ -106,6 +107,10 @@ class Islands:
     With ``least_every`` an island that is slower than others takes fewer steps between two tides,
     by the speeds that the records state, so that the others need not wait for it; ``every`` are the
     steps of the fastest, and nobody takes fewer than ``least_every``.
+
+    ``topology="pairs"``: islands meet two by two, by a permutation that is another one at each
+    tide, and nobody waits for more than its partner. Each island has weights of its own, which stay
+    near those of the others; at the end they are merged once.
     """
 
     name: str = ""
@@ -120,6 +125,7 @@ class Islands:
     founders: int = 1
     age_limit: int = 4
     least_every: int | None = None
+    topology: Literal["all", "pairs"] = "all"
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _ISLANDS, error=ConfigError)
@@ -136,6 +142,20 @@ class Islands:
             )
         if self.least_every is not None:
             self._check_least(self.least_every)
+        if self.topology == "pairs":
+            self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.wait != "all":
+            raise ConfigError(
+                "Islands(topology='pairs', wait=Quorum(...)): an island waits for its partner "
+                "alone; give wait='all', or topology='all'"
+            )
+        if self.least_every is not None:
+            raise ConfigError(
+                f"Islands(topology='pairs', least_every={self.least_every}): islands that meet in "
+                "pairs take equal steps; give least_every=None, or topology='all'"
+            )
 
     def _check_least(self, least: int) -> None:
         given = f"Islands(every={self.every}, portions={self.portions}, least_every={least})"
