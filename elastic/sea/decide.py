@@ -70,14 +70,17 @@ def _decide_meeting(
         return silent
     if view.tide == 0 and len(view.members) < view.settings.founders:
         return None
-    due = sorted(view.awaited(me))
-    if not due or not here.keys() >= set(due):
+    if (own := here.get(me)) is None:
         return None
-    parts = tuple(here[island].part for island in due)
+    due = [here.get(island) for island in sorted(view.awaited(me))]
+    found = [work for work in due if work is not None and work.tide == own.tide]
+    if len(found) < len(due):
+        return None  # the partner has sent none yet, or is at an older tide
+    parts = tuple(work.part for work in found)
     return Merged(
         number=view.length,
-        tide=here[me].tide,
-        portion=here[me].portion,
+        tide=own.tide,
+        portion=own.portion,
         parts=parts,
         whole=view.whole(parts),
     )

@@ -9,8 +9,9 @@ from typing import Final, Literal, TypeAlias
 
 from holdfast.elastic.sea.records import agreed
 from holdfast.elastic.sea.settings import Islands
-from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland
+from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland, SeaLife
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
+from holdfast.elastic.testing.seas.pairs import PairLife, PairOracle
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
@@ -102,7 +103,8 @@ class _Sea:
         self._tasks, self._files, self._crews = tasks, files, crews
         self._outages = _Outages(tasks)
         patience_s = crews[0].islands.patience_s
-        self._oracle = Oracle(
+        is_paired = crews[0].islands.topology == "pairs"
+        self._oracle = (PairOracle if is_paired else Oracle)(
             files,
             agreed(crews[0].islands),
             exact=exact,
@@ -127,6 +129,7 @@ class _Sea:
                 oracle=self._oracle,
                 random=Random(f"island {seed} {crew.islands.name}"),
                 exact=exact,
+                life=PairLife if is_paired else SeaLife,
             )
             for crew in crews
         }
@@ -154,6 +157,7 @@ class _Sea:
         over = {name for name, model in self._models.items() if model.final != TURNED_AWAY}
         if oracle.members.keys() & over:
             raise SeaFaultError(f"{sorted(oracle.members)} are at the end, but did not leave")
+        oracle.check_ends({m.final for m in self._models.values()} - {TURNED_AWAY})
         return SeaReport(
             final=oracle.final,
             left=dict(oracle.left),
