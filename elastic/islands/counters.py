@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.sea.portions import merges_of
+from holdfast.elastic.sea.portions import last_of, merges_of
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.sea.settings import Islands
 
@@ -148,13 +148,14 @@ class IslandCounters:
         now.sents.append(sent)
         return sent
 
-    def work_of(self, sent: Sent) -> Work:
-        """Return a work under way as it is published."""
+    def work_of(self, sent: Sent, *, last: bool = False) -> Work:
+        """Return a work under way as it is published; ``last``: for the last merge."""
+        portions = len(self.now.bases)
         return Work(
             island=self.now.island,
             lineage=self.now.lineage,
             tide=sent.tide,
-            portion=sent.portion,
+            portion=last_of(sent.portion, portions=portions) if last else sent.portion,
             weight=sent.weight,
             digest=sent.digest,
             nbytes=sent.nbytes,

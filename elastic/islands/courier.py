@@ -22,6 +22,7 @@ from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.islands.requests import OpenRequests
 from holdfast.elastic.sea.decide import Since, decide
+from holdfast.elastic.sea.portions import last_of
 from holdfast.elastic.sea.records import Entered, Left, Part, Work
 from holdfast.elastic.sea.settings import Islands
 
@@ -241,10 +242,11 @@ class Courier:
         view, mine = self.logbook.view, self.logbook.view.members[self._me]
         with self._lock:
             due = self._ends and not self._outgoing
-        portions = range(self._islands.portions)
-        works = [self._works.get((self._me, self.lineage, mine.tide, p)) for p in portions]
+        portions = self._islands.portions
+        names = [last_of(portion, portions=portions) for portion in range(portions)]
+        works = [self._works.get((self._me, self.lineage, mine.tide, each)) for each in names]
         last = tuple(work.part for work in works if work is not None)
-        if not due or len(last) < len(portions):
+        if not due or len(last) < portions:
             return False
         self.logbook.append(Left(number=view.length, island=self._me, why="done", last=last))
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.ckpt import api
@@ -345,11 +345,14 @@ class Island:
         if self._errands is not None:
             self._errands.courier.adopted(said.tide - 1)
 
-    def _depart(self, tensors: SeaTensors, portions: Sequence[int] = ()) -> None:
-        """Take the progress of portions as works of the next tides: of those that are due."""
+    def _depart(self, tensors: SeaTensors, *, last: bool = False) -> None:
+        """Take the progress of the portions that are due as works of the next tides.
+
+        ``last``: of all portions, for the last merge.
+        """
         self._keeper.fence()
         step, step_us = self._keeper.cursor.step, self._step_us()
-        for portion in portions or self._counters.due():
+        for portion in range(self._islands.portions) if last else self._counters.due():
             payload = tensors.encode(portion)
             sent = self._counters.note_departed(
                 portion,
@@ -358,7 +361,7 @@ class Island:
                 nbytes=len(payload),
                 step_us=step_us,
             )
-            self._fresh.append(self._outgoing(sent, payload))
+            self._fresh.append(self._outgoing(sent, payload, last=last))
 
     def _step_us(self) -> int:
         """Return the microseconds of a step of late, as rank 0 measured them; collective."""
@@ -367,8 +370,9 @@ class Island:
         (first, *_) = self._world.gather(self._pace.take_us())
         return int(first)
 
-    def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
-        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
+    def _outgoing(self, sent: Sent, payload: bytes, *, last: bool = False) -> Outgoing:
+        work = self._counters.work_of(sent, last=last)
+        return Outgoing(work=work, payload=payload, step=sent.step)
 
     def _arrive(
         self, tensors: SeaTensors, *, hurries: bool = False, may_put_off: bool = False

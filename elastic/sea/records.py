@@ -159,7 +159,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     ``tide`` counts all merges that the island had adopted when it took the payload, ``base`` those
     of the portion. ``lineage`` is that of its `Entered`. ``nbytes`` is the payload's size. The rest
-    is as in `Part`.
+    is as in `Part`. A work for the last merge has the portion of `portions.last_of`.
     """
 
     island: Island

@@ -35,7 +35,7 @@ class PairedIsland(Island):
         """Take the mean of all islands' weights, once each of them has ended."""
         assert isinstance(tensors, PairTensors)
         self._keeper.fence()
-        ending, portions = self._arrival(Ending), range(self._islands.portions)
+        ending = self._arrival(Ending)
         with self._pulse.phase(WorkerPhase.WAIT):
             while not isinstance(said := self._together.told(ending), GoOn):
                 match said:
@@ -47,14 +47,14 @@ class PairedIsland(Island):
                         self._enter_anew(tensors)
                         ending = self._arrival(Ending)
                     case SendLast():
-                        self._depart(tensors, portions)
+                        self._depart(tensors, last=True)
                         self._counters.now.sents = []
                         self.kept()
                     case MergeLast():
                         tensors.merge_last(said.portion, said.weights, self._together.data)
                         self._together.data = []
         tensors.take_weights()
-        self._counters.now.states = tensors.digests(portions)
+        self._counters.now.states = tensors.digests(range(self._islands.portions))
         self._emit(IslandLeft(island=self._islands.name, why="done"))
 
     def _is_last_out(self) -> bool:

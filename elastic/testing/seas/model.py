@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -364,9 +363,9 @@ class SeaLife:
         now = self._s.numbers
         return bool(now.sents) and self._s.step >= now.sents[0].step + self._islands.overlap
 
-    def _depart(self, portions: Sequence[int] = ()) -> None:
+    def _depart(self, *, last: bool = False) -> None:
         now, s, step_us = self._s.numbers, self._s, self._pace.take_us()
-        for portion in portions or self._counters.due():
+        for portion in range(self._islands.portions) if last else self._counters.due():
             units = ledger.sent(s.own[portion])
             payload = ledger.packed(
                 units, island=self._m.name, lineage=now.lineage, weights=self._weights(portion)
@@ -380,13 +379,14 @@ class SeaLife:
                 step_us=step_us,
             )
 
-    def _send(self) -> None:
+    def _send(self, *, last: bool = False) -> None:
         assert self._courier is not None
-        self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
+        sents = self._s.numbers.sents
+        self._courier.send([self._outgoing(sent, last=last) for sent in sents])
 
-    def _outgoing(self, sent: Sent) -> Outgoing:
-        payload = self._s.payloads[sent.portion]
-        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
+    def _outgoing(self, sent: Sent, *, last: bool = False) -> Outgoing:
+        payload, work = self._s.payloads[sent.portion], self._counters.work_of(sent, last=last)
+        return Outgoing(work=work, payload=payload, step=sent.step)
 
     def _weights(self, portion: int) -> str:
         """Return the digest of weights that are this island's own, "" where the sea has them."""

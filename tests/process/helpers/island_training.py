@@ -34,6 +34,7 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         patience_s=args.patience,
         founders=args.founders,
         least_every=args.least_every,
+        topology=args.topology,
     )
 
 
@@ -82,6 +83,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--least-every", type=int)
+    parser.add_argument("--topology", default="all")
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--founders", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)
