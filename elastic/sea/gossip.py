@@ -59,11 +59,11 @@ def met(
 
     ``gradient`` is the mean progress of the two, ``apart`` the middle of their weights less those
     that this island sent: zeros for one that is alone. All are float32 of one dimension and one
-    length. The pull to the middle is (1 + momentum) / 2: NoLoCo's islands stay together for a pull
-    above the momentum and below 2 + momentum.
+    length. The pull to the middle is 1 - momentum: with it islands come together whatever the
+    momentum is; with 0.9 they go apart for a pull above 0.38.
     """
     mu, lr = np.float32(outer.momentum), np.float32(outer.lr)
-    pull = np.float32((1 + outer.momentum) / 2)
+    pull = np.float32(1 - outer.momentum)
     for start in range(0, len(weights), _CHUNK):
         at = slice(start, start + _CHUNK)
         step = _clear(_clear(momentum[at] * mu) - _clear(gradient[at] * lr))

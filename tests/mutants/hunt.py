@@ -25,6 +25,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "ledger": ledger.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,
+    "pairs": sea.paired_trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 

@@ -60,9 +60,10 @@ class SeaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tide`` merges are done; the next is of ``portion`` and waits for the islands of
     ``waits_for``. With the topology "pairs", ``tide`` is the first at which no two have met yet,
-    and ``waits_for`` are the islands that have sent no work for their next meeting. ``asking`` are islands without a state, which ask for weights. An island sends
-    ``sent_bytes`` for a tide of the largest portion, and receives ``received_bytes`` if all take
-    part. ``listened_s`` is the time between the two looks, ``tides_seen`` the merges in it.
+    and ``waits_for`` are the islands that have sent no work for their next meeting. ``asking`` are
+    islands without a state, which ask for weights. An island sends ``sent_bytes`` for a tide of
+    the largest portion, and receives ``received_bytes`` if all take part. ``listened_s`` is the
+    time between the two looks, ``tides_seen`` the merges in it.
     """
 
     sea: str
