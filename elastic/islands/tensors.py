@@ -82,7 +82,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class SeaParameter:
     """A trained parameter, and what the sea has of it."""
 
     name: str
@@ -235,7 +235,7 @@ class SeaTensors:
         """
         at = 0
         for each in self._of(merge.portion):
-            span = Span.of(each)
+            span = _Span.of(each)
             rooms: list[Floats] = []
             for first, last, rows in self._rows(each, merge, data, at):
                 here = span.within(first, last)
@@ -258,7 +258,7 @@ class SeaTensors:
         """The bytes of a block of a payload."""
         return payload.row_bytes(self._islands.bits)
 
-    def _sent(self, each: Trained) -> Sequence[Floats]:
+    def _sent(self, each: SeaParameter) -> Sequence[Floats]:
         """Return what a payload holds of a parameter, whole and flat; collective."""
         return (progress(each),)
 
@@ -286,7 +286,7 @@ class SeaTensors:
         return payload.rows_of(n) * self._width
 
     def _rows(
-        self, each: Trained, merge: Merge, data: Sequence[bytes], at: int
+        self, each: SeaParameter, merge: Merge, data: Sequence[bytes], at: int
     ) -> Iterator[tuple[int, int, list[memoryview]]]:
         """Yield the payloads of a parameter in ranges of blocks, on all ranks."""
         width, count = self._width, len(merge.weights)
@@ -304,7 +304,9 @@ class SeaTensors:
             self._ranks.broadcast(room)
             yield first, last, [memoryview(row.numpy()) for row in room]
 
-    def _apply(self, each: Trained, span: Span, found: Sequence[Floats], *, has_own: bool) -> None:
+    def _apply(
+        self, each: SeaParameter, span: _Span, found: Sequence[Floats], *, has_own: bool
+    ) -> None:
         if not found:
             return  # nothing of the parameter is here
         boxes = zip(
@@ -323,13 +325,13 @@ class SeaTensors:
             for box, numbers in ((weights, g), (momentum, m), (local, g - kept)):
                 box.local.copy_(torch.from_numpy(numbers).view(box.local.shape))
 
-    def _of(self, portion: int) -> Sequence[Trained]:
+    def _of(self, portion: int) -> Sequence[SeaParameter]:
         found = self.portions[portion]
         return self._all[found.start : found.stop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class _Span:
     """The range of blocks, ``first`` to ``last``, in which this rank's part of a tensor lies."""
 
     shape: tuple[int, ...]
@@ -338,12 +340,12 @@ class Span:
     last: int
 
     @staticmethod
-    def of(each: Trained) -> Span:
+    def of(each: SeaParameter) -> _Span:
         shape = tuple(each.parameter.shape)
         ends = [_ends(box, shape) for box in local_boxes_of(each.name, each.parameter)]
         low = min((first for first, _ in ends), default=0)
         high = max((end for _, end in ends), default=0)
-        return Span(
+        return _Span(
             shape=shape,
             count=each.count,
             first=low // payload.BLOCK,
@@ -424,9 +426,9 @@ def _check(fqn: str, parameter: torch.Tensor) -> None:
         )
 
 
-def _trained(name: str, parameter: torch.Tensor) -> Trained:
+def _trained(name: str, parameter: torch.Tensor) -> SeaParameter:
     weights, momentum = (empty_like(parameter, dtype=torch.float32) for _ in range(2))
-    each = Trained(
+    each = SeaParameter(
         name=name,
         parameter=parameter,
         weights=weights,
@@ -457,7 +459,7 @@ def _flat(box: LocalBox) -> Floats:
     return found
 
 
-def progress(each: Trained) -> Floats:
+def progress(each: SeaParameter) -> Floats:
     """Return the island's own progress of a whole parameter, flat; collective if it is sharded."""
     own = empty_like(each.weights, dtype=torch.float32)
     boxes = (local_boxes_of(each.name, leaf) for leaf in (own, each.weights, each.parameter))

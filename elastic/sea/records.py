@@ -140,7 +140,7 @@ class Merged(
 ):
     """A tide is over: the works of ``parts`` are merged, each by its weight over ``whole``.
 
-    ``whole`` is the weight of all members, present or not. Where islands meet in pairs it is a
+    ``whole`` is the weight of all members, present or not. If islands meet in pairs, it is a
     meeting: that of the two in ``parts``, or that of an island with itself, whose partner is gone.
     """
 

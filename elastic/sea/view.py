@@ -34,7 +34,7 @@ class SeaMember:
     ``joined`` is the number of its `Entered`; ``weight`` its last known one. ``merged`` has for
     each portion the merges up to the last one that named the island: works of an older base hold
     what was merged already. ``bases`` are the newest bases that it stated, ``step_us`` the last
-    microseconds of a step, 0 before. Where islands meet in pairs, ``tide`` is that of its next
+    microseconds of a step, 0 before. If islands meet in pairs, ``tide`` is that of its next
     meeting, and ``last`` are its works for the last merge, once its run is over.
     """
 
@@ -55,7 +55,7 @@ class View:
     ``members`` are the islands that take part, in the order in which they joined; ``former`` those
     that left. ``states`` has for each portion the digests that were agreed upon, by base.
 
-    Where islands meet in pairs, ``tide`` is the first at which nobody has met yet, and ``pairings``
+    If islands meet in pairs, ``tide`` is the first at which nobody has met yet, and ``pairings``
     has the partners at older ones that some island has before it.
     """
 
@@ -171,7 +171,7 @@ class View:
     def whole(self, parts: Iterable[Part]) -> int:
         """Return the weight of all members: by the works that are there, else as last known.
 
-        Where islands meet in pairs it is that of the works.
+        If islands meet in pairs, it is that of the works.
         """
         here = {part.island: part.weight for part in parts}
         weights = here if self.is_paired else {**self.weights, **here}

@@ -17,7 +17,7 @@ from holdfast.elastic.islands.commands import (
 )
 
 
-class Ending(Arrival):
+class PairEnding(Arrival):
     """One end. It is over when the last merge of every portion is adopted.
 
     The arguments are those of `Arrival`. An island that went back finds its works in the records:

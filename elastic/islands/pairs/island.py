@@ -19,7 +19,7 @@ from holdfast.elastic.islands.commands import (
     SkipTides,
 )
 from holdfast.elastic.islands.island import Island
-from holdfast.elastic.islands.pairs.ending import Ending
+from holdfast.elastic.islands.pairs.ending import PairEnding
 from holdfast.elastic.islands.pairs.tensors import PairTensors
 from holdfast.elastic.islands.tensors import SeaTensors
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -35,7 +35,7 @@ class PairedIsland(Island):
         """Take the mean of all islands' weights, once each of them has ended."""
         assert isinstance(tensors, PairTensors)
         self._keeper.fence()
-        ending = self._arrival(Ending)
+        ending = self._arrival(PairEnding)
         with self._pulse.phase(WorkerPhase.WAIT):
             while not isinstance(said := self._together.told(ending), GoOn):
                 match said:
@@ -45,7 +45,7 @@ class PairedIsland(Island):
                         self._skip(said)
                     case EnterAnew():
                         self._enter_anew(tensors)
-                        ending = self._arrival(Ending)
+                        ending = self._arrival(PairEnding)
                     case SendLast():
                         self._depart(tensors, last=True)
                         self._counters.now.sents = []

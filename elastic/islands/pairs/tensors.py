@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.ckpt.state.hashing import whole
-from holdfast.elastic.islands.tensors import Merge, SeaTensors, Trained, progress
+from holdfast.elastic.islands.tensors import Merge, SeaTensors, SeaParameter, progress
 from holdfast.elastic.sea import gossip, payload
 from holdfast.elastic.sea.outer import Floats
 
@@ -38,7 +38,7 @@ class PairTensors(SeaTensors):
     def _width(self) -> int:
         return gossip.row_bytes(self._islands.bits)
 
-    def _sent(self, each: Trained) -> Sequence[Floats]:
+    def _sent(self, each: SeaParameter) -> Sequence[Floats]:
         assert isinstance(each.weights, torch.Tensor)
         weights: Floats = whole(each.weights).reshape(-1).numpy()
         return progress(each), weights

@@ -16,7 +16,7 @@ from holdfast.elastic.islands.commands import (
     SendLast,
     SkipTides,
 )
-from holdfast.elastic.islands.pairs.ending import Ending
+from holdfast.elastic.islands.pairs.ending import PairEnding
 from holdfast.elastic.sea.pairs import pairs_of
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.model import SeaLife
@@ -148,7 +148,7 @@ class PairLife(SeaLife):
                 raise SeaFaultError(f"{self._m.name} was given other weights than {by} has")
 
     def _merge_all(self) -> None:
-        s, ending = self._s, self._arrival(Ending)
+        s, ending = self._s, self._arrival(PairEnding)
         while True:
             said, data = ending.next()
             match said:
@@ -160,7 +160,7 @@ class PairLife(SeaLife):
                     self._skip(said)
                 case EnterAnew():
                     self._enter_anew()
-                    ending = self._arrival(Ending)
+                    ending = self._arrival(PairEnding)
                 case SendLast():
                     self._depart(last=True)
                     self._send(last=True)

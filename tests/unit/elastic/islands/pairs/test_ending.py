@@ -11,7 +11,7 @@ from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Sign
-from holdfast.elastic.islands.pairs.ending import Ending
+from holdfast.elastic.islands.pairs.ending import PairEnding
 from holdfast.elastic.sea.records import Entered, Founded, Parameter, agreed
 from holdfast.elastic.sea.settings import Islands
 
@@ -61,8 +61,8 @@ class Shore:
         name = self.islands.name
         self.logbook.append(Entered(number=number, island=name, tide=0, weight=1, lineage=number))
 
-    def new_ending(self) -> Ending:
-        return Ending(
+    def new_ending(self) -> PairEnding:
+        return PairEnding(
             self.courier,
             self.islands,
             adopted=lambda: self.counters.now.adopted,
