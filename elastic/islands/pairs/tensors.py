@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from holdfast.ckpt.state.hashing import whole
-from holdfast.elastic.islands.tensors import Merge, SeaTensors, SeaParameter, progress
+from holdfast.elastic.islands.tensors import Merge, SeaParameter, SeaTensors, progress
 from holdfast.elastic.sea import gossip, payload
 from holdfast.elastic.sea.outer import Floats
 
