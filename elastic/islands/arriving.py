@@ -16,12 +16,13 @@ from holdfast.elastic.islands.commands import (
     EnterAnew,
     GiveWeights,
     GoOn,
+    SkipTides,
     adoption,
 )
 from holdfast.elastic.islands.courier import Courier
 from holdfast.elastic.sea.settings import Islands
 
-_ROUND_S: Final = 0.25
+ROUND_S: Final = 0.25
 _UNPROTECTED_S: Final = 10.0
 """After so long training waits for the tide and not for the protection of its step."""
 
@@ -65,14 +66,17 @@ class Arrival:
         self._check()
         self._refuse()
         tide, logbook = self._adopted(), self._courier.logbook
+        later = self._skips_to(tide)
         has_adopted = tide > self._first
         if self._islands.is_dealt and self._courier.is_put_out:
             return EnterAnew(keeps=True), []  # others have its samples
         if tide in logbook.merged and not (has_adopted and self._takes_one):
             if (said := self._adoption(tide)) is None:
-                self._await_news(_ROUND_S)
+                self._await_news(ROUND_S)
                 return AwaitNews(), []
             return said
+        if later is not None and not has_adopted:
+            return SkipTides(tide=later), []
         if not self._courier.is_member and (logbook.left != "done" or not has_adopted):
             if self._islands.is_dealt:
                 return EnterAnew(keeps=True), []
@@ -87,7 +91,7 @@ class Arrival:
         if self._clock() - self._began_s > _UNPROTECTED_S:
             self._courier.hurry()
         self._courier.awaited()
-        self._await_news(_ROUND_S)
+        self._await_news(ROUND_S)
         return AwaitNews(), []
 
     @property
@@ -95,6 +99,19 @@ class Arrival:
         """True unless this island must catch up with the others."""
         is_behind = not self._courier.is_member and self._courier.logbook.left != "done"
         return self._islands.wait == "all" and not is_behind
+
+    def _skips_to(self, tide: int) -> int | None:
+        """Return the next tide of an island that came back later, where islands meet in pairs.
+
+        To be called before `SeaLogbook.merged` is read: that has every meeting of a view, or more.
+        """
+        logbook, courier = self._courier.logbook, self._courier
+        member = logbook.view.members.get(self._islands.name)
+        if not logbook.view.is_paired or member is None or member.lineage != courier.lineage:
+            return None
+        if member.tide <= tide or tide in logbook.merged:
+            return None
+        return min((each for each in list(logbook.merged) if each > tide), default=member.tide)
 
     def _refuse(self) -> None:
         name, meet = self._islands.name, self._islands.meet
@@ -124,12 +141,15 @@ class Arrival:
         if data is None:
             return None
         for part, one in zip(record.parts, data, strict=True):
-            if len(one) != self._nbytes(record.portion):
-                raise SeaError(
-                    f"the payload of {part.island} in tide {tide} has {len(one)} bytes, needed: "
-                    f"{self._nbytes(record.portion)}; look for another version on that island"
-                )
+            self._check_size(part.island, len(one), record.portion)
         return adoption(record, own=digest), data
+
+    def _check_size(self, island: str, nbytes: int, portion: int) -> None:
+        if nbytes != self._nbytes(portion):
+            raise SeaError(
+                f"the payload of {island} for portion {portion} has {nbytes} bytes, needed: "
+                f"{self._nbytes(portion)}; look for another version on that island"
+            )
 
 
 class Asking:
@@ -155,7 +175,7 @@ class Asking:
     def next(self) -> tuple[Command, list[bytes]]:
         """Return what all ranks do next, and no payloads."""
         self._check()
-        self._await_news(_ROUND_S)
+        self._await_news(ROUND_S)
         if self._courier.is_put_out:
             return EnterAnew(keeps=True), []
         if self._courier.is_wanting:

@@ -46,9 +46,12 @@ class GoOn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     ``place`` is the island's place in the logbook after the merges that it has adopted, ``stride``
     the steps from its last tide to the next. ``dealt`` are the blocks of samples that it has got.
+    ``tide`` is the one at which an island that has just joined takes part first, where islands meet
+    in pairs.
     """
 
     lineage: int = -1
+    tide: int = 0
     place: str = ""
     stride: int = 0
     dealt: Blocks = ()
@@ -61,6 +64,23 @@ class EnterAnew(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     keeps: bool = False
+
+
+class SkipTides(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Go on at a later tide: at those before, the others met without this island."""
+
+    tide: int
+
+
+class SendLast(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Send the works of all portions for the last merge."""
+
+
+class MergeLast(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take the last merge of a portion: the mean of the works of all islands, by their weights."""
+
+    portion: int
+    weights: tuple[int, ...]
 
 
 class KeepModules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -94,6 +114,9 @@ Command: TypeAlias = (
     | LoadWeights
     | GoOn
     | EnterAnew
+    | SkipTides
+    | SendLast
+    | MergeLast
     | KeepModules
     | LeaderFailed
 )

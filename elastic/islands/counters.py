@@ -9,6 +9,7 @@ import msgspec
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.sea.dealing import Blocks
+from holdfast.elastic.sea.portions import last_of, merges_of
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.sea.settings import Islands
 
@@ -162,13 +163,14 @@ class IslandCounters:
         now.sents.append(sent)
         return sent
 
-    def work_of(self, sent: Sent) -> Work:
-        """Return a work under way as it is published."""
+    def work_of(self, sent: Sent, *, last: bool = False) -> Work:
+        """Return a work under way as it is published; ``last``: for the last merge."""
+        portions = len(self.now.bases)
         return Work(
             island=self.now.island,
             lineage=self.now.lineage,
             tide=sent.tide,
-            portion=sent.portion,
+            portion=last_of(sent.portion, portions=portions) if last else sent.portion,
             weight=sent.weight,
             digest=sent.digest,
             nbytes=sent.nbytes,
@@ -200,6 +202,15 @@ class IslandCounters:
             sent = [each.samples for each in now.sents if each.portion == portion]
             now.since[portion] = sent[0] if sent else now.samples
         now.marks = [*now.marks, (step, now.adopted)][-_MARKS:]
+
+    def skip_to(self, tide: int, *, step: int) -> None:
+        """Count on from a later tide, where islands meet in pairs; own work stays."""
+        portions = len(self.now.bases)
+        now = self.now
+        now.adopted, now.sents = tide, []
+        now.bases = [merges_of(portion, tide, portions=portions) for portion in range(portions)]
+        now.named = list(now.bases)
+        now.marks = [*now.marks, (step, tide)][-_MARKS:]
 
     def adopted_at(self, step: int) -> int:
         """Return the merges that the state after ``step`` steps had adopted, or fewer."""

@@ -22,7 +22,8 @@ from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.islands.requests import OpenRequests
 from holdfast.elastic.sea.decide import Since, decide
-from holdfast.elastic.sea.records import Dealt, Entered, Left, Merged, Work
+from holdfast.elastic.sea.portions import last_of
+from holdfast.elastic.sea.records import Dealt, Entered, Left, Merged, Part, Work
 from holdfast.elastic.sea.settings import Islands
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Courier:
         self._is_overdue = False
         self._wish: Entered | None = None
         self._wanted = 0
+        self._ends = False
+        self._last: tuple[Part, ...] = ()
         self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
         self._joined: dict[str, int] = {}
@@ -129,6 +132,19 @@ class Courier:
         """Ask for samples, up to so many of this lineage; the next turn does, if there are any."""
         self._wanted = upto
 
+    def end(self) -> None:
+        """Leave the sea with the works of all portions for its last merge, once all are sent."""
+        with self._lock:
+            self._ends = True
+
+    def last_payloads(self, parts: Sequence[Part]) -> list[bytes] | None:
+        """Return the payloads of a portion's last merge, None while some are under way.
+
+        Raises ``NotFoundError`` if one was removed.
+        """
+        self._last = tuple(parts)
+        return self.freight.take(parts)
+
     @property
     def is_wanting(self) -> bool:
         """True until a turn has read whether there are more samples."""
@@ -173,6 +189,12 @@ class Courier:
         return not self.is_member and self.logbook.left not in (None, "done", "astray")
 
     @property
+    def has_ended(self) -> bool:
+        """True if this island's works are in the last merge of islands that meet in pairs."""
+        former = self.logbook.view.former.get(self._me)
+        return former is not None and former.lineage == self.lineage and bool(former.last)
+
+    @property
     def is_replaced(self) -> bool:
         """True if another run took the island's name."""
         view = self.logbook.view
@@ -196,7 +218,12 @@ class Courier:
         if looks:
             self._look(now)
         if not self.is_member:
-            return self._enter_again() or changed
+            if self._enter_again():
+                return True
+            if not self.has_ended:
+                return changed
+        elif self._end():
+            return True
         if looks or self._is_awaited:
             changed |= self._read_works()
         since = Since(heard=self._heard, arrived=self._arrivals())
@@ -258,7 +285,22 @@ class Courier:
         view = self.logbook.view
         if wish is None or self._me in view.members:
             return False
-        self.logbook.append(msgspec.structs.replace(wish, number=view.length))
+        tide = view.tide if view.is_paired else wish.tide
+        self.logbook.append(msgspec.structs.replace(wish, number=view.length, tide=tide))
+        return True
+
+    def _end(self) -> bool:
+        """Write that the run is over, with its works for the last merge, once they are sent."""
+        view, mine = self.logbook.view, self.logbook.view.members[self._me]
+        with self._lock:
+            due = self._ends and not self._outgoing
+        portions = self._islands.portions
+        names = [last_of(portion, portions=portions) for portion in range(portions)]
+        works = [self._works.get((self._me, self.lineage, mine.tide, each)) for each in names]
+        last = tuple(work.part for work in works if work is not None)
+        if not due or len(last) < portions:
+            return False
+        self.logbook.append(Left(number=view.length, island=self._me, why="done", last=last))
         return True
 
     def _greet(self, now: float) -> None:
@@ -310,11 +352,12 @@ class Courier:
 
     def _read_works(self) -> bool:
         view, found = self.logbook.view, False
-        oldest = view.tide - self._kept_tides
+        oldest = view.oldest - self._kept_tides
         here = {work.island for work in self._works.values() if view.fits(work)}
-        for island, member in view.members.items():
+        for island in view.awaited(self._me):
             if island in here:
                 continue
+            member = view.members[island]
             for lineage, tide, portion in self.mailbox.works_of(island):
                 key = island, lineage, tide, portion
                 if key in self._works or lineage != member.lineage or tide < oldest:
@@ -348,9 +391,11 @@ class Courier:
         """Fetch the payloads of works that the next merge may name."""
         view = self.logbook.view
         sizes = {work.digest: work.nbytes for work in self._works.values()}
+        awaited = view.awaited(self._me)
         merged = self.logbook.merged.get(self._next)
-        named = merged.parts if merged else ()
-        wanted = [*named, *(w.part for w in self._works.values() if view.fits(w))]
+        named = (*self._last, *(merged.parts if merged else ()))
+        works = (w for w in self._works.values() if view.fits(w) and w.island in awaited)
+        wanted = [*named, *(work.part for work in works)]
         self.freight.check(named={part.digest for part in named})
         self.freight.keep({part.digest for part in wanted})
         self.freight.fetch((part, sizes.get(part.digest, -1)) for part in wanted)
@@ -362,4 +407,4 @@ class Courier:
         if any(sign is None for sign in signs):
             return  # one that gave no sign yet may need any of them
         needs = min([self._needs, *(sign.needs for sign in signs if sign is not None)])
-        self.mailbox.forget_before(self._me, min(needs, view.tide) - self._kept_tides)
+        self.mailbox.forget_before(self._me, min(needs, view.oldest) - self._kept_tides)

@@ -94,16 +94,16 @@ class Entrance:
             if view.tide or view.founded.digest != self._first:
                 return self._asked(), []
             self._adopted = 0
-        if self._adopted < view.tide:
+        if self._adopted < view.tide and not view.is_paired:  # a pair's merge is nobody else's
             return self._follow(self._adopted)
         if me in view.members:  # only now: the others wait for a member
             self._logbook.append(Left(number=view.length, island=me, why="lost"))
-        number = self._logbook.view.length
-        if self._logbook.view.tide > view.tide or not self._logbook.append(
+        number, tide = self._logbook.view.length, self._logbook.view.tide
+        if (tide > view.tide and not view.is_paired) or not self._logbook.append(
             Entered(
                 number=number,
                 island=me,
-                tide=view.tide,
+                tide=tide,
                 weight=self._weight,
                 lineage=number,
                 need=self._need,
@@ -125,8 +125,13 @@ class Entrance:
         if view.supply is not None and not view.supply.is_open:
             return AwaitNews()
         assert self._adopted is not None
-        place, dealt = self._logbook.place(self._adopted), self._logbook.dealt_since(0)
-        return GoOn(lineage=lineage, place=place, dealt=dealt)
+        tide = member.tide if view.is_paired else self._adopted
+        return GoOn(
+            lineage=lineage,
+            tide=tide if view.is_paired else 0,
+            place=self._logbook.place(tide),
+            dealt=self._logbook.dealt_since(0),
+        )
 
     def _found(self) -> None:
         self._logbook.append(

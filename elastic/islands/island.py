@@ -39,6 +39,7 @@ from holdfast.elastic.islands.commands import (
     GoOn,
     KeepModules,
     LoadWeights,
+    SkipTides,
 )
 from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
@@ -121,7 +122,7 @@ class Island:
 
         Raises ``ConfigError`` for parameters that an island cannot merge.
         """
-        self._tensors = tensors = SeaTensors(state, self._world, self._islands)
+        self._tensors = tensors = self._tensors_of(state)
         return {
             KEY: {
                 "weights": tensors.weights,
@@ -130,6 +131,9 @@ class Island:
                 "counters": self._counters,
             }
         }
+
+    def _tensors_of(self, state: Mapping[str, Any]) -> SeaTensors:
+        return SeaTensors(state, self._world, self._islands)
 
     # -- the begin -------------------------------------------------------------------------------
 
@@ -208,6 +212,8 @@ class Island:
                     self._adopt(tensors, said)
                 case _:
                     self._together.pause()
+        if said.tide > now.adopted:  # in pairs it takes part from now on, whatever it was given
+            self._counters.skip_to(said.tide, step=self._keeper.cursor.step)
         now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
         now.departs = self._keeper.cursor.step + self._islands.stride
         if hand is not None:
@@ -423,11 +429,20 @@ class Island:
         tensors.take_weights()
         self._counters.now.over = True
 
-    def _depart(self, tensors: SeaTensors) -> None:
-        """Take the progress of the portions that are due as works of the next tides."""
+    def _skip(self, said: SkipTides) -> None:
+        """Go on at a later tide; own work that is not merged stays."""
+        self._counters.skip_to(said.tide, step=self._keeper.cursor.step)
+        if self._errands is not None:
+            self._errands.courier.adopted(said.tide - 1)
+
+    def _depart(self, tensors: SeaTensors, *, last: bool = False) -> None:
+        """Take the progress of the portions that are due as works of the next tides.
+
+        ``last``: of all portions, for the last merge.
+        """
         self._keeper.fence()
         step, step_us = self._keeper.cursor.step, self._step_us()
-        for portion in self._counters.due():
+        for portion in range(self._islands.portions) if last else self._counters.due():
             payload = tensors.encode(portion)
             sent = self._counters.note_departed(
                 portion,
@@ -436,7 +451,7 @@ class Island:
                 nbytes=len(payload),
                 step_us=step_us,
             )
-            self._fresh.append(self._outgoing(sent, payload))
+            self._fresh.append(self._outgoing(sent, payload, last=last))
 
     def _step_us(self) -> int:
         """Return the microseconds of a step of late, as rank 0 measured them; collective."""
@@ -445,8 +460,9 @@ class Island:
         (first, *_) = self._world.gather(self._pace.take_us())
         return int(first)
 
-    def _outgoing(self, sent: Sent, payload: bytes) -> Outgoing:
-        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
+    def _outgoing(self, sent: Sent, payload: bytes, *, last: bool = False) -> Outgoing:
+        work = self._counters.work_of(sent, last=last)
+        return Outgoing(work=work, payload=payload, step=sent.step)
 
     def _arrive(
         self, tensors: SeaTensors, *, hurries: bool = False, may_put_off: bool = False
@@ -459,7 +475,7 @@ class Island:
         self._keeper.fence()
         began_s, first = time.perf_counter(), self._counters.now.adopted
         self._waits_since_s = time.monotonic()
-        arrival = self._arrival(hurries=hurries)
+        arrival = self._arrival(Arrival, hurries=hurries)
         with self._pulse.phase(WorkerPhase.WAIT):
             while not isinstance(said := self._together.told(arrival), GoOn):
                 match said:
@@ -471,6 +487,9 @@ class Island:
                     case EnterAnew():
                         self._enter_anew(tensors, keeps=said.keeps)
                         first = self._counters.now.adopted
+                        break
+                    case SkipTides():
+                        self._skip(said)
                         break
                     case AwaitNews() if may_put_off and self._together.wished:
                         self._waits_since_s = None
@@ -486,12 +505,12 @@ class Island:
         )
         return True
 
-    def _arrival(self, *, hurries: bool) -> Decide:
+    def _arrival(self, kind: type[Arrival], *, hurries: bool = False) -> Decide:
         """Return the decisions of an arrival, which rank 0 makes."""
         errands, counters = self._errands, self._counters
         if errands is None:
             return _unasked
-        return Arrival(
+        return kind(
             errands.courier,
             self._islands,
             adopted=lambda: counters.now.adopted,
@@ -566,9 +585,12 @@ class Island:
         if self._courier is not None and self._courier.leave():
             self._emit(IslandLeft(island=self._islands.name, why="done"))
         root = self._store.where(WEIGHTS)
-        if self._logbook.view.members or committed(open_store(root)):
+        if not self._is_last_out() or committed(open_store(root)):
             return GoOn(), []
         return KeepModules(root=root), []
+
+    def _is_last_out(self) -> bool:
+        return not self._logbook.view.members
 
     def close(self) -> None:
         """Stop the courier, and release the tensors."""

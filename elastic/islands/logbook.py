@@ -31,9 +31,10 @@ class _Mark:
 class SeaLogbook:
     """The records as far as they were read, for the island of this name.
 
-    ``merged`` are the merges by tide; ``mine`` the works of this island that they name, with the
-    lineage that it had then. Blocks of samples that it was dealt are kept until `dealt_since` has
-    returned them, also those that a merge has by now: a run that went back trains them again.
+    ``merged`` are the merges by tide, where islands meet in pairs those of this one; ``mine`` the
+    works of this island that they name, with the lineage that it had then. Blocks of samples that
+    it was dealt are kept until `dealt_since` has returned them, also those that a merge has by now:
+    a run that went back trains them again.
     """
 
     def __init__(self, store: Store, *, island: str) -> None:
@@ -139,7 +140,8 @@ class SeaLogbook:
     def _note(self, record: Record, data: bytes) -> None:
         old, view, left = self._now, self.view.after(record), self.left
         self._note_dealt(old.view, view)
-        if isinstance(record, Merged):
+        is_mine = isinstance(record, Merged) and self._is_mine(view, record)
+        if isinstance(record, Merged) and is_mine:
             self.merged[record.tide] = record
             for part in record.parts:
                 if part.island == self._island:
@@ -148,10 +150,14 @@ class SeaLogbook:
             left = record.why
         digest = place.chained(old.digest, data)
         now = _Mark(view=view, before=old.digest, digest=digest, left=left)
-        if isinstance(record, Merged):
-            self._marks[view.tide] = now
-            self._marks.pop(view.tide - _MOST_MARKS, None)
+        if isinstance(record, Merged) and is_mine:
+            self._marks[record.tide + 1] = now
+            self._marks.pop(record.tide + 1 - _MOST_MARKS, None)
         self._now = now
+
+    def _is_mine(self, view: View, record: Merged) -> bool:
+        """Return whether this island adopts a merge: with pairs only its own meetings."""
+        return not view.is_paired or any(part.island == self._island for part in record.parts)
 
     def _note_dealt(self, old: View, view: View) -> None:
         """Keep what a record has dealt to this island."""

@@ -82,7 +82,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trained:
+class SeaParameter:
     """A trained parameter, and what the sea has of it."""
 
     name: str
@@ -108,7 +108,7 @@ class SeaTensors:
         self._all = [_trained(name, parameter) for name, parameter in _parameters(state)]
         self.portions = portions_of([each.count for each in self._all], islands.portions)
         self._sizes = [self.nbytes(portion) for portion in range(len(self.portions))]
-        width = payload.row_bytes(islands.bits)
+        width = self._width
         self.payload = torch.zeros((sum(self._sizes) // width, width), dtype=torch.uint8)
         self._moved, self._encoded = set[int](), set[int]()
 
@@ -129,7 +129,7 @@ class SeaTensors:
 
     def nbytes(self, portion: int) -> int:
         """Return the size of a portion's payload."""
-        return sum(payload.nbytes(t.count, self._islands.bits) for t in self._of(portion))
+        return sum(self._nbytes(t.count) for t in self._of(portion))
 
     def payload_of(self, portion: int) -> torch.Tensor:
         """Return the part of ``payload`` that is a portion's, flat."""
@@ -204,22 +204,22 @@ class SeaTensors:
         Each rank encodes its share of the blocks. Raises ``SeaError`` on all ranks for progress
         that is not finite.
         """
-        bits, ranks, at = self._islands.bits, self._ranks, 0
+        ranks, at = self._ranks, 0
         found = torch.zeros(self.nbytes(portion), dtype=torch.uint8)
         fault = ""
         for each in self._of(portion):
-            own = _progress(each)
+            sent = self._sent(each)
             mine = payload.pieces(each.count, ranks.size)[ranks.rank]
             try:
-                data = payload.encode(own[mine], bits)
+                data = self._encode([values[mine] for values in sent])
             except SeaError as error:
                 fault, data = fault or f"{each.name}: {error}", b""
-            first = at + payload.nbytes(mine.start, bits)
+            first = at + self._nbytes(mine.start)
             if data:
                 found[first : first + len(data)] = torch.frombuffer(
                     bytearray(data), dtype=torch.uint8
                 )
-            at += payload.nbytes(each.count, bits)
+            at += self._nbytes(each.count)
         if faults := [str(said) for said in ranks.gather(fault) if said]:
             raise SeaError(faults[0])
         ranks.sum_(found)
@@ -236,27 +236,60 @@ class SeaTensors:
         at = 0
         for each in self._of(merge.portion):
             span = _Span.of(each)
-            mean, own = span.room(), span.room() if merge.own >= 0 else None
+            rooms: list[Floats] = []
             for first, last, rows in self._rows(each, merge, data, at):
                 here = span.within(first, last)
                 n = min(each.count, last * payload.BLOCK) - first * payload.BLOCK
-                parts = list(zip(rows, merge.weights, strict=True))
-                bits = self._islands.bits
                 if here is None:
                     continue
                 to, cut = here
-                mean[to] = payload.mean(parts, whole=merge.whole, bits=bits, n=n, rows=cut)
-                if own is not None:
-                    own[to] = payload.value(rows[merge.own], bits, n, rows=cut)
-            self._apply(each, span, mean, own)
-            at += payload.nbytes(each.count, self._islands.bits)
+                found = self._decode(rows, merge, n, cut)
+                rooms = rooms or [span.room() for _ in found]
+                for room, values in zip(rooms, found, strict=True):
+                    room[to] = values
+            self._apply(each, span, rooms, has_own=merge.own >= 0)
+            at += self._nbytes(each.count)
         self._moved.add(merge.portion)
 
+    # -- the arithmetic, which `PairTensors` replaces --------------------------------------------
+
+    @property
+    def _width(self) -> int:
+        """The bytes of a block of a payload."""
+        return payload.row_bytes(self._islands.bits)
+
+    def _sent(self, each: SeaParameter) -> Sequence[Floats]:
+        """Return what a payload holds of a parameter, whole and flat; collective."""
+        return (progress(each),)
+
+    def _encode(self, values: Sequence[Floats]) -> bytes:
+        """Return the payload of a range of blocks."""
+        return payload.encode(values[0], self._islands.bits)
+
+    def _decode(
+        self, rows: Sequence[memoryview], merge: Merge, n: int, cut: slice
+    ) -> Sequence[Floats]:
+        """Return what `_move` needs, and last the own work if the merge has it."""
+        bits, parts = self._islands.bits, list(zip(rows, merge.weights, strict=True))
+        mean = payload.mean(parts, whole=merge.whole, bits=bits, n=n, rows=cut)
+        if merge.own < 0:
+            return (mean,)
+        return mean, payload.value(rows[merge.own], bits, n, rows=cut)
+
+    def _move(self, weights: Floats, momentum: Floats, found: Sequence[Floats]) -> None:
+        """Move weights and momentum, in place."""
+        stepped(weights, momentum, found[0], self._islands.outer)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _nbytes(self, n: int) -> int:
+        return payload.rows_of(n) * self._width
+
     def _rows(
-        self, each: _Trained, merge: Merge, data: Sequence[bytes], at: int
+        self, each: SeaParameter, merge: Merge, data: Sequence[bytes], at: int
     ) -> Iterator[tuple[int, int, list[memoryview]]]:
         """Yield the payloads of a parameter in ranges of blocks, on all ranks."""
-        width, count = payload.row_bytes(self._islands.bits), len(merge.weights)
+        width, count = self._width, len(merge.weights)
         rows = payload.rows_of(each.count)
         step = max(1, _PIECE_BYTES // (width * max(count, 1)))
         for first in range(0, rows, step):
@@ -271,7 +304,11 @@ class SeaTensors:
             self._ranks.broadcast(room)
             yield first, last, [memoryview(row.numpy()) for row in room]
 
-    def _apply(self, each: _Trained, span: _Span, mean: Floats, own: Floats | None) -> None:
+    def _apply(
+        self, each: SeaParameter, span: _Span, found: Sequence[Floats], *, has_own: bool
+    ) -> None:
+        if not found:
+            return  # nothing of the parameter is here
         boxes = zip(
             local_boxes_of(each.name, each.parameter),
             local_boxes_of(each.name, each.weights),
@@ -281,13 +318,14 @@ class SeaTensors:
         for local, weights, momentum in boxes:
             g, m = _flat(weights), _flat(momentum)
             kept = g - _flat(local)
-            if own is not None:
-                kept -= span.box(own, local)
-            stepped(g, m, span.box(mean, local), self._islands.outer)
-            for box, values in ((weights, g), (momentum, m), (local, g - kept)):
-                box.local.copy_(torch.from_numpy(values).view(box.local.shape))
+            values = [span.box(room, local) for room in found]
+            if has_own:
+                kept -= values[-1]
+            self._move(g, m, values)
+            for box, numbers in ((weights, g), (momentum, m), (local, g - kept)):
+                box.local.copy_(torch.from_numpy(numbers).view(box.local.shape))
 
-    def _of(self, portion: int) -> Sequence[_Trained]:
+    def _of(self, portion: int) -> Sequence[SeaParameter]:
         found = self.portions[portion]
         return self._all[found.start : found.stop]
 
@@ -302,7 +340,7 @@ class _Span:
     last: int
 
     @staticmethod
-    def of(each: _Trained) -> _Span:
+    def of(each: SeaParameter) -> _Span:
         shape = tuple(each.parameter.shape)
         ends = [_ends(box, shape) for box in local_boxes_of(each.name, each.parameter)]
         low = min((first for first, _ in ends), default=0)
@@ -388,9 +426,9 @@ def _check(fqn: str, parameter: torch.Tensor) -> None:
         )
 
 
-def _trained(name: str, parameter: torch.Tensor) -> _Trained:
+def _trained(name: str, parameter: torch.Tensor) -> SeaParameter:
     weights, momentum = (empty_like(parameter, dtype=torch.float32) for _ in range(2))
-    each = _Trained(
+    each = SeaParameter(
         name=name,
         parameter=parameter,
         weights=weights,
@@ -421,7 +459,7 @@ def _flat(box: LocalBox) -> Floats:
     return found
 
 
-def _progress(each: _Trained) -> Floats:
+def progress(each: SeaParameter) -> Floats:
     """Return the island's own progress of a whole parameter, flat; collective if it is sharded."""
     own = empty_like(each.weights, dtype=torch.float32)
     boxes = (local_boxes_of(each.name, leaf) for leaf in (own, each.weights, each.parameter))

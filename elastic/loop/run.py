@@ -30,7 +30,7 @@ from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.metrics import Metrics
 from holdfast.elastic.groups.by_microbatch import ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
-from holdfast.elastic.islands.island import Island
+from holdfast.elastic.islands.pairs.island import island_of
 from holdfast.elastic.loop.inside import users_line
 from holdfast.elastic.loop.logbook import Position, Write
 from holdfast.elastic.loop.loss_watch import LossWatch
@@ -92,11 +92,7 @@ class Run:
         self._session = Session(channel, world, keeper, seed=settings.own_seed)
         self._logs = Metrics(settings.batch.microbatches)
         self._place = LoopPlace(keeper.cursor, seed=settings.own_seed)
-        self._island = (
-            None
-            if settings.islands is None
-            else Island(channel, settings, world, pulse=pulse, keeper=keeper)
-        )
+        self._island = island_of(channel, settings, world, pulse=pulse, keeper=keeper)
         self._work = StepWork(
             channel,
             settings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from holdfast.elastic.sea.records import Left, Merged, Part, Record, Work
@@ -32,16 +33,19 @@ def decide(
     counts. ``now`` must have been taken before the decider looked for works and signs of life: if
     it was then stopped for minutes, it judges nobody by what it did not see.
     """
-    if view.founded is None or me not in view.members:
+    if view.founded is None:
+        return None
+    if view.is_paired:
+        return _decide_meeting(view, works, now=now, since=since, islands=islands, me=me)
+    if me not in view.members:
         return None
     parts = _parts(view, works)
     ready = _is_ready(view, parts, now=now, since=since)
     if left := _astray(view, parts, may_vote=ready):
         return left
     here = {part.island for part in parts}
-    for island in sorted(set(view.members) - here - {me}):
-        if now - since.heard.get(island, now) > islands.patience_s:
-            return Left(number=view.length, island=island, why="silent")
+    if silent := _silent(view, here | {me}, now=now, since=since, islands=islands):
+        return silent
     if not ready or (view.tide == 0 and len(view.members) < view.settings.founders):
         return None
     return Merged(
@@ -51,6 +55,45 @@ def decide(
         parts=tuple(parts),
         whole=view.whole(parts),
     )
+
+
+def _decide_meeting(
+    view: View, works: Iterable[Work], *, now: float, since: Since, islands: Islands, me: str
+) -> Record | None:
+    """Return the meeting that ``me`` may write, of its own next tide.
+
+    An island that has ended meets nobody, but still puts out those that are silent: it waits until
+    all others have ended.
+    """
+    here = {work.island: work for work in works if view.fits(work)}
+    if silent := _silent(view, here.keys() | {me}, now=now, since=since, islands=islands):
+        return silent
+    if view.tide == 0 and len(view.members) < view.settings.founders:
+        return None
+    if (own := here.get(me)) is None:
+        return None
+    due = [here.get(island) for island in sorted(view.awaited(me))]
+    found = [work for work in due if work is not None and work.tide == own.tide]
+    if len(found) < len(due):
+        return None  # the partner has sent none yet, or is at an older tide
+    parts = tuple(work.part for work in found)
+    return Merged(
+        number=view.length,
+        tide=own.tide,
+        portion=own.portion,
+        parts=parts,
+        whole=view.whole(parts),
+    )
+
+
+def _silent(
+    view: View, others: AbstractSet[str], *, now: float, since: Since, islands: Islands
+) -> Left | None:
+    """Return the leave of a member, not of ``others``, of which nothing was heard for too long."""
+    for island in sorted(view.members.keys() - others):
+        if now - since.heard.get(island, now) > islands.patience_s:
+            return Left(number=view.length, island=island, why="silent")
+    return None
 
 
 def _parts(view: View, works: Iterable[Work]) -> list[Part]:

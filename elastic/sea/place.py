@@ -35,6 +35,7 @@ class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     former: dict[str, SeaMember]
     states: tuple[dict[int, Digest], ...]
     supply: Supply | None = None
+    pairings: dict[int, dict[str, str]] = {}
 
     def view(self, founded: Founded) -> View:
         """Return the view here; ``founded`` is the first record."""
@@ -46,6 +47,7 @@ class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             former=self.former,
             states=self.states,
             supply=self.supply,
+            pairings=self.pairings,
         )
 
 
@@ -61,6 +63,7 @@ def place_of(view: View, *, before: str, digest: str, left: Why | None) -> Logbo
         former=dict(view.former),
         states=tuple(dict(each) for each in view.states),
         supply=view.supply,
+        pairings={tide: dict(each) for tide, each in view.pairings.items()},
     )
 
 

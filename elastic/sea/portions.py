@@ -44,3 +44,11 @@ def _filled(counts: Sequence[int], most: int, portions: int) -> tuple[range, ...
 def merges_of(portion: int, tide: int, *, portions: int) -> int:
     """Return how many of a sea's first ``tide`` merges were of a portion."""
     return max(0, -(-(tide - portion) // portions))
+
+
+def last_of(portion: int, *, portions: int) -> int:
+    """Return the number, beyond those of portions, by which a work for the last merge is known.
+
+    So it is none that a meeting may name.
+    """
+    return portions + portion

@@ -42,6 +42,7 @@ class SeaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     founders: Annotated[int, Meta(ge=1)]
     least_every: Number | None = None
     data: Literal["own", "dealt"] = "own"
+    topology: Literal["all", "pairs"] = "all"
 
 
 class DealtData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,6 +137,8 @@ class Left(
     """An island takes part no more.
 
     ``seen`` are the works of ``portion`` that show why, where its weights are not the sea's.
+    ``last`` are its works of all portions for the last merge, of an island that met in pairs until
+    the end of its run.
     """
 
     number: Number
@@ -143,6 +146,7 @@ class Left(
     why: Why
     portion: Number = 0
     seen: tuple[Part, ...] = ()
+    last: tuple[Part, ...] = ()
 
 
 class Merged(
@@ -155,7 +159,8 @@ class Merged(
 ):
     """A tide is over: the works of ``parts`` are merged, each by its weight over ``whole``.
 
-    ``whole`` is the weight of all members, present or not.
+    ``whole`` is the weight of all members, present or not. If islands meet in pairs, it is a
+    meeting: that of the two in ``parts``, or that of an island with itself, whose partner is gone.
     """
 
     number: Number
@@ -188,7 +193,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     ``tide`` counts all merges that the island had adopted when it took the payload, ``base`` those
     of the portion. ``lineage`` is that of its `Entered`. ``nbytes`` is the payload's size. The rest
-    is as in `Part`.
+    is as in `Part`. A work for the last merge has the portion of `portions.last_of`.
     """
 
     island: Island
@@ -232,6 +237,7 @@ def agreed(islands: Islands) -> SeaSettings:
         founders=islands.founders,
         least_every=islands.least_every,
         data=islands.data,
+        topology=islands.topology,
     )
 
 

@@ -85,6 +85,7 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     "meet": checks.instance(str, remedy=f"give {checks.ROOTS}, as a string"),
     "every": checks.count(1, remedy="give 1 or more steps"),
     "least_every": checks.optional(checks.count(1, remedy="give 1 or more steps, or None")),
+    "topology": checks.one_of("all", "pairs"),
     "portions": _ONE,
     "overlap": checks.count(1, remedy="give 1 or more steps; a merge takes time"),
     "bits": _bits,
@@ -135,6 +136,10 @@ class Islands:
     other their payloads without the store, where they reach each other. ``address`` is the
     ``HOST``, ``HOST:PORT`` or ``:PORT`` at which the others reach this island; by default its own
     address, at any port.
+
+    ``topology="pairs"``: islands meet two by two, by a permutation that is another one at each
+    tide, and nobody waits for more than its partner. Each island has weights of its own, which stay
+    near those of the others; at the end they are merged once.
     """
 
     name: str = ""
@@ -154,6 +159,7 @@ class Islands:
     downlink: str | int | None = None
     key: str = ""
     address: str = ""
+    topology: Literal["all", "pairs"] = "all"
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _ISLANDS, error=ConfigError)
@@ -171,6 +177,25 @@ class Islands:
         if self.least_every is not None:
             self._check_least(self.least_every)
         _ = self.bytes_per_s  # raises now if a rate is none
+        if self.topology == "pairs":
+            self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.wait != "all":
+            raise ConfigError(
+                "Islands(topology='pairs', wait=Quorum(...)): an island waits for its partner "
+                "alone; give wait='all', or topology='all'"
+            )
+        if self.data == "dealt":
+            raise ConfigError(
+                "Islands(topology='pairs', data='dealt'): the logbook deals samples where all "
+                "islands merge; give data='own', or topology='all'"
+            )
+        if self.least_every is not None:
+            raise ConfigError(
+                f"Islands(topology='pairs', least_every={self.least_every}): islands that meet in "
+                "pairs take equal steps; give least_every=None, or topology='all'"
+            )
 
     def _check_least(self, least: int) -> None:
         given = f"Islands(every={self.every}, portions={self.portions}, least_every={least})"

@@ -16,6 +16,7 @@ import msgspec
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.sea import dealing
 from holdfast.elastic.sea.dealing import Blocks, Supply
+from holdfast.elastic.sea.pairs import pairs_of
 from holdfast.elastic.sea.payload import WHOLE_LIMIT
 from holdfast.elastic.sea.portions import merges_of
 from holdfast.elastic.sea.records import (
@@ -43,6 +44,9 @@ class SeaMember:
     If the logbook deals samples, ``dealt`` are those that its lineage got so far, ``blocks`` the
     last of them, which some portion has not merged; ``trained`` has for each portion those that are
     merged. It wants to have ``need`` more than it trained.
+
+    If islands meet in pairs, ``tide`` is that of its next meeting, and ``last`` are its works for
+    the last merge, once its run is over.
     """
 
     joined: int
@@ -51,6 +55,8 @@ class SeaMember:
     merged: tuple[int, ...]
     bases: tuple[int, ...]
     step_us: int = 0
+    tide: int = 0
+    last: tuple[Part, ...] = ()
     need: int = 0
     dealt: int = 0
     blocks: Blocks = ()
@@ -82,6 +88,9 @@ class View:
     ``members`` are the islands that take part, in the order in which they joined; ``former`` those
     that left. ``states`` has for each portion the digests that were agreed upon, by base.
     ``supply`` are the samples that nobody has, None if islands have their own data.
+
+    If islands meet in pairs, ``tide`` is the first at which nobody has met yet, and ``pairings``
+    has the partners at older ones that some island has before it.
     """
 
     founded: Founded | None = None
@@ -91,6 +100,7 @@ class View:
     former: Mapping[str, SeaMember] = field(default_factory=dict)
     states: tuple[Mapping[int, str], ...] = ()
     supply: Supply | None = None
+    pairings: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @staticmethod
     def of(records: Iterable[Record]) -> View:
@@ -123,6 +133,39 @@ class View:
         stated = [member.bases for member in self.members.values()]
         return tuple(map(min, zip(*stated, strict=True)))
 
+    @property
+    def is_paired(self) -> bool:
+        """True if islands meet in pairs."""
+        return self.settings.topology == "pairs"
+
+    @property
+    def oldest(self) -> int:
+        """The first tide that some member has before it."""
+        return min([self.tide, *(m.tide for m in self.members.values() if self.is_paired)])
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """The islands whose works are in the last merge, in the order in which they left."""
+        return tuple(island for island, former in self.former.items() if former.last)
+
+    @property
+    def is_over(self) -> bool:
+        """True once all islands that met in pairs have ended: there is nobody to meet any more."""
+        return bool(self.ended) and not self.members
+
+    def partner(self, island: str) -> str | None:
+        """Return whom a member meets next, None if it is alone: then it waits for nobody."""
+        tide = self.members[island].tide
+        other = self._pairing(tide).get(island)
+        found = None if other is None else self.members.get(other)
+        return other if found is not None and found.tide <= tide else None
+
+    def awaited(self, island: str) -> tuple[str, ...]:
+        """Return the members whose works matter to one of them, that one included."""
+        if not self.is_paired:
+            return tuple(self.members)
+        return (island, *filter(None, [self.partner(island)])) if island in self.members else ()
+
     def stride(self, island: str) -> int:
         """Return the steps from a tide of an island to its next.
 
@@ -152,15 +195,23 @@ class View:
     def fits(self, work: Work) -> bool:
         """Return whether the next merge may name a work."""
         island = self.members.get(work.island)
-        if island is None or island.lineage != work.lineage or work.portion != self.portion:
+        if island is None or island.lineage != work.lineage:
+            return False
+        if self.is_paired:
+            return (work.tide, work.portion) == (island.tide, self._portion_of(island.tide))
+        if work.portion != self.portion:
             return False
         fault = self._fault_of_base(island, work.portion, work.base)
         return not (fault or self._fault_of_trained(island, work.portion, work.trained))
 
     def whole(self, parts: Iterable[Part]) -> int:
-        """Return the weight of all members: by the works that are there, else as last known."""
+        """Return the weight of all members: by the works that are there, else as last known.
+
+        If islands meet in pairs, it is that of the works.
+        """
         here = {part.island: part.weight for part in parts}
-        whole = sum(here.get(island, member.weight) for island, member in self.members.items())
+        weights = here if self.is_paired else {**self.weights, **here}
+        whole = sum(weights.values())
         if whole >= WHOLE_LIMIT:
             raise SeaError(
                 f"the islands weigh {whole} together, needed: below {WHOLE_LIMIT}; a tide's "
@@ -210,8 +261,10 @@ class View:
                 )
             case Entered():
                 known = self._entered(record)._opened(record.island)
-            case Left(island=island):
-                known = self._left(island)
+            case Left():
+                known = self._left(record)
+            case Merged() if self.is_paired:
+                known = self._met(record)
             case Merged(parts=parts):
                 known = self._merged(record)
                 wanted = {p.island: p.trained + known.members[p.island].need for p in parts}
@@ -248,19 +301,22 @@ class View:
             bases=bases,
             need=record.need,
             trained=() if self.supply is None else (0,) * portions,
+            tide=record.tide,
         )
         former = {name: each for name, each in self.former.items() if name != record.island}
         members = {**self.members, record.island: member}
         return dataclasses.replace(self, members=members, former=former)
 
-    def _left(self, island: str) -> View:
+    def _left(self, record: Left) -> View:
         """Return the view without an island; what no merge has of its samples is dealt anew."""
-        gone, supply = self.members[island], self.supply
+        island, supply = record.island, self.supply
+        gone = dataclasses.replace(self.members[island], last=record.last)
         if supply is not None:
             supply = supply.give_back(gone.blocks)
             gone = dataclasses.replace(gone, blocks=())
         members = {name: each for name, each in self.members.items() if name != island}
-        former = {**self.former, island: gone}
+        former = {name: each for name, each in self.former.items() if name != island}
+        former = {**former, island: gone}
         return dataclasses.replace(self, members=members, former=former, supply=supply)
 
     def _opened(self, island: str) -> View:
@@ -311,6 +367,34 @@ class View:
         known = (*self.states[:at], states, *self.states[at + 1 :])
         return dataclasses.replace(self, members=members, tide=self.tide + 1, states=known)
 
+    def _met(self, record: Merged) -> View:
+        """Return the view after a meeting; the first of its tide fixes the pairs of that tide."""
+        at, members = record.tide, dict(self.members)
+        for part in record.parts:
+            island = members[part.island]
+            members[part.island] = dataclasses.replace(island, weight=part.weight, tide=at + 1)
+        oldest = min(each.tide for each in members.values())
+        pairings = {**self.pairings, at: self._pairing(at)}
+        return dataclasses.replace(
+            self,
+            members=members,
+            tide=max(self.tide, at + 1),
+            pairings={tide: each for tide, each in pairings.items() if tide >= oldest},
+        )
+
+    def _pairing(self, tide: int) -> Mapping[str, str]:
+        """Return the partners at a tide; while nobody has met there, all members take part."""
+        if tide < self.tide:
+            return self.pairings[tide]
+        assert self.founded is not None
+        return pairs_of(self.members, key=self.founded.digest, tide=tide)
+
+    def _portion_of(self, tide: int) -> int:
+        return tide % self.settings.portions
+
+    def _base_of(self, tide: int, portion: int) -> int:
+        return merges_of(portion, tide, portions=self.settings.portions)
+
     def _fault(self, record: Record) -> str:
         """Return the reason why a record does not follow, "" if it does."""
         if record.number != self.length:
@@ -326,7 +410,7 @@ class View:
             case Left():
                 return self._fault_of_left(record)
             case Merged():
-                return self._fault_of_merged(record)
+                return (self._fault_of_met if self.is_paired else self._fault_of_merged)(record)
             case Dealt():
                 return self._fault_of_dealt(record)
 
@@ -337,6 +421,13 @@ class View:
             return f"{record.island} has adopted {record.tide} merges of {self.tide}"
         if (record.need > 0) != (self.supply is not None):
             return f"{record.island} needs {record.need} samples of the sea's"
+        if self.is_paired and record.tide < self.tide:
+            return f"{record.island} enters at tide {record.tide}, where {self.tide} is next"
+        if self.is_over:
+            return (
+                f"all islands have ended, so {record.island} has nobody to meet; take the weights "
+                "at the meeting place, or meet elsewhere"
+            )
         if record.lineage == record.number:
             return ""
         if self.supply is not None:
@@ -349,14 +440,51 @@ class View:
     def _fault_of_left(self, record: Left) -> str:
         if record.island not in self.members:
             return f"{record.island} takes no part"
+        if record.last and (fault := self._fault_of_last(record)):
+            return fault
         if record.why != "astray":
             return ""
+        if self.is_paired:
+            return "islands that meet in pairs have no common weights to be astray of"
         if record.portion >= self.settings.portions:
             return f"there is no portion {record.portion}"
         if fault := self._fault_of_parts(record.seen, record.portion):
             return fault
         if record.island not in self.astray(record.portion, record.seen):
             return f"the works that it names do not show {record.island} astray"
+        return ""
+
+    def _fault_of_last(self, record: Left) -> str:
+        if not self.is_paired or record.why != "done":
+            return "there is a last merge only at the end of islands that meet in pairs"
+        bases = [(part.island, part.base) for part in record.last]
+        tide = self.members[record.island].tide
+        due = [self._base_of(tide, portion) for portion in range(self.settings.portions)]
+        if bases != [(record.island, base) for base in due]:
+            return f"its last works are not those of all portions of {record.island}"
+        return ""
+
+    def _fault_of_met(self, record: Merged) -> str:
+        islands = [part.island for part in record.parts]
+        if not islands or islands != sorted(set(islands)):
+            return "its islands are not in order, or one is named twice, or none"
+        for island in islands:
+            if island not in self.members:
+                return f"{island} takes no part"
+            if (due := self.members[island].tide) != record.tide:
+                return f"it is of tide {record.tide} where {due} is the next of {island}"
+        if self.tide == 0 and len(self.members) < self.settings.founders:
+            return f"{len(self.members)} islands are there of {self.settings.founders} founders"
+        if record.portion != self._portion_of(record.tide):
+            return f"portion {record.portion} has no tide {record.tide}"
+        due_now = sorted([islands[0], *filter(None, [self.partner(islands[0])])])
+        if islands != due_now:
+            return f"{', '.join(islands)} met where {', '.join(due_now)} are due"
+        base = self._base_of(record.tide, record.portion)
+        if any(part.base != base for part in record.parts):
+            return f"its works are not all based on {base} meetings of the portion"
+        if record.whole != sum(part.weight for part in record.parts):
+            return f"its works do not weigh {record.whole} together"
         return ""
 
     def _fault_of_merged(self, record: Merged) -> str:

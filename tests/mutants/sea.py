@@ -55,6 +55,19 @@ def damaged_trial(seed: int) -> str:
     return "" if found.left.get("astray", 0) == 1 else f"{name} was not put out"
 
 
+def paired_trial(seed: int) -> str:
+    """Run the voyage of a seed, with islands that meet in pairs; return the broken promise."""
+    drawn = voyage(seed, pairs=True)
+    try:
+        found = sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
+        is_alike = drawn.is_alike and found.left.keys() == {"done"}
+        if is_alike and found.final != sail(drawn.crews, (), seed=seed).final:
+            return "the weights differ from those of the quiet sea"
+    except SeaFaultError as fault:
+        return str(fault)
+    return ""
+
+
 # -- the bugs --------------------------------------------------------------------------------------
 
 
@@ -160,6 +173,22 @@ def _hands_out_again(real: Callable[..., Any]) -> Any:
     return lambda self, _count: real(self, 0)
 
 
+def _meets_nobody(_real: Any) -> Any:
+    return lambda self, tide: {}
+
+
+def _ends_for_all(_real: Any) -> Any:
+    return property(lambda self: bool(self.ended))
+
+
+def _ends_as_it_meets(_real: Any) -> Any:
+    return lambda portion, portions: portion
+
+
+def _takes_every_meeting(_real: Any) -> Any:
+    return lambda self, view, record: True
+
+
 def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
     return Bug(name=name, about=about, where=where, broken=broken, trial="sea", seed=seed)
 
@@ -230,6 +259,46 @@ BUGS: Final = (
         f"{_ISLANDS}.entering:Entrance._asked",
         _is_no_stranger,
         4,
+    ),
+    *(
+        Bug(name=name, about=about, where=where, broken=broken, trial="pairs", seed=seed)
+        for name, about, where, broken, seed in (
+            (
+                "pairs-not-met",
+                "every island is alone at every tide",
+                f"{_VIEW}._pairing",
+                _meets_nobody,
+                0,
+            ),
+            (
+                "pairs-own-work-kept",
+                "an island keeps its own work after a meeting",
+                f"{_ISLANDS}.arriving:adoption",
+                _adopts_as_if_not_named,
+                0,
+            ),
+            (
+                "last-merge-early",
+                "the last merge does not wait for the islands that still train",
+                f"{_VIEW}.is_over",
+                _ends_for_all,
+                0,
+            ),
+            (
+                "last-work-met",
+                "a work for the last merge may be named by a meeting",
+                "holdfast.elastic.sea.portions:last_of",
+                _ends_as_it_meets,
+                176,
+            ),
+            (
+                "others-met",
+                "an island adopts the meetings of others",
+                f"{_ISLANDS}.logbook:SeaLogbook._is_mine",
+                _takes_every_meeting,
+                0,
+            ),
+        )
     ),
     Bug(
         name="digest-uncompared",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +14,9 @@ from holdfast.ckpt.errors import MismatchError, NotFoundError
 from holdfast.ckpt.state.local_boxes import Leaf
 from holdfast.ckpt.types import Json
 from holdfast.elastic.islands.island import KEY
+from holdfast.elastic.islands.pairs.tensors import PairTensors
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
-from holdfast.elastic.sea.records import Founded, Merged, Parameter
+from holdfast.elastic.sea.records import Founded, Merged, Parameter, Part
 from holdfast.elastic.sea.settings import Islands, Nesterov
 
 _ADOPTED: Final = "bases"
@@ -49,9 +50,11 @@ class ReplayedSea:
             overlap=1,
             bits=agreed.bits,
             outer=Nesterov(agreed.lr, agreed.momentum),
+            topology=agreed.topology,
         )
         self._founded = founded
-        self._tensors = SeaTensors(modules_of(founded.parameters), OneRank(), islands)
+        kind = PairTensors if agreed.topology == "pairs" else SeaTensors
+        self._tensors = kind(modules_of(founded.parameters), OneRank(), islands)
 
     @property
     def weights(self) -> dict[str, Leaf]:
@@ -68,13 +71,24 @@ class ReplayedSea:
 
     def merge(self, record: Merged, payloads: Sequence[bytes]) -> None:
         """Move the portion of a merge by it."""
+        self.meet(record, payloads, own=-1)
+
+    def meet(self, record: Merged, payloads: Sequence[bytes], *, own: int) -> None:
+        """Move a portion by a meeting; ``own`` is the place of the island's payload."""
         merge = Merge(
             portion=record.portion,
             weights=[part.weight for part in record.parts],
             whole=record.whole,
-            own=-1,
+            own=own,
         )
         self._tensors.adopt(merge, payloads)
+
+    def merge_last(self, parts: Sequence[Sequence[Part]], payload: Callable[[Part], bytes]) -> None:
+        """Take the last merge of islands that met in pairs: of each portion's works."""
+        assert isinstance(self._tensors, PairTensors)
+        for portion, works in enumerate(parts):
+            weights = [part.weight for part in works]
+            self._tensors.merge_last(portion, weights, [payload(part) for part in works])
 
     def load(self, root: str | Path, *, step: int | None) -> list[int]:
         """Take the weights of a checkpoint; return the merges of each portion that they have.

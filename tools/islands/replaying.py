@@ -14,6 +14,8 @@ from holdfast.elastic.sea.records import Founded, Merged, Part
 from holdfast.elastic.sea.view import View
 from holdfast.tools.islands.glance import records_of
 from holdfast.tools.islands.replay import Replayed, replay
+from holdfast.tools.islands.replay_pairs import replay_pairs
+from holdfast.tools.islands.replayed_pairs import ends_as_replayed, known_islands
 from holdfast.tools.islands.replayed_sea import ReplayedSea
 from holdfast.tools.islands.tables import replay_view
 from holdfast.tools.terminal import SafeConsole, console, print_json
@@ -25,11 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """Replay, print the outcomes, and return 1 if something is wrong."""
     store = open_store(args.sea)
     records, box = records_of(store), Mailbox(store)
-    View.of(records)
-    founded = records[0]
+    view, founded = View.of(records), records[0]
     assert isinstance(founded, Founded)
-    sea = ReplayedSea(founded)
-    bases = None if args.source is None else sea.load(args.source, step=args.step)
 
     def payload(part: Part) -> bytes:
         return box.payload(part.island, part.digest)
@@ -37,8 +36,20 @@ def run(args: argparse.Namespace) -> int:
     merges = sum(isinstance(record, Merged) for record in records)
     with _bar() as bar:
         task = bar.add_task("repeating merges", total=merges)
-        found = replay(records, bases, sea, payload, progress=lambda n: bar.advance(task, n))
-    ends_equal = _compare_end(found, sea, store.where(WEIGHTS), is_known=bases is not None)
+
+        def progress(count: int) -> None:
+            bar.advance(task, count)
+
+        sea = ReplayedSea(founded)
+        if view.is_paired:
+            known = known_islands(founded, records, args.source, step=args.step)
+            found = replay_pairs(records, known, payload, progress=progress)
+            ends_equal = ends_as_replayed(view, sea, payload, store.where(WEIGHTS))
+        else:
+            bases = None if args.source is None else sea.load(args.source, step=args.step)
+            found = replay(records, bases, sea, payload, progress=progress)
+            is_known = bases is not None
+            ends_equal = _compare_end(found, sea, store.where(WEIGHTS), is_known=is_known)
     if args.json:
         print_json({"sea": args.sea, "merges": found, "weights_equal": ends_equal})
     else:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from holdfast.elastic.islands.messages import Sign
-from holdfast.elastic.sea import payload
+from holdfast.elastic.sea import gossip, payload
 from holdfast.elastic.sea.portions import portions_of
 from holdfast.elastic.sea.records import Founded, Left, Record, Work
 from holdfast.elastic.sea.view import View
@@ -63,9 +63,11 @@ class SeaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of a sea.
 
     ``tide`` merges are done; the next is of ``portion`` and waits for the islands of
-    ``waits_for``. ``asking`` are islands without a state, which ask for weights. An island sends
-    ``sent_bytes`` for a tide of the largest portion, and receives ``received_bytes`` if all take
-    part. ``listened_s`` is the time between the two looks, ``tides_seen`` the merges in it.
+    ``waits_for``. With the topology "pairs", ``tide`` is the first at which no two have met yet,
+    and ``waits_for`` are the islands that have sent no work for their next meeting. ``asking`` are
+    islands without a state, which ask for weights. An island sends ``sent_bytes`` for a tide of
+    the largest portion, and receives ``received_bytes`` if all take part. ``listened_s`` is the
+    time between the two looks, ``tides_seen`` the merges in it.
     """
 
     sea: str
@@ -76,6 +78,7 @@ class SeaStatus(msgspec.Struct, frozen=True, kw_only=True):
     portions: int
     bits: int
     share: float | None
+    topology: str
     parameters: int
     elements: int
     members: tuple[MemberStatus, ...]
@@ -101,11 +104,14 @@ def status(sea: str, before: Glance, after: Glance) -> SeaStatus:
     waiting = {island: _fitting(view, works) for island, works in after.works.items()}
     alive, listened_s = heard(before, after), after.at_s - before.at_s
     counts = elements_of(view.founded)
-    largest = max(
-        sum(payload.nbytes(counts[at], view.settings.bits) for at in portion)
+    bits = view.settings.bits
+    width = gossip.row_bytes(bits) if view.is_paired else payload.row_bytes(bits)
+    largest = width * max(
+        sum(payload.rows_of(counts[at]) for at in portion)
         for portion in portions_of(counts, view.settings.portions)
     )
-    received = largest * max(len(view.members) - 1, 0)
+    others = max(len(view.members) - 1, 0)
+    received = largest * (min(others, 1) if view.is_paired else others)
     lines = {
         island: lines_of(
             after.signs.get(island),
@@ -137,6 +143,7 @@ def status(sea: str, before: Glance, after: Glance) -> SeaStatus:
         portions=view.settings.portions,
         bits=view.settings.bits,
         share=view.settings.share,
+        topology=view.settings.topology,
         parameters=len(counts),
         elements=sum(counts),
         members=members,

@@ -60,6 +60,12 @@ def summary(found: SeaStatus) -> str:
     head = f"sea {found.sea}: {_count(len(found.members), 'island')}, {_count(found.tide, 'merge')}"
     if not found.members:
         return f"{head}; all have left"
+    if found.topology == "pairs":
+        islands = _count(len(found.members), "island")
+        trains = f", {_count(len(found.waits_for), 'island')} without a work for the next"
+        return (
+            f"sea {found.sea}: {islands}, {_count(found.tide, 'tide')}; they meet in pairs{trains}"
+        )
     after = f"{head}; the next is of portion {found.portion} and"
     if not found.waits_for:
         return f"{after} is due now"
@@ -132,11 +138,12 @@ def _heard(member: MemberStatus, *, listened_s: float) -> str:
 
 def _lines(found: SeaStatus) -> list[str]:
     steps = found.every // found.portions
+    others = "its partner" if found.topology == "pairs" else "each of the others"
     lines = [
         "line: what tides need, of what the line gives (declared or measured, the smaller one)",
         f"a tide every {_count(steps, 'step')}, of {_count(found.portions, 'portion')} of "
         f"{_count(found.elements, 'parameter')} in {found.bits} bits: an island sends "
-        f"{readable(found.sent_bytes)} and receives as much from each of the others",
+        f"{readable(found.sent_bytes)} and receives as much from {others}",
     ]
     if (tide_s := found.tide_s) is not None:
         lines.append(

@@ -34,8 +34,11 @@ class Voyage:
     is_alike: bool
 
 
-def voyage(seed: int, *, trio: bool = False) -> Voyage:
-    """Draw a sea of two to five islands, and up to six faults; or a longer calm one of three."""
+def voyage(seed: int, *, trio: bool = False, pairs: bool = False) -> Voyage:
+    """Draw a sea of two to five islands, and up to six faults; or a longer calm one of three.
+
+    With ``pairs`` the islands meet in pairs.
+    """
     draw = Random(f"voyage {seed}")
     count, portions = draw.choice((2, 2, 3, 3, 4, 5)), draw.choice((1, 2, 2, 3))
     stride = draw.choice((2, 3, 4))
@@ -43,6 +46,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
     steps = stride * portions * draw.choice((2, 3, 4))
     if trio:
         count, is_quorum, is_calm, steps = 3, False, True, stride * portions * 5
+    is_quorum = is_quorum and not pairs
     names = [f"i{at}" for at in range(count)]
     late = names[-1:] if not is_calm and count > 2 and draw.random() < 0.4 else []
     quorum = Quorum(draw.choice((0.4, 0.6, 0.9)), grace_s=draw.choice((0, 2)))
@@ -59,6 +63,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
                 outer=Nesterov(),
                 patience_s=PATIENCE_S,
                 founders=count - len(late),
+                topology="pairs" if pairs else "all",
             ),
             steps=steps,
             seconds=draw.choice((0.5, 1.0, 2.0)),
@@ -78,7 +83,7 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
     ]
     exact = draw.random() < 0.7
     is_alike = exact and not is_quorum and not late
-    if not trio and draw.random() < 0.3:  # by speed: then time decides on the weights
+    if not (trio or pairs) and draw.random() < 0.3:  # by speed: then time decides on the weights
         is_alike = False
         times = draw.choice((2, 3))
         crews = [_by_speed(crew, times=times) for crew in crews]

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 PAYLOAD_BYTES: Final = 8192
 """The size of every payload."""
+
+MIDDLE: Final = "the middle"
+"""The entry of weights that says with which weights they met."""
 
 Units: TypeAlias = dict[int, int]
 """Quantities of work by the step that made them."""
@@ -29,17 +33,48 @@ def sent(own: Units) -> Units:
     return {step: q - q % 2 for step, q in own.items() if q - q % 2}
 
 
-def packed(units: Units, *, island: str, lineage: int, trained: int = 0) -> bytes:
-    """Return a payload; ``trained`` samples of those dealt to the lineage are in it."""
-    body = json.dumps([island, lineage, sorted(units.items()), trained]).encode()
+def packed(
+    units: Units, *, island: str, lineage: int, trained: int = 0, weights: str = ""
+) -> bytes:
+    """Return a payload; ``trained`` samples of those dealt to the lineage are in it.
+
+    ``weights`` is the digest of the island's own, where it has some.
+    """
+    body = json.dumps([island, lineage, sorted(units.items()), trained, weights]).encode()
     assert len(body) <= PAYLOAD_BYTES
     return body.ljust(PAYLOAD_BYTES)
 
 
 def unpacked(payload: bytes) -> tuple[str, int, Units, int]:
     """Return a payload's island, its lineage, its work, and the number of samples in it."""
-    island, lineage, units, trained = json.loads(payload)
+    island, lineage, units, trained, _ = json.loads(payload)
     return island, lineage, dict(units), trained
+
+
+def added(sums: dict[str, int], payloads: Iterable[bytes]) -> dict[str, int]:
+    """Return weights with the work of payloads."""
+    found = dict(sums)
+    for one in payloads:
+        island, _, units, _ = unpacked(one)
+        found[island] = found.get(island, 0) + sum(units.values())
+    return found
+
+
+def met(sums: dict[str, int], payloads: Sequence[bytes]) -> dict[str, int]:
+    """Return an island's weights after a meeting: work is added, the middle is a digest."""
+    found = added(sums, payloads)
+    found[MIDDLE] = int(digest([found.get(MIDDLE, 0), _contents(payloads)]), 16)
+    return found
+
+
+def last(payloads: Iterable[bytes]) -> dict[str, int]:
+    """Return the weights of the last merge."""
+    return {MIDDLE: int(digest(_contents(payloads)), 16)}
+
+
+def _contents(payloads: Iterable[bytes]) -> list[Any]:
+    """Return the contents of payloads in order, without lineages, which depend on time."""
+    return sorted([island, *rest] for island, _, *rest in map(json.loads, payloads))
 
 
 def without(own: Units, merged: Units) -> Units:

@@ -25,6 +25,7 @@ from holdfast.elastic.islands.commands import (
     GiveWeights,
     GoOn,
     LoadWeights,
+    SkipTides,
 )
 from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
@@ -91,8 +92,10 @@ class ModelIsland:
         random: Random,
         exact: bool,
         data: DealtData | None = None,
+        life: type[SeaLife] | None = None,
     ) -> None:
         self.data = data
+        self._kind = life or SeaLife
         self.islands, self.steps, self.seconds = islands, steps, seconds
         self._tasks, self._store, self._oracle, self._random = tasks, store, oracle, random
         self._exact = exact
@@ -102,7 +105,7 @@ class ModelIsland:
         self.handed_over: list[float] = []
         self.final: str | None = None
         self.snapshots: dict[int, tuple[RunState, float, float]] = {}
-        self._life: _Run | None = None
+        self._life: SeaLife | None = None
 
     # -- the process -----------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class ModelIsland:
         else:
             state = copy.deepcopy(self.snapshots[newest][0])
         try:
-            self._life = _Run(self, state)
+            self._life = self._kind(self, state)
             self._life.main()
         except StoreError:
             self.crashes += 1
@@ -150,6 +153,8 @@ class ModelIsland:
             if self.name in self._oracle.astray:
                 self.lose(from_step=None)
                 self._tasks.start(self._restart, group="nature")
+            elif self._oracle.is_over:
+                self.final = TURNED_AWAY
             elif state.numbers.lineage != NONE:
                 raise
             elif self._oracle.is_lost(self.name):
@@ -175,7 +180,7 @@ class ModelIsland:
         self.start(after_s=2.0, run=False)
 
 
-class _Run:
+class SeaLife:
     """One life of the process."""
 
     def __init__(self, model: ModelIsland, state: RunState) -> None:
@@ -345,6 +350,8 @@ class _Run:
                     self._adopt(said, data)
                 case _:
                     m._tasks.sleep(0.2)
+        if said.tide > s.numbers.adopted:
+            self._counters.skip_to(said.tide, step=s.step)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
         s.numbers.place, s.numbers.departs = said.place, s.step + self._islands.stride
         s.departed, s.trained = None, []
@@ -353,6 +360,7 @@ class _Run:
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
         m._oracle.astray.discard(m.name)
+        m._oracle.place(m.name, s.sea)
 
     def _load(self, said: LoadWeights) -> None:
         s = self._s
@@ -409,6 +417,9 @@ class _Run:
                 if tasks.now_s - failing_s > self._islands.patience_s:
                     self._error = error
                     return
+            except SeaError as error:
+                self._error = error
+                return
             self._turns += 1
             tasks.sleep(0.01 if changed else 0.5)
 
@@ -430,10 +441,7 @@ class _Run:
         if self._is_due() or (last and now.sents):
             self._arrive(may_put_off=not last)
         if last:
-            for _ in range(self._islands.portions):
-                self._depart()
-                self._send()
-                self._arrive(hurries=True)
+            self._merge_all()
             s.own, s.numbers.over = [{} for _ in s.own], True
         elif self._counters.departs(s.step, self._islands):
             if s.departed is not None:
@@ -443,16 +451,26 @@ class _Run:
         if not last:
             self._refill()
 
+    def _merge_all(self) -> None:
+        for _ in range(self._islands.portions):
+            self._depart()
+            self._send()
+            self._arrive(hurries=True)
+
     def _is_due(self) -> bool:
         now = self._s.numbers
         return bool(now.sents) and self._s.step >= now.sents[0].step + self._islands.overlap
 
-    def _depart(self) -> None:
+    def _depart(self, *, last: bool = False) -> None:
         now, s, step_us = self._s.numbers, self._s, self._pace.take_us()
-        for portion in self._counters.due():
+        for portion in range(self._islands.portions) if last else self._counters.due():
             units = ledger.sent(s.own[portion])
             payload = ledger.packed(
-                units, island=self._m.name, lineage=now.lineage, trained=len(s.trained)
+                units,
+                island=self._m.name,
+                lineage=now.lineage,
+                trained=len(s.trained),
+                weights=self._weights(portion),
             )
             s.payloads[portion] = payload
             self._counters.note_departed(
@@ -463,19 +481,23 @@ class _Run:
                 step_us=step_us,
             )
 
-    def _send(self) -> None:
+    def _send(self, *, last: bool = False) -> None:
         assert self._courier is not None
-        self._courier.send([self._outgoing(sent) for sent in self._s.numbers.sents])
+        sents = self._s.numbers.sents
+        self._courier.send([self._outgoing(sent, last=last) for sent in sents])
 
-    def _outgoing(self, sent: Sent) -> Outgoing:
-        payload = self._s.payloads[sent.portion]
-        return Outgoing(work=self._counters.work_of(sent), payload=payload, step=sent.step)
+    def _outgoing(self, sent: Sent, *, last: bool = False) -> Outgoing:
+        payload, work = self._s.payloads[sent.portion], self._counters.work_of(sent, last=last)
+        return Outgoing(work=work, payload=payload, step=sent.step)
 
-    def _arrive(self, *, hurries: bool = False, may_put_off: bool = False) -> None:
-        courier, first = self._courier, self._s.numbers.adopted
-        assert courier is not None
-        arrival = Arrival(
-            courier,
+    def _weights(self, portion: int) -> str:
+        """Return the digest of weights that are this island's own, "" where the sea has them."""
+        return ""
+
+    def _arrival(self, kind: type[Arrival], *, hurries: bool = False) -> Arrival:
+        assert self._courier is not None
+        return kind(
+            self._courier,
             self._islands,
             adopted=lambda: self._s.numbers.adopted,
             weight=self._counters.weight(self._s.numbers.adopted % self._islands.portions),
@@ -486,6 +508,10 @@ class _Run:
             dealt=lambda: self._s.numbers.dealt,
             hurries=hurries,
         )
+
+    def _arrive(self, *, hurries: bool = False, may_put_off: bool = False) -> None:
+        first = self._s.numbers.adopted
+        arrival = self._arrival(Arrival, hurries=hurries)
         while True:
             said, data = arrival.next()
             match said:
@@ -501,6 +527,9 @@ class _Run:
                     self._enter_anew(keeps=said.keeps)
                     first = self._s.numbers.adopted
                     break
+                case SkipTides():
+                    self._skip(said)
+                    break
         if self._hand is not None and isinstance(said, GoOn):
             self._hand.receive(said.dealt)
         several = self._islands.wait != "all"
@@ -509,6 +538,19 @@ class _Run:
             place=said.place if isinstance(said, GoOn) else "",
             stride=said.stride if isinstance(said, GoOn) else 0,
         )
+
+    def _enter_anew(self) -> None:
+        self._closed()
+        self._courier, self._logbook = None, self._first_page()
+        self._counters.begin_anew()
+        self._s.numbers = self._counters.now
+        self._enter()
+        self._open()
+
+    def _skip(self, said: SkipTides) -> None:
+        assert self._courier is not None
+        self._counters.skip_to(said.tide, step=self._s.step)
+        self._courier.adopted(said.tide - 1)
 
     def _await_news(self, timeout_s: float) -> None:
         seen, until_s = self._turns, self._m._tasks.now_s + timeout_s
@@ -521,11 +563,7 @@ class _Run:
 
     def _adopt(self, said: AdoptMerge, data: list[bytes]) -> None:
         s, portion = self._s, said.portion
-        sums = dict(s.sea[portion])
-        for one in data:
-            island, _, units, _ = ledger.unpacked(one)
-            sums[island] = sums.get(island, 0) + sum(units.values())
-        s.sea[portion] = sums
+        sums = s.sea[portion] = self._moved(s.sea[portion], data)
         if said.own >= 0:
             s.own[portion] = ledger.without(s.own[portion], ledger.unpacked(data[said.own])[2])
         state = ledger.digest(sums)
@@ -534,7 +572,7 @@ class _Run:
             self._courier.adopted(said.tide)
         if self._m.name in self._m._oracle.astray:
             return
-        if state != self._m._oracle.state(portion, s.numbers.bases[portion]):
+        if state != self._m._oracle.state(portion, s.numbers.bases[portion], self._m.name):
             raise SeaFaultError(f"{self._m.name} has other weights after tide {said.tide}")
         if s.expected and s.numbers.lineage != NONE:
             has = sums.get(self._m.name, 0) + sum(s.own[portion].values())
@@ -543,6 +581,10 @@ class _Run:
                     f"{self._m.name} has {has} of its work of portion {portion} after tide "
                     f"{said.tide}, did {s.expected[portion]}"
                 )
+
+    def _moved(self, sums: dict[str, int], data: list[bytes]) -> dict[str, int]:
+        """Return the weights of a portion after a merge of payloads."""
+        return ledger.added(sums, data)
 
     def _give(self, said: GiveWeights) -> None:
         m, s = self._m, self._s

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.sea.records import SeaSettings
 from holdfast.elastic.testing.seas import ledger
+from holdfast.elastic.testing.seas.ledger import Units
 from holdfast.elastic.testing.seas.store import Files
 
 LATELY_S: Final = 6.0
@@ -71,9 +73,17 @@ class Oracle:
         """The digest of all of the sea's weights."""
         return ledger.digest(self.weights)
 
-    def state(self, portion: int, base: int) -> str:
-        """Return the right digest of a portion's weights after ``base`` merges of it."""
+    @property
+    def is_over(self) -> bool:
+        """True once nobody can enter any more, not even with a state."""
+        return False
+
+    def state(self, portion: int, base: int, island: str) -> str:
+        """Return the right digest of a portion after ``base`` merges of it, as an island has it."""
         return self.digests[portion][base]
+
+    def place(self, island: str, sea: Sequence[Mapping[str, int]]) -> None:
+        """Note the weights with which an island entered."""
 
     def payload(self, island: str, digest: str) -> bytes:
         """Return a payload. Raises ``SeaFaultError`` if there is none."""
@@ -143,6 +153,9 @@ class Oracle:
             island: max(least, math.floor(full * fastest / own + 0.5))
             for island, own in known.items()
         }
+
+    def check_ends(self, finals: AbstractSet[str | None]) -> None:
+        """Judge the weights with which islands ended, at times of their own."""
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -230,7 +243,7 @@ class Oracle:
         if len(parts) < least:
             raise SeaFaultError(f"tide {self.tide} did not wait for all")
         for part in parts:
-            if part["state"] != self.state(portion, part["base"]):
+            if part["state"] != self.state(portion, part["base"], part["island"]):
                 raise SeaFaultError(f"{part['island']} states wrong weights of portion {portion}")
             self._add(part, portion)
         self._step_us.update({p["island"]: p["step_us"] for p in parts if p["step_us"]})
@@ -239,6 +252,12 @@ class Oracle:
         self.tide += 1
 
     def _add(self, part: dict[str, Any], portion: int) -> None:
+        units = self._counted(part, portion)
+        sums = self.weights[portion]
+        sums[part["island"]] = sums.get(part["island"], 0) + sum(units.values())
+
+    def _counted(self, part: dict[str, Any], portion: int) -> Units:
+        """Return the units of a work, each of which was never merged before."""
         payload = self.payload(part["island"], part["digest"])
         island, lineage, units, trained = ledger.unpacked(payload)
         if (island, lineage) != (part["island"], self._lineages[island]):
@@ -246,14 +265,13 @@ class Oracle:
         if part["trained"] != trained:
             raise SeaFaultError(f"{island} says {part['trained']} samples, its work has {trained}")
         self._in_sea[island, lineage, portion] = trained
-        sums = self.weights[portion]
         for step, q in units.items():
             key = island, lineage, step, portion
             self._units[key] += q
-            sums[island] = sums.get(island, 0) + q
             most = ledger.quantity(island, step, portion)
             if self._exact and not 0 <= self._units[key] <= most:
                 raise SeaFaultError(
                     f"tide {self.tide}: {self._units[key]} of the {most} of step {step} of "
                     f"{island} are in the sea"
                 )
+        return units

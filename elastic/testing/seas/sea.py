@@ -10,8 +10,9 @@ from typing import Final, Literal, TypeAlias
 from holdfast.elastic.sea.records import DealtData, agreed, decode_record
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
-from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland
+from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland, SeaLife
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
+from holdfast.elastic.testing.seas.pairs import PairLife, PairOracle
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
@@ -107,7 +108,8 @@ class _Sea:
         self._tasks, self._files, self._crews = tasks, files, crews
         self._outages = _Outages(tasks)
         patience_s = crews[0].islands.patience_s
-        self._oracle = Oracle(
+        is_paired = crews[0].islands.topology == "pairs"
+        self._oracle = (PairOracle if is_paired else Oracle)(
             files,
             agreed(crews[0].islands),
             exact=exact,
@@ -133,6 +135,7 @@ class _Sea:
                 random=Random(f"island {seed} {crew.islands.name}"),
                 exact=exact,
                 data=crew.data,
+                life=PairLife if is_paired else SeaLife,
             )
             for crew in crews
         }
@@ -164,6 +167,7 @@ class _Sea:
             raise SeaFaultError(f"{sorted(oracle.members)} are at the end, but did not leave")
         if (data := self._crews[0].data) is not None:
             oracle.check_samples(data.samples * (data.epochs or 0), free=self._free())
+        oracle.check_ends({m.final for m in self._models.values()} - {TURNED_AWAY})
         return SeaReport(
             final=oracle.final,
             left=dict(oracle.left),

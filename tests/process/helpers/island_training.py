@@ -43,6 +43,7 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         uplink=args.line,
         downlink=args.line,
         key=args.key,
+        topology=args.topology,
     )
 
 
@@ -113,6 +114,7 @@ if __name__ == "__main__":
     parser.add_argument("--history")
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--least-every", type=int)
+    parser.add_argument("--topology", default="all")
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--founders", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)

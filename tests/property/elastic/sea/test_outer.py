@@ -21,7 +21,7 @@ from holdfast.elastic.sea.settings import Nesterov
 
 SCRIPT = """
 import hashlib, numpy as np
-from holdfast.elastic.sea import payload
+from holdfast.elastic.sea import gossip, payload
 from holdfast.elastic.sea.outer import stepped
 from holdfast.elastic.sea.settings import Nesterov
 rng = np.random.default_rng(7)
@@ -35,6 +35,9 @@ for bits in (4, 8, 16, 32):
     ]
     gradient = payload.mean(parts, whole=20, bits=bits, n=n)
     stepped(w, m, gradient, Nesterov(lr=0.7, momentum=0.9))
+    met = gossip.split(gossip.encode(gradient, w, bits), bits)
+    apart = payload.mean([(met[1], 1)], whole=1, bits=gossip.WEIGHT_BITS, n=n) - w
+    gossip.met(w, m, gradient, apart, Nesterov(lr=0.7, momentum=0.9))
     for data in (*(part for part, _ in parts), gradient, w, m):
         digest.update(bytes(data))
 print(digest.hexdigest())
