@@ -20,7 +20,7 @@ _CURVES: Final = 12
 _HEAD: Final = (
     "run", "state", "message", "now_s", "started_s", "ended_s", "wall_s", "step", "generation",
     "world", "wanted", "step_s", "goodput", "shares", "steps_lost", "lost_s", "recoveries_s",
-    "losses", "damaged",
+    "losses", "damaged", "source", "unheard",
 )  # fmt: skip
 
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode

@@ -65,7 +65,7 @@ class Fold:
         self.step, self.generation, self.last_s = 0, 0, 0.0
         self._started: JobStarted | None = None
         self._ended: JobEnded | None = None
-        self._begun_s = math.inf
+        self._begun_s, self._last_start_s = math.inf, 0.0
         self._crews, self._checkpoints = Crews(), Checkpointing()
         self._sampling, self._island = Sampling(), SeaPart()
         self._chapters: dict[int, Chapter] = {}
@@ -138,6 +138,7 @@ class Fold:
             case JobStarted():
                 if self._started is None or event.time_s < self._started.time_s:
                     self._started = event
+                self._last_start_s = max(self._last_start_s, event.time_s)
                 self._wanted = dict(event.wanted) or self._wanted
             case JobEnded():
                 if self._ended is None or event.time_s > self._ended.time_s:
@@ -204,13 +205,11 @@ class Fold:
         *,
         now_s: float,
         statuses: Mapping[str, NodeStatus] | None = None,
-        held_off: Mapping[str, str] | None = None,
         damaged: int = 0,
     ) -> RunView:
         """Return the run as it is at ``now_s``, or as it was when it ended.
 
-        ``statuses`` are the nodes' answers, ``held_off`` the nodes that are not admitted yet with
-        the reason, ``damaged`` counts lines that are no events.
+        ``statuses`` are the nodes' answers, ``damaged`` counts lines that are no events.
         """
         answers = statuses or {}
         ended = self._ended if self._is_over else None
@@ -224,11 +223,11 @@ class Fold:
         shares = self._with_waits(told.shares)
         nodes = self._crews.nodes(
             answers,
-            held_off=held_off or {},
             rollouts=self._sampling.seats(),
             is_over=ended is not None,
         )
         alive = {seat.seat for node in nodes for seat in node.seats if seat.alive}
+        step = self.step or max((node.committed or 0 for node in nodes), default=0)
         return RunView(
             run=self._started.run if self._started else "",
             state=state,
@@ -237,7 +236,7 @@ class Fold:
             started_s=self._began_s or None,
             ended_s=ended.time_s if ended else None,
             wall_s=until_s - self._began_s if self._began_s else 0.0,
-            step=self.step,
+            step=step,
             generation=self.generation,
             world=len(newest.ranks) if newest else 0,
             wanted=self._wanted,
@@ -248,7 +247,7 @@ class Fold:
             lost_s=told.lost_s,
             recoveries_s=shares.get("recovery", 0.0) + shares.get("join", 0.0),
             losses=self._troubles.losses,
-            protection=self._protecting.view(nodes, answers, step=self.step, now_s=until_s),
+            protection=self._protecting.view(nodes, answers, step=step, now_s=until_s),
             checkpoints=self._checkpoints.view(),
             nodes=nodes,
             recoveries=tuple(reversed(told.recoveries)),
@@ -265,14 +264,14 @@ class Fold:
             damaged=damaged,
         )
 
+    def heard(self) -> frozenset[str]:
+        """Return the nodes that told events of their own."""
+        return self._crews.heard()
+
     @property
     def _is_over(self) -> bool:
         """True if the job ended and was not started again since."""
         return self._ended is not None and self._ended.time_s >= self._last_start_s
-
-    @property
-    def _last_start_s(self) -> float:
-        return self._started.time_s if self._started else 0.0
 
     def _state(
         self, newest: Chapter | None, answers: Mapping[str, NodeStatus], *, now_s: float

@@ -20,6 +20,9 @@ generation and no state yet.
 JobState: TypeAlias = Literal["starting", "training", "recovering", "done", "failed", "silent"]
 """``silent`` is a job that did not end, and whose nodes and launcher say nothing any more."""
 
+Source: TypeAlias = Literal["events", "coordinator", "both"]
+"""``coordinator``: no run directory is read, so there is no past, and nothing has its time."""
+
 Level: TypeAlias = Literal["routine", "good", "note", "warn", "bad"]
 """``routine`` comes again and again while all is well, as with every checkpoint."""
 
@@ -262,7 +265,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     ``steps_lost`` were executed again. ``counts`` are the exact numbers of events by kind, and
     ``damaged`` those of lines that are no events. ``progress`` is the number of complete steps over
-    time, ``curves`` have the logged metrics over steps.
+    time, ``curves`` have the logged metrics over steps. ``unheard`` are nodes that the coordinator
+    knows, and of which no events are read.
     """
 
     run: str
@@ -298,3 +302,5 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[Curve, ...]
     counts: dict[str, int]
     damaged: int = 0
+    source: Source = "events"
+    unheard: tuple[str, ...] = ()

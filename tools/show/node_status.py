@@ -21,7 +21,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``stragglers`` maps seats to a sentence about the straggler there, on the one node that reports
     for all. ``data_troubles`` describes lost data-loading processes of its living workers.
-    ``unreachable`` lists the nodes that this node cannot reach.
+    ``unreachable`` lists the nodes that this node cannot reach. ``held_off`` says why it is not let
+    in yet, if it is not.
     """
 
     node: str
@@ -32,6 +33,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: dict[str, str] = {}
     data_troubles: dict[str, str] = {}
     unreachable: tuple[str, ...] = ()
+    held_off: str = ""
 
     def step(self, what: str) -> int | None:
         """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none.

@@ -18,8 +18,22 @@ export function head(state) {
   $("state").className = `pill ${kind}`;
   put("state", words);
   document.title = `${words} · step ${count(now.step)} · Holdfast`;
+  put("partial", partly(now));
+  $("partial").hidden = !partly(now);
   put("foot", `${count(now.events)} events read`, now.damaged ? `, ${plural(now.damaged, "damaged line")} left out` : "", ". ", now.message || "", now.state === "silent" ? `The last event is of ${clock(now.now_s)}; since then nobody wrote or answered.` : "");
 }
+
+const alone = (now) => now.source === "coordinator";
+
+// The sentence for a page that does not know all of a run; empty for one that does.
+function partly(now) {
+  if (alone(now)) return "This page has only what the coordinator and the nodes hold now. Steps over time, goodput, costs of recoveries, messages and curves need events: give the job's run directories too.";
+  if (!now.unheard.length) return "";
+  const names = now.unheard.length > 6 ? `${now.unheard.length} nodes` : now.unheard.join(", ");
+  return `No events of ${names} are read: their steps, losses and messages are not in the times and costs here. Give the run directories of their machines too.`;
+}
+
+const unknown = () => h("p", { class: "empty" }, "Only events tell it: give the job's run directories too.");
 
 export function figures(state) {
   const { head: now, protection, checkpoints } = state;
@@ -28,10 +42,10 @@ export function figures(state) {
   const over = now.ended_s !== null;
   const figure = (name, value, under, kind = "") =>
     h("dl", { class: "figure" }, h("dt", {}, name), h("dd", {}, h("span", { class: `value ${kind}` }, value), h("span", { class: "under" }, under || " ")));
-  const durable = checkpoints.durable_step === null ? null : now.now_s - checkpoints.durable_s;
+  const durable = checkpoints.durable_s === null ? null : now.now_s - checkpoints.durable_s;
   put("figures",
-    figure("Steps complete", count(now.step), now.step_s === null ? "no step yet" : `${seconds(now.step_s)} a step`),
-    figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
+    figure("Steps complete", count(now.step), now.step_s === null ? (now.step ? " " : "no step yet") : `${seconds(now.step_s)} a step`),
+    alone(now) ? null : figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
     figure("Protected step", protection.step === null ? "none" : count(protection.step),
       over ? "the job is over" : protection.step === null ? "a loss costs all since the checkpoint" : `${plural(protection.at_risk_steps, "step")} at risk, ${seconds(protection.age_s)} old`,
       !over && (protection.step === null || protection.why_not) ? "warn" : ""),
@@ -39,7 +53,7 @@ export function figures(state) {
       checkpoints.in_a_row ? `${plural(checkpoints.in_a_row, "failure")} since` : durable === null ? " " : `${seconds(durable)} ${over ? "before the end" : "ago"}`, checkpoints.in_a_row ? "bad" : ""),
     figure("Trainers", `${count(now.world)}${trainers > now.world ? ` of ${count(trainers)}` : ""}`,
       `generation ${count(now.generation)}${wanted > trainers ? `, ${count(wanted - trainers)} other workers` : ""}`, trainers > now.world && !over ? "warn" : ""),
-    figure("Losses", count(now.losses), `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
+    figure("Losses", count(now.losses), alone(now) ? "of nodes" : `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
 }
 
 let drawn = null;
@@ -47,6 +61,7 @@ let drawn = null;
 export function drawTimeline(state) {
   const { head: now, progress, recoveries, faults, checkpoints } = state;
   const place = $("timeline");
+  if (alone(now)) { drawn = null; put("timeline-legend"); return put(place, unknown()); }
   const width = Math.max(place.clientWidth, 280);
   drawn = timeline({ width, start: now.started_s || now.now_s, now: now.now_s, progress, recoveries, faults, checkpoints: checkpoints.newest });
   put(place, drawn.picture);
@@ -55,6 +70,7 @@ export function drawTimeline(state) {
     put("at", `${since(t, 0)} after the start${step === null ? "" : `: step ${count(step)}`}, ${clock((now.started_s || 0) + t)}`);
   };
   place.onpointerleave = () => { drawn.away(); put("at"); };
+  return undefined;
 }
 
 export function legends() {
@@ -81,7 +97,7 @@ export function recoveries(state) {
     const from = each.restore_step === null ? "nothing to restore" : `step ${count(each.restore_step)}, ${each.tier === "none" ? each.restore_how : each.tier}`;
     const why = h("details", { "data-generation": each.generation, open: open.has(String(each.generation)) }, h("summary", {}, "why"), h("p", {}, each.reason || "no reason was told"));
     return [when(each.at_s, now.started_s), `g${each.generation}`, h("td", {}, victims(each)),
-      h("td", {}, each.total_s === null ? "not over yet" : h("b", {}, seconds(each.total_s)),
+      h("td", {}, each.total_s === null ? (each.over ? "–" : "not over yet") : h("b", {}, seconds(each.total_s)),
         stacked("stack", PHASES.map(([field, name, kind]) => ({ name, class: kind || name, value: each[field] || 0 })))),
       ...PHASES.map(([field]) => seconds(each[field])), count(each.steps_lost), from, h("td", {}, why)];
   });
@@ -220,11 +236,12 @@ function verdict(answer, rest) {
 
 export function time(state) {
   const { head: now } = state;
+  if (alone(now)) return put("time", unknown());
   const parts = Object.entries(now.shares).filter(([, value]) => value > 0).sort((a, b) => (b[0] === "productive") - (a[0] === "productive") || b[1] - a[1])
     .map(([name, value]) => ({ name, value, class: `t-${name.replaceAll(" ", "-")}` }));
   put("time-note", `Every second is in exactly one class. Goodput is the productive share from the first step on: ${percent(now.goodput)}.`);
   const whole = parts.reduce((sum, each) => sum + each.value, 0) || 1;
-  put("time", stacked("timebar", parts), table("Wall time by class", [column("class"), column("time", "n"), column("share", "n")],
+  return put("time", stacked("timebar", parts), table("Wall time by class", [column("class"), column("time", "n"), column("share", "n")],
     parts.map((each) => [h("td", {}, h("span", { class: "legend" }, h("span", {}, h("i", { class: each.class }), each.name))), seconds(each.value), percent(each.value / whole)])));
 }
 
@@ -235,6 +252,7 @@ export function checkpoints(state) {
   const told = new Map(it.newest.map((each) => [each.step, each]));
   const steps = [...new Set([...told.keys(), ...there.keys()])].sort((a, b) => b - a);
   const trouble = stored && stored.error ? h("p", { class: "why" }, `The store cannot be listed: ${stored.error}`) : null;
+  if (!steps.length && alone(now)) return put("checkpoints", trouble, it.durable_step === null ? unknown() : h("p", {}, `The newest that the nodes know to be durable is of step ${count(it.durable_step)}.`));
   if (!steps.length) return put("checkpoints", trouble, h("p", { class: "empty" }, "No checkpoint was begun: a loss that memory cannot make good would cost the whole run."));
   const mark = { durable: "good", failed: "bad", skipped: "warn", writing: "note" };
   const pill = (kind, words) => h("td", {}, h("span", { class: `pill ${kind}` }, words));
@@ -283,10 +301,11 @@ export function island(state) {
 }
 
 export function curves(state) {
+  if (alone(state.head)) return put("curves", unknown());
   const [times, stalls] = state.steps || [];
   const found = (state.curves || []).filter((each) => each.points.length);
   const steps = times ? [curve({ ...times, name: "time of a step" }, { xName: "time", unit: seconds }), curve({ ...stalls, name: "snapshots held a step up" }, { xName: "time", unit: seconds })] : [];
-  put("curves", steps, found.map((each) => curve(each)));
+  return put("curves", steps, found.map((each) => curve(each)));
 }
 
 export function stragglers(state) {
@@ -302,6 +321,7 @@ export function messages(state) {
   const { head: now, messages: all } = state;
   const wanted = { news: ["good", "note", "warn", "bad"], all: ["routine", "good", "note", "warn", "bad"], warn: ["warn", "bad"], bad: ["bad"] }[$("level").value];
   const place = $("messages"), kept = place.scrollTop;
+  if (alone(now)) return put(place, h("li", {}, h("span"), h("span"), unknown()));
   const shown = all.filter((each) => wanted.includes(each.level));
   put(place, shown.length ? shown.map((each) => h("li", { class: `l-${each.level}` }, when(each.at_s, now.started_s), h("span", { class: "dot", title: each.level }),
     h("div", { class: "text" }, each.text, each.reason ? h("span", { class: "reason" }, each.reason) : null))) : h("li", {}, h("span"), h("span"), h("span", { class: "empty" }, "nothing to tell")));
@@ -309,4 +329,5 @@ export function messages(state) {
   const bad = all.find((each) => each.level === "bad");
   if (bad && newestBad !== null && bad.at_s > newestBad) put("said", bad.text);
   newestBad = bad ? bad.at_s : 0;
+  return undefined;
 }

@@ -176,7 +176,8 @@ def test_troubles_of_a_node_are_with_the_node() -> None:
 def test_nodes_that_are_held_off_say_why() -> None:
     about = {"node": "node3", "seat": "trainer/3", "source": "agent", "time_s": BEGIN_S + 20}
     events = [*hurt(), WorkerStarted(pid=7, attempt=2, **about)]
-    view = folded(events, held_off={"node3": "it was lost twice"})
+    told = NodeStatus(node="node3", sidecar=1, held_off="it was lost twice")
+    view = folded(events, statuses={"node3": told})
     node = next(each for each in view.nodes if each.node == "node3")
     assert (node.state, node.why) == ("held off", "it was lost twice")
 
