@@ -12,6 +12,7 @@ from markupsafe import Markup
 from holdfast.elastic.events.log import EVENTS_PATTERN, EventReader
 from holdfast.elastic.events.wire import EventFormatError
 from holdfast.tools.live.follow import Follower
+from holdfast.tools.live.telling import partly
 from holdfast.tools.live.view import Curve, RecoveryView, RunView
 from holdfast.tools.report import charts
 from holdfast.tools.report.html import environment, style
@@ -62,6 +63,7 @@ def render(view: RunView, run_dirs: Sequence[Path]) -> str:
         curves=[
             (each.name, Markup(_curve(each, 0.0))) for each in view.curves[:_CURVES] if each.points
         ],
+        partial=partly(view),
         events=sum(view.counts.values()),
     )
 

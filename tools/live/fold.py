@@ -53,6 +53,9 @@ _MOST_ROUTINE: Final = 100
 """Kept apart from the others, as there may be a checkpoint a minute for weeks."""
 
 _MOST_CURVES: Final = 24
+_UNLED: Final = 32
+"""Steps of other ranks in a generation without one of rank 0: its events are elsewhere."""
+
 _SILENT_S: Final = 120.0
 """Seconds without any event or answer after which a job counts as silent."""
 
@@ -77,6 +80,7 @@ class Fold:
         self._recent_s: deque[float] = deque(maxlen=32)
         self._held_s = 0.0
         self._wanted: dict[str, int] = {}
+        self._led, self._unled = 0, (0, 0)
         self._progress, self._step_times, self._stalls = Series(), Series(), Series()
         self._curves: dict[str, Series] = {}
 
@@ -95,7 +99,12 @@ class Fold:
         self._crews.step(event)
         self.step = max(self.step, event.step)
         if event.rank:
+            number, count = self._unled
+            self._unled = (number, count + 1) if event.generation == number else self._unled
+            if event.generation > max(number, self._led):
+                self._unled = event.generation, 1
             return
+        self._led = max(self._led, event.generation)
         self._chapter(event.generation).step(event)
         self._progress.add(event.time_s, float(event.step))
         self._step_times.add(event.time_s, event.seconds)
@@ -262,6 +271,7 @@ class Fold:
             curves=tuple(_curve(name, self._curves[name]) for name in sorted(self._curves)),
             counts=dict(sorted(self.counts.items())),
             damaged=damaged,
+            timed=self._unled[0] <= self._led or self._unled[1] < _UNLED,
         )
 
     def heard(self) -> frozenset[str]:

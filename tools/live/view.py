@@ -78,7 +78,7 @@ class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
     ``cause`` is ``loss``, ``join``, ``rollback`` or ``start``. A phase is None where it is not over
     or cannot be told: ``detect_s`` is known only of faults that were injected. ``total_s`` goes
     from the loss to the moment when training stands where it stood, ``steps_lost`` are executed
-    again.
+    again. ``dated`` is False if it was there before the reader, so that ``at_s`` is too late.
     """
 
     generation: int
@@ -101,6 +101,7 @@ class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
     steps_lost: int = 0
     over: bool = False
     reason: str = ""
+    dated: bool = True
 
 
 class FaultView(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +267,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     ``steps_lost`` were executed again. ``counts`` are the exact numbers of events by kind, and
     ``damaged`` those of lines that are no events. ``progress`` is the number of complete steps over
     time, ``curves`` have the logged metrics over steps. ``unheard`` are nodes that the coordinator
-    knows, and of which no events are read.
+    knows, and of which no events are read. ``timed`` is False if events that tell the time of steps
+    are not read: then goodput, ``shares`` and costs are not those of the run.
     """
 
     run: str
@@ -304,3 +306,4 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int = 0
     source: Source = "events"
     unheard: tuple[str, ...] = ()
+    timed: bool = True

@@ -13,7 +13,7 @@ from holdfast.tools.live.follow import Follower
 from holdfast.tools.live.options import add_options, follower
 from holdfast.tools.printing import say
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
-from holdfast.tools.top.plain import OVER, RunLines, summary
+from holdfast.tools.top.plain import OVER, RunLines, whole
 
 _EVERY_S: Final = 1.0
 _ASKS_S: Final = 5.0
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.once:
         _catch_up(followed)
         followed.ask()
-        for line in summary(followed.view()):
+        for line in whole(followed.view()):
             say(line)
         return 0
     if args.lines or not _fits_terminal():

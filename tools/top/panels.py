@@ -61,7 +61,12 @@ def title(view: RunView) -> Text:
     text.append(view.state.upper(), _COLOURS[view.state])
     text.append(f"   generation {view.generation}   {trainers(view)}   step ")
     text.append(number(view.step), "bold")
-    text.append(f"   {span(view.step_s)} a step   {span(view.wall_s)}")
+    if view.source == "coordinator":
+        text.append("   only the present: events need a run directory", "yellow")
+    else:
+        text.append(f"   {span(view.step_s)} a step   {span(view.wall_s)}")
+    if view.unheard and view.source == "both":
+        text.append(f"   no events of {len(view.unheard)} nodes", "yellow")
     if view.message and view.state in ("done", "failed"):
         text.append(f"   {printable(view.message)}", "dim")
     return text
@@ -88,6 +93,8 @@ def protection(view: RunView) -> Text:
 
 def time_use(view: RunView) -> Text:
     """Return the goodput, and the largest parts of the wall time as bars."""
+    if not view.timed:
+        return Text("not all events are read", "dim")
     lines = _lines(("goodput", share(view.goodput)), ("losses", number(view.losses)))
     whole_s = sum(view.shares.values()) or 1.0
     largest = sorted(view.shares.items(), key=lambda item: -item[1])[:4]
@@ -222,7 +229,7 @@ def recoveries(view: RunView, *, narrow: bool = False) -> list[Row]:
 def _recovery(found: RecoveryView, *, narrow: bool) -> Row:
     victims = ", ".join(found.victims) or NONE
     total = span(found.total_s) if found.over else "…"
-    at, gen = clock(found.at_s), str(found.generation)
+    at, gen = clock(found.at_s) if found.dated else NONE, str(found.generation)
     colour = "yellow" if found.cause == "loss" else ""
     if narrow:
         cells: tuple[str, ...] = (at, gen, found.cause, total, victims)

@@ -18,20 +18,12 @@ export function head(state) {
   $("state").className = `pill ${kind}`;
   put("state", words);
   document.title = `${words} · step ${count(now.step)} · Holdfast`;
-  put("partial", partly(now));
-  $("partial").hidden = !partly(now);
+  put("partial", now.partial);
+  $("partial").hidden = !now.partial;
   put("foot", `${count(now.events)} events read`, now.damaged ? `, ${plural(now.damaged, "damaged line")} left out` : "", ". ", now.message || "", now.state === "silent" ? `The last event is of ${clock(now.now_s)}; since then nobody wrote or answered.` : "");
 }
 
 const alone = (now) => now.source === "coordinator";
-
-// The sentence for a page that does not know all of a run; empty for one that does.
-function partly(now) {
-  if (alone(now)) return "This page has only what the coordinator and the nodes hold now. Steps over time, goodput, costs of recoveries, messages and curves need events: give the job's run directories too.";
-  if (!now.unheard.length) return "";
-  const names = now.unheard.length > 6 ? `${now.unheard.length} nodes` : now.unheard.join(", ");
-  return `No events of ${names} are read: their steps, losses and messages are not in the times and costs here. Give the run directories of their machines too.`;
-}
 
 const unknown = () => h("p", { class: "empty" }, "Only events tell it: give the job's run directories too.");
 
@@ -45,7 +37,7 @@ export function figures(state) {
   const durable = checkpoints.durable_s === null ? null : now.now_s - checkpoints.durable_s;
   put("figures",
     figure("Steps complete", count(now.step), now.step_s === null ? (now.step ? " " : "no step yet") : `${seconds(now.step_s)} a step`),
-    alone(now) ? null : figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
+    !now.timed ? figure("Goodput", "–", "not all events are read") : figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
     figure("Protected step", protection.step === null ? "none" : count(protection.step),
       over ? "the job is over" : protection.step === null ? "a loss costs all since the checkpoint" : `${plural(protection.at_risk_steps, "step")} at risk, ${seconds(protection.age_s)} old`,
       !over && (protection.step === null || protection.why_not) ? "warn" : ""),
@@ -53,7 +45,7 @@ export function figures(state) {
       checkpoints.in_a_row ? `${plural(checkpoints.in_a_row, "failure")} since` : durable === null ? " " : `${seconds(durable)} ${over ? "before the end" : "ago"}`, checkpoints.in_a_row ? "bad" : ""),
     figure("Trainers", `${count(now.world)}${trainers > now.world ? ` of ${count(trainers)}` : ""}`,
       `generation ${count(now.generation)}${wanted > trainers ? `, ${count(wanted - trainers)} other workers` : ""}`, trainers > now.world && !over ? "warn" : ""),
-    figure("Losses", count(now.losses), alone(now) ? "of nodes" : `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
+    figure("Losses", count(now.losses), !now.timed ? "as far as known" : `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
 }
 
 let drawn = null;
@@ -61,7 +53,7 @@ let drawn = null;
 export function drawTimeline(state) {
   const { head: now, progress, recoveries, faults, checkpoints } = state;
   const place = $("timeline");
-  if (alone(now)) { drawn = null; put("timeline-legend"); return put(place, unknown()); }
+  if (alone(now) || (!now.timed && !progress.points.length)) { drawn = null; put("timeline-legend"); return put(place, unknown()); }
   const width = Math.max(place.clientWidth, 280);
   drawn = timeline({ width, start: now.started_s || now.now_s, now: now.now_s, progress, recoveries, faults, checkpoints: checkpoints.newest });
   put(place, drawn.picture);
@@ -96,7 +88,7 @@ export function recoveries(state) {
   const rows = all.map((each) => {
     const from = each.restore_step === null ? "nothing to restore" : `step ${count(each.restore_step)}, ${each.tier === "none" ? each.restore_how : each.tier}`;
     const why = h("details", { "data-generation": each.generation, open: open.has(String(each.generation)) }, h("summary", {}, "why"), h("p", {}, each.reason || "no reason was told"));
-    return [when(each.at_s, now.started_s), `g${each.generation}`, h("td", {}, victims(each)),
+    return [each.dated ? when(each.at_s, now.started_s) : "before", `g${each.generation}`, h("td", {}, victims(each)),
       h("td", {}, each.total_s === null ? (each.over ? "–" : "not over yet") : h("b", {}, seconds(each.total_s)),
         stacked("stack", PHASES.map(([field, name, kind]) => ({ name, class: kind || name, value: each[field] || 0 })))),
       ...PHASES.map(([field]) => seconds(each[field])), count(each.steps_lost), from, h("td", {}, why)];
@@ -236,7 +228,7 @@ function verdict(answer, rest) {
 
 export function time(state) {
   const { head: now } = state;
-  if (alone(now)) return put("time", unknown());
+  if (!now.timed) { put("time-note"); return put("time", unknown()); }
   const parts = Object.entries(now.shares).filter(([, value]) => value > 0).sort((a, b) => (b[0] === "productive") - (a[0] === "productive") || b[1] - a[1])
     .map(([name, value]) => ({ name, value, class: `t-${name.replaceAll(" ", "-")}` }));
   put("time-note", `Every second is in exactly one class. Goodput is the productive share from the first step on: ${percent(now.goodput)}.`);
@@ -248,11 +240,11 @@ export function time(state) {
 export function checkpoints(state) {
   const { head: now, checkpoints: it, stored } = state;
   const there = new Map(((stored && stored.newest) || []).map((each) => [each.step, each]));
-  put("checkpoints-note", `${count(it.done)} durable, ${count(it.failed)} failed, ${count(it.skipped)} skipped`, stored && !stored.error ? `; ${count(stored.committed)} in the store` : "");
+  put("checkpoints-note", !now.timed && !it.newest.length ? "" : `${count(it.done)} durable, ${count(it.failed)} failed, ${count(it.skipped)} skipped`, stored && !stored.error ? `; ${count(stored.committed)} in the store` : "");
   const told = new Map(it.newest.map((each) => [each.step, each]));
   const steps = [...new Set([...told.keys(), ...there.keys()])].sort((a, b) => b - a);
   const trouble = stored && stored.error ? h("p", { class: "why" }, `The store cannot be listed: ${stored.error}`) : null;
-  if (!steps.length && alone(now)) return put("checkpoints", trouble, it.durable_step === null ? unknown() : h("p", {}, `The newest that the nodes know to be durable is of step ${count(it.durable_step)}.`));
+  if (!steps.length && !now.timed) return put("checkpoints", trouble, it.durable_step === null ? unknown() : h("p", {}, `The newest that the nodes know to be durable is of step ${count(it.durable_step)}.`));
   if (!steps.length) return put("checkpoints", trouble, h("p", { class: "empty" }, "No checkpoint was begun: a loss that memory cannot make good would cost the whole run."));
   const mark = { durable: "good", failed: "bad", skipped: "warn", writing: "note" };
   const pill = (kind, words) => h("td", {}, h("span", { class: `pill ${kind}` }, words));

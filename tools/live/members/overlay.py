@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from holdfast.tools.live.members.roll import Roll
-from holdfast.tools.live.view import CheckpointsView, NodeView, RunView
+from holdfast.tools.live.view import CheckpointsView, NodeView, RunView, SeatView
 
 _GONE: Final = ("lost", "left")
 _OVER: Final = ("done", "failed")
@@ -28,12 +28,17 @@ def overlay(view: RunView, roll: Roll, *, heard: Iterable[str], since_s: float) 
     unheard = tuple(node.node for node in roll.nodes if node.node not in told)
     if view.ended_s is not None:
         return msgspec.structs.replace(view, source="both", unheard=unheard)
-    nodes = tuple(_nodes(view.nodes, roll, told))
+    is_newest = view.generation == roll.generation
+    nodes = tuple(_nodes(view.nodes, roll, told if is_newest else frozenset()))
     if not view.counts:
         return _alone(view, roll, nodes=nodes, unheard=unheard, since_s=since_s)
-    known = {each.generation for each in view.recoveries}
-    added = tuple(each for each in roll.plans if each.generation not in known)
-    recoveries = sorted((*view.recoveries, *added), key=lambda each: -each.generation)
+    plans = {each.generation: each for each in (*roll.plans, *view.recoveries) if each.reason}
+    plans |= {each.generation: each for each in view.recoveries if each.generation not in plans}
+    recoveries = (plans[number] for number in sorted(plans, reverse=True))
+    durable = max((node.durable or -1 for node in nodes), default=-1)
+    checkpoints = view.checkpoints
+    if durable > (-1 if checkpoints.durable_step is None else checkpoints.durable_step):
+        checkpoints = msgspec.structs.replace(checkpoints, durable_step=durable, durable_s=None)
     elsewhere = view.state == "silent" or not roll.members <= told
     newer = roll.generation >= view.generation
     over = roll.state in _OVER
@@ -49,6 +54,8 @@ def overlay(view: RunView, roll: Roll, *, heard: Iterable[str], since_s: float) 
         world=roll.world if newer else view.world,
         wanted=view.wanted or roll.wanted,
         recoveries=tuple(recoveries),
+        checkpoints=checkpoints,
+        timed=view.timed and not unheard,
     )
 
 
@@ -77,6 +84,7 @@ def _alone(
         losses=sum(node.losses for node in nodes),
         nodes=nodes,
         recoveries=roll.plans,
+        timed=False,
         checkpoints=CheckpointsView(durable_step=durable),
     )
 
@@ -95,16 +103,29 @@ def _both(node: NodeView, held: NodeView, told: frozenset[str]) -> NodeView:
     waits = held.state == "held off" and node.state == "spare"
     if node.node in told and is_gone == was_gone and not waits:
         return node
-    if node.node in told and is_gone:
-        seats = tuple(msgspec.structs.replace(seat, alive=False, rank=None) for seat in node.seats)
-    else:
-        seats = held.seats
+    known = {seat.seat: seat for seat in node.seats}
+    if is_gone:
+        held = msgspec.structs.replace(
+            held,
+            seats=tuple(
+                msgspec.structs.replace(seat, alive=False, rank=None) for seat in node.seats
+            ),
+        )
     return msgspec.structs.replace(
         node,
         state=held.state,
         why=held.why,
         since_s=held.since_s,
-        seats=seats,
+        seats=tuple(_seat(known.get(seat.seat), seat) for seat in held.seats),
         losses=max(node.losses, held.losses),
         troubles=() if is_gone else tuple(dict.fromkeys((*node.troubles, *held.troubles))),
+    )
+
+
+def _seat(known: SeatView | None, held: SeatView) -> SeatView:
+    """Return a worker with its place in the roll, and the figures that its own events told."""
+    if known is None:
+        return held
+    return msgspec.structs.replace(
+        known, pid=held.pid, attempt=held.attempt, alive=held.alive, rank=held.rank
     )

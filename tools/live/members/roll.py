@@ -114,7 +114,8 @@ class RollCall:
         if record is None or record.number in self._plans:
             return
         old = before.generation if before else None
-        self._plans[record.number] = _plan(record, old, now_s=now_s)
+        plan = _plan(record, old, now_s=now_s)
+        self._plans[record.number] = msgspec.structs.replace(plan, dated=before is not None)
         while len(self._plans) > MOST_PLANS:
             del self._plans[min(self._plans)]
 
@@ -174,6 +175,7 @@ def _plan(record: GenerationRecord, old: GenerationRecord | None, *, now_s: floa
         ranks=len(record.members),
         restore_step=restore.step if restore else None,
         restore_how=how,
+        tier="none",
         reason=record.reason,
     )
 
