@@ -39,6 +39,7 @@ SINCE = {
     "events_lost",
     "island_joined",
     "island_left",
+    "ledger",
     "restore_progress",
     "tide_adopted",
     "tide_published",

@@ -81,6 +81,7 @@ class Fold:
         self._held_s = 0.0
         self._wanted: dict[str, int] = {}
         self._led, self._unled = 0, (0, 0)
+        self._reward: tuple[int, float | None] = (-1, None)
         self._progress, self._step_times, self._stalls = Series(), Series(), Series()
         self._curves: dict[str, Series] = {}
 
@@ -156,6 +157,8 @@ class Fold:
                 self._held_s += seconds
 
     def _log(self, step: int, values: Mapping[str, float | None]) -> None:
+        if (reward := values.get("reward")) is not None and step >= self._reward[0]:
+            self._reward = step, reward
         for name, value in values.items():
             if name not in self._curves and len(self._curves) >= _MOST_CURVES:
                 continue
@@ -263,7 +266,7 @@ class Fold:
             faults=self._troubles.fault_views(),
             stragglers=self._troubles.straggler_views(),
             messages=self._told(),
-            rollouts=self._sampling.view(step=self.step, alive=alive),
+            rollouts=self._sampling.view(step=self.step, alive=alive, reward=self._reward[1]),
             island=self._island.view(),
             progress=_curve("step", self._progress),
             step_times=_curve("step seconds", self._step_times),

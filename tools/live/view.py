@@ -192,7 +192,9 @@ class RunMessage(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutsView(msgspec.Struct, frozen=True, kw_only=True):
     """Reinforcement learning: samples, waiting, staleness, and refusals.
 
-    ``staleness`` is the trainers' step less the oldest policy version of a living worker.
+    ``staleness`` is the trainers' step less the oldest policy version of a living worker,
+    ``staleness_most`` the greatest of a sample that was trained on. ``pending`` to ``awaited`` are
+    prompts by their state in the ledger, None before it told. ``reward`` is the newest mean.
     """
 
     workers: int = 0
@@ -225,6 +227,15 @@ class RolloutsView(msgspec.Struct, frozen=True, kw_only=True):
     environment_p95_s: float | None = None
     environment_waiting: int | None = None
     environment_failed: int = 0
+    pending: int | None = None
+    running: int | None = None
+    ready: int | None = None
+    trained: int | None = None
+    dropped: int | None = None
+    awaited: int | None = None
+    staleness_most: int | None = None
+    duplicates: int | None = None
+    reward: float | None = None
 
 
 class IslandView(msgspec.Struct, frozen=True, kw_only=True):

@@ -147,10 +147,21 @@ def rollouts(view: RunView) -> Text | None:
     rate = NONE if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f} tokens/s"
     lines = _lines(
         ("workers", f"{found.workers}, {found.sampling} sample, {rate}"),
-        ("staleness", number(found.staleness)),
+        (
+            "staleness",
+            f"{number(found.staleness)}, of samples at most {number(found.staleness_most)}",
+        ),
         ("waited", f"{span(found.waited_s)}, last {span(found.waited_last_s)}"),
         ("recovered", f"{found.recovered:,}, {found.resampled_tokens:,} tokens again"),
     )
+    if found.pending is not None:
+        states = (("pending", found.pending), ("running", found.running), ("ready", found.ready))
+        lines.append("\nprompts    ", "dim")
+        lines.append(", ".join(f"{number(count)} {name}" for name, count in states))
+        lines.append(f"; the step awaits {number(found.awaited)}")
+    if found.reward is not None:
+        lines.append("\nreward     ", "dim")
+        lines.append(f"{found.reward:.4g}")
     if found.violations or found.refused:
         lines.append(f"\n{found.violations} violations, {found.refused} refused", "bold red")
     return lines

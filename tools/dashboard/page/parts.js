@@ -273,13 +273,17 @@ export function rollouts(state) {
     ["rollout workers", `${count(it.workers)}, ${count(it.sampling)} sampling`], ["samples under way", count(it.samples_under_way)],
     ["tokens sampled", `${count(it.tokens)}${it.tokens_per_s === null ? "" : `, ${count(it.tokens_per_s)}/s`}`],
     ["staleness", it.staleness === null ? "–" : `${plural(it.staleness, "step")} (versions ${it.version_oldest}–${it.version_newest})`],
+    it.pending === null ? null : ["prompts in the ledger", `${count(it.pending)} pending, ${count(it.running)} running, ${count(it.ready)} ready${it.dropped ? `, ${count(it.dropped)} dropped` : ""}; ${count(it.trained)} trained`],
+    it.awaited === null ? null : ["the next step waits for", plural(it.awaited, "prompt")],
+    it.staleness_most === null ? null : ["staleness of samples, at most", plural(it.staleness_most, "step")],
+    it.reward === null ? null : ["newest reward", short(it.reward)],
     ["trainer waited for samples", `${seconds(it.waited_s)}, last ${seconds(it.waited_last_s)}`], ["slots busy", percent(it.busy)],
     ["held and not trained on", it.held_tokens === null ? "–" : `${count(it.held_tokens)} tokens${it.pressure ? `, held back by ${it.pressure}` : ""}`],
     ["carried to later steps", it.carried_tokens === null ? "–" : `${count(it.carried_tokens)} tokens`],
     ["length of a sample", it.length_p50_tokens === null ? "–" : `${count(it.length_p50_tokens)} median, ${count(it.length_p95_tokens)} p95`],
     ["a sample waited, p95", seconds(it.sample_waited_p95_s)], ["weights pulled", `${count(it.pulled)}, ${bytes(it.pulled_bytes)}`],
     ["refused weights", count(it.refused)], ["lost workers taken back", `${count(it.recovered)}: ${count(it.salvaged_tokens)} tokens kept, ${count(it.resampled_tokens)} sampled again`],
-    ["checked anew", `${count(it.rechecked)}${it.difference_most === null ? "" : `, differ by ${short(it.difference_most)} at most`}`], ["violations", count(it.violations)],
+    ["checked anew", `${count(it.rechecked)}${it.difference_most === null ? "" : `, differ by ${short(it.difference_most)} at most`}`], ["violations", count(it.violations)], it.duplicates === null ? null : ["samples that came twice, refused", count(it.duplicates)],
     it.environment_p95_s === null ? null : ["environment waits, p95", `${seconds(it.environment_p95_s)}, ${count(it.environment_waiting)} wait now, ${count(it.environment_failed)} failed`],
   ], "facts").children);
 }
