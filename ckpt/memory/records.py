@@ -21,7 +21,7 @@ def ancestor(run: str, generation: int) -> int:
 class SidecarPeer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A node's sidecar: the node's name and the ``tcp://host:port`` at which it serves.
 
-    ``domain`` labels its failure domain (a rack, a power feed); "": it fails alone.
+    ``domain`` labels its failure domain (a rack, or ``hall/rack``); "": it fails alone.
     """
 
     node: str

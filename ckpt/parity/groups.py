@@ -9,12 +9,16 @@ price is memory: a group of ``g`` spends ``m / (g - m)`` of its state.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
+from holdfast.ckpt.parity.domains import domains_of
+
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
+_Paths: TypeAlias = Mapping[str, tuple[str, ...]]
+"""The failure domains of each node, widest first."""
 
 GROUP_SIZE = 8
 """The preferred size; with parity 1 such a group spends a seventh of the state."""
@@ -37,36 +41,41 @@ def form_groups(
 ) -> tuple[Groups, str]:
     """Partition the nodes into parity groups; return them, and the losses they survive in words.
 
-    ``domains`` maps nodes to the label of their failure domain; an empty label is a domain of its
-    own. ``columns`` as in `SnapshotWorld`. Every group has more than ``parity`` nodes (at least
-    ``columns + parity``) and about ``size``, down to half of it where the loss of a whole domain
-    then costs no group more than ``parity`` of its nodes. ``previous`` groups are kept as far as
-    they stay good. Raises ``ValueError`` when the nodes are too few.
+    ``domains`` maps nodes to the label of their failure domain, which may lie in wider ones
+    (`domains_of`); an empty label is a domain of its own. ``columns`` as in `SnapshotWorld`. Every
+    group has more than ``parity`` nodes (at least ``columns + parity``) and about ``size``, down to
+    half of it where the loss of a whole domain then costs no group more than ``parity`` of its
+    nodes. ``previous`` groups are kept as far as they stay good. Raises ``ValueError`` when the
+    nodes are too few.
     """
     least = parity + max(columns, 1)
     if parity < 0 or least > max(len(domains), 1):
         raise ValueError(
             f"parity {parity} needs {least} nodes in a group, there are {len(domains)}"
         )
-    labels = _labels(domains)
+    paths = {node: domains_of(label) or (f"\0{node}",) for node, label in domains.items()}
     if parity == 0 or len(domains) < 2 * least:
-        groups: Groups = (_spread(sorted(domains), labels),)
-        return groups, _explain(groups, labels, parity=parity, columns=columns)
-    count = _group_count(labels, parity, (least, max(size, least)), len(previous))
-    draft = _Draft(labels, count=count)
+        groups: Groups = (_spread(paths.keys(), paths),)
+        return groups, _explain(groups, paths, parity=parity, columns=columns)
+    count = _group_count(paths, parity, (least, max(size, least)), len(previous))
+    draft = _Draft(paths, count=count, parity=parity)
     draft.keep(previous)
     draft.level()
-    groups = tuple(sorted([_spread(group, labels) for group in draft.groups]))
-    return groups, _explain(groups, labels, parity=parity, columns=columns)
+    if draft.is_careless:
+        draft = _Draft(paths, count=count, parity=parity)
+        draft.keep(())
+    groups = tuple(sorted([_spread(group, paths) for group in draft.groups]))
+    return groups, _explain(groups, paths, parity=parity, columns=columns)
 
 
-def _explain(groups: Groups, labels: Mapping[str, str], *, parity: int, columns: int) -> str:
+def _explain(groups: Groups, paths: _Paths, *, parity: int, columns: int) -> str:
     if parity == 0:
         return "no parity: the memory of a lost node is lost"
     text = f"{_sizes(groups)}, any {parity}{' of each' * (len(groups) > 1)} may be lost"
-    if max(Counter(labels.values()).values()) == 1:
+    totals = Counter(chain.from_iterable(paths.values()))
+    if max(totals.values()) == 1:
         return text
-    worst = _worst_losses(groups, labels, parity + columns if columns else 0)
+    worst = _worst_losses(groups, paths, parity + columns if columns else 0)
     broken = {label: most for label, most in worst.items() if most > parity}
     if not broken:
         return f"{text}; losing a whole domain is survived"
@@ -74,21 +83,19 @@ def _explain(groups: Groups, labels: Mapping[str, str], *, parity: int, columns:
     parts = [f"domain {label} holds {broken[label]}" for label in named[:_NAMED_DOMAINS]]
     if len(named) > _NAMED_DOMAINS:
         parts.append(f"{len(named) - _NAMED_DOMAINS} more hold several")
-    remedy = _remedy(labels, parity, least=parity + max(columns, 1))
+    needed = max(-(-totals[label] // parity) for label in broken)
+    remedy = _remedy(len(paths), groups=needed, least=parity + max(columns, 1))
     what = "nodes of one stripe" if columns else "nodes of one group"
+    narrow = {path[-1] for path in paths.values()}
+    if narrow.isdisjoint(broken) and any(totals[label] > 1 for label in narrow):
+        text = f"{text}; losing a domain without others in it is survived"
     return f"{text}; {', '.join(parts)} {what}: losing it whole is not survived{remedy}"
 
 
-def _remedy(labels: Mapping[str, str], parity: int, *, least: int) -> str:
-    """Name the group size that would survive the loss of every domain, if there is one."""
-    needed = -(-max(Counter(labels.values()).values()) // parity)
-    size = len(labels) // needed
+def _remedy(nodes: int, *, groups: int, least: int) -> str:
+    """Name the size of so many groups, which survive the loss of every domain, if it is enough."""
+    size = nodes // groups
     return f" (groups of {size} would)" if size >= least else ""
-
-
-def _labels(domains: Mapping[str, str]) -> dict[str, str]:
-    """Return every node's domain; a node without a label gets one of its own."""
-    return {node: label or f"\0{node}" for node, label in domains.items()}
 
 
 def _sizes(groups: Groups) -> str:
@@ -97,34 +104,52 @@ def _sizes(groups: Groups) -> str:
     return f"{len(groups)} parity group{'s' * (len(groups) > 1)} of {nodes} nodes"
 
 
-def _group_count(
-    labels: Mapping[str, str], parity: int, sizes: tuple[int, int], before: int
-) -> int:
+def _group_count(paths: _Paths, parity: int, sizes: tuple[int, int], before: int) -> int:
     """Return the number of groups.
 
     ``sizes`` are the least and the preferred size. The count ``before`` (0: none) changes only as
     far as it must, so that groups are near the preferred size, and safe where possible.
     """
     least, size = sizes
-    nodes = len(labels)
+    nodes = len(paths)
     smallest = max(least, -(-size // 2))
     most = max(nodes // smallest, 1)
     nearest = max((2 * nodes + size) // (2 * size), 1)
-    largest_domain = max(Counter(labels.values()).values())
-    safe = -(-largest_domain // parity)  # with so many, none has more than ``parity`` of a domain
-    wanted = safe if safe <= most else 1
+    # with so many groups, none has more than ``parity`` nodes of a domain of that depth
+    safe = [-(-largest // parity) for largest in _largest_domains(paths)]
+    wanted = max((count for count in safe if count <= most), default=1)
     fewest = max(-(-nodes // (size + size // 2)), wanted)
     return min(max(before or nearest, fewest), most)
+
+
+def _largest_domains(paths: _Paths) -> list[int]:
+    """Return the nodes of the largest domain of each depth; a node is in one of every depth."""
+    depths = max(map(len, paths.values()))
+    return [
+        max(Counter([path[min(depth, len(path) - 1)] for path in paths.values()]).values())
+        for depth in range(depths)
+    ]
 
 
 class _Draft:
     """Groups under construction: ``count`` of them, whose final sizes differ by one at most."""
 
-    def __init__(self, labels: Mapping[str, str], *, count: int) -> None:
-        self._labels = labels
-        self._fewest, self._most = len(labels) // count, -(-len(labels) // count)
+    def __init__(self, paths: _Paths, *, count: int, parity: int) -> None:
+        self._paths, self._parity = paths, parity
+        self._labels = {node: path[-1] for node, path in paths.items()}
+        self._fewest, self._most = len(paths) // count, -(-len(paths) // count)
         self.groups: list[list[str]] = [[] for _ in range(count)]
         self._label_counts: list[dict[str, int]] = [{} for _ in range(count)]
+        self._wide = _guarded(paths, most=parity * count)
+
+    @property
+    def is_careless(self) -> bool:
+        """The loss of a wide domain costs some group too much, though it need not."""
+        return bool(self._wide) and any(
+            most > self._parity
+            for group in self.groups
+            for most in Counter(chain.from_iterable(self._wide[node] for node in group)).values()
+        )
 
     def keep(self, previous: Groups) -> None:
         """Take over the remaining nodes of the previous groups; place the other nodes.
@@ -145,10 +170,10 @@ class _Draft:
         placed = any(self.groups)
         rest = sorted(
             self._labels.keys() - chain.from_iterable(self.groups),
-            key=lambda node: (self._labels[node], node),
+            key=lambda node: (self._paths[node], node),
         )
         for at, node in enumerate(rest):
-            # dealing the nodes out domain by domain spreads each domain as evenly as possible
+            # dealing the nodes out domain by domain spreads each as evenly as possible, wide or not
             self._put(node, self._best_for(node) if placed else at % len(self.groups))
 
     def _left_of(self, previous: Groups) -> list[tuple[str, ...]]:
@@ -167,7 +192,14 @@ class _Draft:
         while min(sizes := [len(group) for group in self.groups]) < self._fewest:
             poor, rich = sizes.index(min(sizes)), sizes.index(max(sizes))
             have = self._label_counts[poor]
-            node = min(self.groups[rich], key=lambda name: (have.get(self._labels[name], 0), name))
+            node = min(
+                self.groups[rich],
+                key=lambda name: (
+                    self._excess(name, poor),
+                    have.get(self._labels[name], 0),
+                    name,
+                ),
+            )
             self._move(node, rich, poor)
         totals = Counter(self._labels.values())
         fair = {label: -(-total // len(self.groups)) for label, total in totals.items()}
@@ -218,7 +250,20 @@ class _Draft:
         label = self._labels[node]
         open_ = [i for i, group in enumerate(self.groups) if len(group) < self._most]
         return min(
-            open_, key=lambda i: (self._label_counts[i].get(label, 0), len(self.groups[i]), i)
+            open_,
+            key=lambda i: (
+                self._excess(node, i),
+                self._label_counts[i].get(label, 0),
+                len(self.groups[i]),
+                i,
+            ),
+        )
+
+    def _excess(self, node: str, number: int) -> int:
+        """Return how many wide domains would have too many nodes in a group with this node."""
+        return sum(
+            sum(wide in self._wide.get(other, ()) for other in self.groups[number]) >= self._parity
+            for wide in self._wide.get(node, ())
         )
 
     def _most_alike(self, number: int) -> str:
@@ -248,36 +293,58 @@ def _counts(labels: Sequence[str]) -> dict[str, int]:
     return once if len(once) == len(labels) else dict(Counter(labels))
 
 
-def _spread(group: Sequence[str], labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Order a group so that the nodes of one domain lie far apart.
+def _guarded(paths: _Paths, *, most: int) -> Mapping[str, tuple[str, ...]]:
+    """Return each node's domains that have others in them, and at most ``most`` nodes, if any.
+
+    No group needs to have more than its share of these.
+    """
+    wide = {label for path in paths.values() for label in path[:-1]}
+    if not wide:
+        return {}
+    totals = Counter(chain.from_iterable(paths.values()))
+    guarded = {label for label in wide if totals[label] <= most}
+    return {
+        node: tuple([label for label in path if label in guarded]) for node, path in paths.items()
+    }
+
+
+def _spread(group: Collection[str], paths: _Paths, depth: int = 0) -> tuple[str, ...]:
+    """Order a group so that the nodes of one domain lie far apart, first those of a wide one.
 
     If a stripe is shorter than its group, neighbours hold its fragments.
     """
-    own = [labels[node] for node in group]
+    own = [
+        path[depth] if len(path) > depth else path[-1] for path in [paths[node] for node in group]
+    ]
     if len(set(own)) == len(own):
         return tuple([node for _, node in sorted(zip(own, group, strict=True))])
-    totals = Counter(own)
-    seen: Counter[str] = Counter()
+    inside: dict[str, list[str]] = defaultdict(list)
+    for label, node in zip(own, group, strict=True):
+        inside[label].append(node)
+    deeper = any(len(paths[node]) > depth + 1 for node in group)
     places = []
-    for node in sorted(group):
-        label = labels[node]
-        places.append(((2 * seen[label] + 1) / (2 * totals[label]), -totals[label], label, node))
-        seen[label] += 1
+    for label, nodes in inside.items():
+        ordered = _spread(nodes, paths, depth + 1) if deeper else sorted(nodes)
+        total = len(nodes)
+        for number, node in enumerate(ordered):
+            places.append(((2 * number + 1) / (2 * total), -total, label, node))
     return tuple(node for *_, node in sorted(places))
 
 
-def _worst_losses(groups: Groups, labels: Mapping[str, str], stripe: int) -> dict[str, int]:
+def _worst_losses(groups: Groups, paths: _Paths, stripe: int) -> dict[str, int]:
     """Return by domain the most nodes it has in a stripe of ``stripe`` nodes (0: the whole group).
 
     Domains that have at most one node in every group are left out.
     """
     worst: dict[str, int] = {}
     for group in groups:
-        if len({labels[node] for node in group}) == len(group):
+        labels = [label for node in group for label in paths[node]]
+        if len(set(labels)) == len(labels):
             continue
         length = min(stripe or len(group), len(group))
         for start in range(len(group) if length < len(group) else 1):
             nodes = [group[(start + step) % len(group)] for step in range(length)]
-            for label, most in Counter(labels[node] for node in nodes).items():
+            found = Counter(chain.from_iterable(paths[node] for node in nodes))
+            for label, most in found.items():
                 worst[label] = max(worst.get(label, 0), most)
     return worst

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import TypeAlias
 
+from holdfast.ckpt.parity.domains import domains_of
 from holdfast.elastic.membership.records import (
     GenerationRecord,
     Member,
@@ -194,22 +196,28 @@ class Placer:
         return [trainer or next(fill) for trainer in placed]
 
 
-def domain_of(node: NodeRecord) -> str:
-    """Return a node's failure domain; without a label, the node is its own domain."""
-    return node.domain or f"\0{node.node}"
+def domain_of(node: NodeRecord, *, above: int = 0) -> str:
+    """Return a node's failure domain, or the one so many levels ``above``, up to the widest.
+
+    Without a label, the node is its own domain.
+    """
+    path = domains_of(node.domain) or (f"\0{node.node}",)
+    return path[max(len(path) - 1 - above, 0)]
 
 
 def form_cells(trainers: Sequence[Trainer], *, size: int) -> list[Cell]:
     """Divide trainers, in their order, into as many cells of ``size`` as possible.
 
-    First cells inside one node, then, from the rest, inside one failure domain, then across
-    domains. Earlier trainers stay together.
+    First cells inside one node, then, from the rest, inside one failure domain, then inside wider
+    ones, then across domains. Earlier trainers stay together.
     """
     if size == 1:
         return [(trainer,) for trainer in trainers]
     cells: list[Cell] = []
     left = _cut(_grouped(trainers, lambda node: node.node), size, cells)
-    left = _cut(_grouped(left, domain_of), size, cells)
+    depth = max((len(domains_of(node.domain)) for node, _ in left), default=0)
+    for above in range(max(depth, 1)):
+        left = _cut(_grouped(left, partial(domain_of, above=above)), size, cells)
     _cut({"": left}, size, cells)
     return cells
 

@@ -57,9 +57,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--domain",
         metavar="NAME[,NAME...]",
-        help="failure domain of this launcher's nodes, such as a rack: one name for all of them, "
-        f"or one for each (default: {DOMAIN_ENV}; else the machine if there are several, else "
-        "each node by itself)",
+        help="failure domain of this launcher's nodes, such as a rack, or ROW/RACK for a rack in a "
+        "wider domain: one name for all of them, or one for each (default: "
+        f"{DOMAIN_ENV}; else the machine if there are several, else each node by itself)",
     )
     add(
         "--etcd",

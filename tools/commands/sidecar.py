@@ -87,7 +87,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     add(
         "--domain",
         metavar="NAME",
-        help=f"the node's failure domain, such as a rack (default: {DOMAIN_ENV}, itself)",
+        help="the node's failure domain, such as a rack, or ROW/RACK for a rack in a wider domain "
+        f"(default: {DOMAIN_ENV}, itself)",
     )
     add(
         "--host",

@@ -16,6 +16,7 @@ from holdfast.ckpt import sizes
 from holdfast.ckpt.checkpoints.retention_rules import parse_duration
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.run_settings import parity_number
+from holdfast.tools.plan.bursts import loss_at_once
 from holdfast.tools.plan.forecast import YEAR_S, Forecast, alternatives, best
 from holdfast.tools.plan.job import PlannedJob
 from holdfast.tools.plan.picture import name, picture
@@ -120,6 +121,18 @@ def _declare_failures(add: Callable[..., Any]) -> None:
         type=_duration,
         metavar="TIME",
         help="mean time between failures of one rack (default: 5y, with --racks)",
+    )
+    add(
+        "--feeds",
+        type=positive,
+        metavar="N",
+        help="power feeds, or halls, that fail with all of their racks (default: none)",
+    )
+    add(
+        "--feed-mtbf",
+        type=_duration,
+        metavar="TIME",
+        help="mean time between failures of one power feed (default: 5y, with --feeds)",
     )
     add(
         "--outage-mtbf",
@@ -239,6 +252,8 @@ def planned(args: argparse.Namespace, known: KnownNumbers) -> PlannedJob:
         worker_mtbf_s=args.worker_mtbf,
         racks=args.racks or 0,
         rack_mtbf_s=(args.rack_mtbf or 5 * YEAR_S) if args.racks else args.rack_mtbf,
+        feeds=args.feeds or 0,
+        feed_mtbf_s=(args.feed_mtbf or 5 * YEAR_S) if args.feeds else args.feed_mtbf,
         outage_mtbf_s=args.outage_mtbf,
         parity=parity,
         group=args.parity_group,
@@ -289,7 +304,19 @@ def record(found: Forecast) -> dict[str, Any]:
         "lost_work_s": list(found.lost_work_s),
         "loss_within_job": found.chance_of_loss(found.wall_s),
         "loss_within_year": found.chance_of_loss(YEAR_S),
+        "loss_at_once": {
+            str(count): loss_at_once(found.job, count) for count in _bursts(found.job)
+        },
     }
+
+
+def _bursts(job: PlannedJob) -> list[int]:
+    """Return the numbers of nodes for which the plan says what their loss at once costs.
+
+    One more than parity makes good, and 1 % and 5 % of the nodes.
+    """
+    least = job.lost_with_memory + 1
+    return sorted({least, *(n for n in (job.nodes // 100, job.nodes // 20) if n > least)})
 
 
 def _print(found: Forecast, others: list[Forecast], said: list[str], origin: str) -> None:
@@ -311,6 +338,10 @@ def _print(found: Forecast, others: list[Forecast], said: list[str], origin: str
             "memory loses steps",
             f"{chance(found.chance_of_loss(found.wall_s))} in this job, "
             f"{chance(found.chance_of_loss(YEAR_S))} in a year",
+        ),
+        (
+            "nodes lost at once",
+            ", ".join(f"{count}: {chance(loss_at_once(job, count))}" for count in _bursts(job)),
         ),
         (
             "time lost",

@@ -42,6 +42,8 @@ _RULES: Final[Mapping[str, checks.Rule]] = {
     "worker_mtbf_s": checks.optional(_above("seconds")),
     "racks": checks.count(0, remedy="give the number of racks, 0 for none"),
     "rack_mtbf_s": checks.optional(_above("seconds")),
+    "feeds": checks.count(0, remedy="give the number of power feeds, 0 for none"),
+    "feed_mtbf_s": checks.optional(_above("seconds")),
     "outage_mtbf_s": checks.optional(_above("seconds")),
     "parity": checks.either(
         "replicate", checks.count(0, remedy="give the nodes that may be lost, or 'replicate'")
@@ -69,8 +71,9 @@ class PlannedJob:
     ``state_bytes`` is the tracked state of the whole job, each byte once. A share ``moving`` of it
     changes from step to step. Each of ``nodes`` has ``workers`` and fails by itself once in
     ``node_mtbf_s`` (mean time between failures); a worker process once in ``worker_mtbf_s``; each
-    of ``racks`` with all of its nodes once in ``rack_mtbf_s``, and the whole job with all memory
-    once in ``outage_mtbf_s``. ``network`` and ``disk`` are rates
+    of ``racks`` with all of its nodes once in ``rack_mtbf_s``, each of ``feeds`` (power feeds, each
+    of several racks) once in ``feed_mtbf_s``, and the whole job with all memory once in
+    ``outage_mtbf_s``. ``network`` and ``disk`` are rates
     of one node, ``store`` is the rate of the checkpoint store for all nodes together.
     ``snapshot_cost_s`` and ``checkpoint_cost_s`` are the training time that one of them takes, and
     ``protect_s`` the time from the end of a step to its protection (None: estimated from the
@@ -87,6 +90,8 @@ class PlannedJob:
     worker_mtbf_s: float | None = None
     racks: int = 0
     rack_mtbf_s: float | None = None
+    feeds: int = 0
+    feed_mtbf_s: float | None = None
     outage_mtbf_s: float | None = None
     parity: Parity = 1
     group: int = GROUP_SIZE
@@ -122,6 +127,15 @@ class PlannedJob:
         if bool(self.racks) != (self.rack_mtbf_s is not None):
             raise ConfigError(
                 "PlannedJob(racks=..., rack_mtbf_s=...): give both, or neither of them"
+            )
+        if self.feeds > (self.racks or self.nodes):
+            raise ConfigError(
+                f"PlannedJob(feeds={self.feeds}): there are {self.racks or self.nodes} "
+                f"{'racks' if self.racks else 'nodes'}; give no more feeds"
+            )
+        if bool(self.feeds) != (self.feed_mtbf_s is not None):
+            raise ConfigError(
+                "PlannedJob(feeds=..., feed_mtbf_s=...): give both, or neither of them"
             )
 
     @property

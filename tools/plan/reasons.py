@@ -23,8 +23,7 @@ def reasons(found: Forecast, others: Sequence[Forecast], *, budget: int | None =
             "nodes, shorter recoveries, or more parity."
         ]
     lines = [_snapshots(found), _checkpoints(found), _losses(found)]
-    if found.rates.fatal_racks:
-        lines.append(_racks(found))
+    lines += _domains(found)
     if budget is not None:
         lines.append(_memory(found, budget))
     if better := _better(found, others, budget):
@@ -88,10 +87,11 @@ def _checkpoints(found: Forecast) -> str:
         f"{span(job.checkpoint_s)} of training, is written in {span(job.persist_s)} beside it, and "
         f"is needed every {span(hard_s)}"
     )
+    lost = span(1.0 / found.rates.lost) if found.rates.lost else _NEVER
     parts = [
-        f"memory loses more nodes than parity makes good every {span(1.0 / found.rates.lost)}"
-        if found.rates.lost
-        else "memory loses nothing"
+        "memory loses nothing in 10,000 years"
+        if lost == _NEVER
+        else f"memory loses more nodes than parity makes good every {lost}"
     ]
     if found.rates.outage:
         parts.append(f"the whole job is lost every {span(1.0 / found.rates.outage)}")
@@ -113,13 +113,22 @@ def _losses(found: Forecast) -> str:
     )
 
 
-def _racks(found: Forecast) -> str:
-    job, fatal = found.job, found.rates.fatal_racks
-    which = "Every rack" if fatal == job.racks else f"{fatal} of {job.racks} racks"
-    return (
-        f"{which} holds more than {job.lost_with_memory} nodes of a parity group: losing it whole "
-        "is not survived by memory. More racks, smaller groups or more parity help."
-    )
+def _domains(found: Forecast) -> list[str]:
+    """Tell which racks and power feeds no memory survives."""
+    job, rates = found.job, found.rates
+    lines = []
+    for name, fatal, count in (
+        ("rack", rates.fatal_racks, job.racks),
+        ("power feed", rates.fatal_feeds, job.feeds),
+    ):
+        if fatal:
+            which = f"Every {name}" if fatal == count else f"{fatal} of {count} {name}s"
+            lines.append(
+                f"{which} holds more than {job.lost_with_memory} nodes of a parity group: losing "
+                f"it whole is not survived by memory. More {name}s, smaller groups or more parity "
+                "help."
+            )
+    return lines
 
 
 def _memory(found: Forecast, budget: int) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
+from holdfast.ckpt.parity.domains import domains_of
 
 
 def group_of(world: SnapshotWorld, node: str) -> tuple[str, ...]:
@@ -25,20 +26,21 @@ def holders_of(world: SnapshotWorld, node: str) -> tuple[SidecarPeer, ...]:
     """Return the holders of copies of logs written on ``node``: as many as the parity.
 
     They are the next nodes of its group; nodes come first that share no failure domain with it or
-    with each other.
+    with each other, or only wide ones.
     """
     peers = {peer.node: peer for peer in world.peers}
     group = group_of(world, node)
     at = group.index(node) if node in group else 0
     ring = [peers[name] for name in (*group[at + 1 :], *group[:at])]
-    used = {peers[node].domain} - {""} if node in peers else set()
-    apart = []
-    for peer in ring:
-        if peer.domain not in used:
-            apart.append(peer)
-            used |= {peer.domain} - {""}
-    rest = [peer for peer in ring if peer not in apart]
-    return tuple([*apart, *rest][: world.parity])
+    used = {*domains_of(peers[node].domain)} if node in peers else set()
+    holders: list[SidecarPeer] = []
+    while ring and len(holders) < world.parity:
+        # of equals the first: the next of the group
+        best = min(ring, key=lambda peer: len(used.intersection(domains_of(peer.domain))))
+        ring.remove(best)
+        holders.append(best)
+        used |= {*domains_of(best.domain)}
+    return tuple(holders)
 
 
 def keepers_of(

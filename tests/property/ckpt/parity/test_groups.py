@@ -24,12 +24,28 @@ def clusters(draw: st.DrawFn) -> dict[str, str]:
     return {f"n{i:02}": draw(labels) for i in range(count)}
 
 
+@st.composite
+def nested(draw: st.DrawFn) -> dict[str, str]:
+    """Nodes in racks, racks in halls; some without a rack, some alone."""
+    halls = draw(st.integers(1, 5))
+    labels = ["", *(f"hall{hall}" for hall in range(halls))]
+    labels += [f"hall{hall}/rack{rack}" for hall in range(halls) for rack in range(3)]
+    count = draw(st.integers(2, 40))
+    return {f"n{i:02}": draw(st.sampled_from(labels)) for i in range(count)}
+
+
 parities = st.integers(1, 3)
 sizes = st.integers(2, 12)
 
 
 def domain_of(node: str, domains: Mapping[str, str]) -> str:
     return domains[node] or node
+
+
+def labels_of(node: str, domains: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the domain of a node and all that contain it."""
+    parts = domains[node].split("/") if domains[node] else [node]
+    return tuple("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -54,7 +70,44 @@ def test_groups_partition_the_nodes_evenly_in_size_and_in_domains(
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(clusters(), parities, sizes, st.integers(0, 2))
+@given(nested(), parities, sizes)
+def test_domains_in_domains_are_spread_as_evenly_as_alone(
+    domains: dict[str, str], parity: int, size: int
+) -> None:
+    parity = min(parity, len(domains) - 1)
+    groups, _ = form_groups(domains, parity=parity, size=size)
+    totals = Counter(label for node in domains for label in labels_of(node, domains))
+    for group in groups:
+        held = Counter(label for node in group for label in labels_of(node, domains))
+        for label, count in held.items():
+            assert count <= -(-totals[label] // len(groups))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(nested(), parities, sizes, st.data())
+def test_a_wide_domain_that_need_not_cost_too_much_does_not_after_any_changes(
+    domains: dict[str, str], parity: int, size: int, data: st.DataObject
+) -> None:
+    parity = min(parity, len(domains) - 1)
+    groups: Groups = ()
+    for number in range(5):
+        groups, _ = form_groups(domains, parity=parity, size=size, previous=groups)
+        totals = Counter(label for node in domains for label in labels_of(node, domains))
+        for group in groups:
+            held = Counter(label for node in group for label in labels_of(node, domains))
+            assert all(
+                count <= parity or totals[label] > parity * len(groups)
+                for label, count in held.items()
+            )
+        domains = dict(domains)
+        if len(domains) > parity + 1 and data.draw(st.booleans()):
+            del domains[data.draw(st.sampled_from(sorted(domains)))]
+        else:
+            domains[f"new{number}"] = data.draw(st.sampled_from(["", "hall0", "hall0/rack0"]))
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.one_of(clusters(), nested()), parities, sizes, st.integers(0, 2))
 def test_what_is_said_to_survive_does(
     domains: dict[str, str], parity: int, size: int, columns: int
 ) -> None:
@@ -62,8 +115,8 @@ def test_what_is_said_to_survive_does(
     columns = min(columns, len(domains) - parity)
     groups, reason = form_groups(domains, parity=parity, size=size, columns=columns)
     losses = [
-        {node for node in domains if domain_of(node, domains) == label}
-        for label in {domain_of(node, domains) for node in domains}
+        {node for node in domains if label in labels_of(node, domains)}
+        for label in {label for node in domains for label in labels_of(node, domains)}
     ]
     survived = all(fragments_lost(domains, groups, parity, columns, lost) for lost in losses)
     if max(len(lost) for lost in losses) == 1:
@@ -72,6 +125,11 @@ def test_what_is_said_to_survive_does(
     else:
         assert survived == ("losing a whole domain is survived" in reason)
         assert survived != ("is not survived" in reason)
+    if "a domain without others in it is survived" in reason:
+        narrow = {domain_of(node, domains) for node in domains}
+        for label in narrow:
+            lost = {node for node in domains if label in labels_of(node, domains)}
+            assert fragments_lost(domains, groups, parity, columns, lost)
 
 
 def fragments_lost(
@@ -141,10 +199,16 @@ def test_the_sentence_names_the_domain_and_the_remedy() -> None:
         "it whole is not survived"
     )
     assert form_groups({"a": "a"}, parity=0)[1].startswith("no parity")
+    inside = {f"n{i:02}": f"hall{i % 2}/rack{i % 8}" for i in range(32)}
+    assert form_groups(inside, parity=1)[1] == (
+        "4 parity groups of 8 nodes, any 1 of each may be lost; losing a domain without others in "
+        "it is survived; domain hall0 holds 4, domain hall1 holds 4 nodes of one group: losing it "
+        "whole is not survived (groups of 2 would)"
+    )
 
 
 def test_ten_thousand_nodes_are_grouped_at_once() -> None:
-    domains = {f"n{i:05}": f"rack{i // 40}" for i in range(10_000)}
+    domains = {f"n{i:05}": f"row{i // 800}/rack{i // 40}" for i in range(10_000)}
     groups, reason = form_groups(domains, parity=2)
     assert len(groups) == 1250
     assert reason.endswith("losing a whole domain is survived")

@@ -116,7 +116,7 @@ def test_a_chain_is_absorbed_as_often_as_one_that_is_drawn(
         node_rate=0.2,
         repair_rate=repair,
         partners=nodes - 1,
-        racks=racks,
+        domains=racks,
     )
     assume(chain.loss_rate() > 2e-3)
     drawn, time, losses = random.Random(seed), 0.0, 0

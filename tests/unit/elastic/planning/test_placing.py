@@ -107,6 +107,17 @@ def test_cells_lie_inside_nodes_then_inside_domains() -> None:
     assert cells == [{"a"}, {"b"}, {"a", "c"}, {"b", "d"}]
 
 
+def test_cells_lie_inside_wider_domains_before_they_cross_them() -> None:
+    labels = {"a": "row0/rack0", "b": "row1/rack2", "c": "row0/rack1", "d": "row1/rack2"}
+    nodes = [
+        labelled(fakes.node(name, *trainers(1, first=at)), label)
+        for at, (name, label) in enumerate(labels.items())
+    ]
+    pairs = [(node, worker) for node in nodes for worker in node.workers]
+    cells = [{node.node for node, _ in cell} for cell in form_cells(pairs, size=2)]
+    assert cells == [{"b", "d"}, {"a", "c"}]
+
+
 def test_cell_crosses_domains_only_where_nothing_else_is_left() -> None:
     nodes = [labelled(fakes.node(n, *trainers(1, first=i)), n) for i, n in enumerate("abc")]
     pairs = [(node, worker) for node in nodes for worker in node.workers]

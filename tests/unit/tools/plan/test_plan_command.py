@@ -61,6 +61,7 @@ def test_json_has_the_plan_its_alternatives_and_reasons(
 ) -> None:
     found = planned(capsys, *WORDS)
     assert [each["parity"] for each in found["alternatives"]] == [0, 1, 2, 3, "replicate"]
+    assert found["plan"]["loss_at_once"] == {"2": pytest.approx(7 / 15)}
     plan = found["plan"]
     assert plan == found["alternatives"][1]
     assert plan["goodput"] + sum(plan["costs"].values()) == pytest.approx(1.0)
@@ -119,6 +120,12 @@ def test_a_wrong_number_is_refused(words: tuple[str, str]) -> None:
         ({"racks": 17, "rack_mtbf_s": 1.0}, "give no more racks"),
         ({"racks": 4}, "give both"),
         ({"rack_mtbf_s": 4.0}, "give both"),
+        ({"feeds": 4}, "give both"),
+        ({"feeds": 17, "feed_mtbf_s": 4.0}, "there are 16 nodes; give no more feeds"),
+        (
+            {"feeds": 5, "feed_mtbf_s": 4.0, "racks": 4, "rack_mtbf_s": 4.0},
+            "there are 4 racks; give no more feeds",
+        ),
         ({"moving": 0.0}, "give a share above 0"),
         ({"step_s": float("nan")}, "give a number of seconds above 0"),
     ],
@@ -153,6 +160,9 @@ def test_racks_that_hold_too_many_nodes_of_a_group_are_told() -> None:
     assert any("Every rack holds more than 1 nodes" in line for line in reasons(found, [found]))
     spread = best(job(racks=16, rack_mtbf_s=5 * 365 * 86400.0))
     assert spread.rates.fatal_racks == 0
+    fed = best(job(racks=8, rack_mtbf_s=1e9, feeds=2, feed_mtbf_s=1e9))
+    assert (fed.rates.fatal_racks, fed.rates.fatal_feeds) == (0, 2)
+    assert any("Every power feed holds more than 1 nodes" in x for x in reasons(fed, [fed]))
 
 
 def test_a_better_parity_and_a_lack_of_memory_are_told() -> None:

@@ -486,6 +486,8 @@ def test_copies_go_to_other_failure_domains_first() -> None:
     world = spread("p", "p", "q", "q", "r", parity=3)
     assert [peer.node for peer in holders_of(world, "a")] == ["c", "e", "b"]
     assert [peer.node for peer in holders_of(world, "d")] == ["e", "a", "b"]
+    inside = spread("row/p", "row/p", "row/q", "r", parity=3)
+    assert [peer.node for peer in holders_of(inside, "a")] == ["d", "c", "b"]
 
 
 def test_copies_stay_in_the_group_of_their_writer() -> None:
