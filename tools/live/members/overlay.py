@@ -1,6 +1,6 @@
 """A run's view with the roll of its coordinator over it. Pure.
 
-Events tell times, causes and costs, the coordinator who is there now. Where both tell of a node,
+Events tell times, causes and costs, the coordinator tells who is there now. If both tell of a node,
 its lease decides whether it lives, and its own events say the rest.
 """
 
