@@ -127,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             hub.close()
             foretell.close()
+            followed.close()
     return 0
 
 

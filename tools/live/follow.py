@@ -44,6 +44,11 @@ class Follower:
         self.statuses: Mapping[str, NodeStatus] = {}
         self.silence = ""
 
+    def close(self) -> None:
+        """Stop following the coordinator."""
+        if self._members is not None:
+            self._members.close()
+
     @property
     def damaged(self) -> int:
         """The number of lines that are no events."""

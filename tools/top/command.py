@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         followed.ask()
         for line in whole(followed.view()):
             say(line)
+        followed.close()
         return 0
     if args.lines or not _fits_terminal():
         return _print_lines(followed, every_s=args.every or _LINES_S)
