@@ -73,7 +73,7 @@ def page(port: int, *, buffer_bytes: int = 0) -> socket.socket:
 def begun(found: socket.socket) -> bytes:
     """Read until the first view comes, so that the sections of later ones are added to it."""
     seen = b""
-    while b"data:" not in seen:
+    while b"data: {" not in seen:
         more = found.recv(1024)
         assert more, seen
         seen += more
