@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 _BYTES: Final = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([kmgtp]?)(i?)(b?)", re.IGNORECASE)
+_BITS_PER_S: Final = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)bit/s", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
@@ -27,9 +28,12 @@ def parse_bytes(text: str) -> int:
 def parse_rate(rate: str | int) -> int:
     """Return bytes per second of ``"500MB/s"`` (decimal), ``"1GiB/s"`` (binary) or a number.
 
-    Raises ``ValueError`` for anything else, and for less than one byte per second.
+    ``"20Mbit/s"`` (decimal) is 2,500,000. Raises ``ValueError`` for anything else, and for less
+    than one byte per second.
     """
     text = str(rate).strip()
+    if match := _BITS_PER_S.fullmatch(text):
+        text = str(int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " ") / 8))
     try:
         return parse_bytes(text[:-2] if text.lower().endswith("/s") else text)
     except ValueError as error:

@@ -19,6 +19,7 @@ from .loop.run import Run as Run
 from .loop.run import session_of as session_of
 from .loop.session import Session as Session
 from .loss import LossGuard as LossGuard
+from .neighbors.settings import Neighbors as Neighbors
 from .sea.settings import Islands as Islands
 from .sea.settings import Nesterov as Nesterov
 from .sea.settings import Quorum as Quorum

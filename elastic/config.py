@@ -20,6 +20,7 @@ from holdfast.elastic import randomness
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.membership.records import JobSpec
+from holdfast.elastic.neighbors.settings import Neighbors
 from holdfast.elastic.sea.settings import Islands
 
 Exact: TypeAlias = Literal["float32", "int64"] | None
@@ -325,6 +326,14 @@ _SETTINGS: Final[Mapping[str, Rule]] = {
         )
     ),
     "seed": checks.count(0, remedy="give a number from 0 to 2**63 - 1"),
+    "on_lost_state": checks.optional(
+        checks.either(
+            "neighbors",
+            checks.instance(
+                Neighbors, remedy="give None, 'neighbors' or holdfast.Neighbors(beyond=...)"
+            ),
+        )
+    ),
     "rehearse": checks.flag(),
 }
 
@@ -341,6 +350,7 @@ class Settings:
     seed: int = 0
     loss_guard: LossGuard | None = None
     islands: Islands | None = None
+    on_lost_state: Literal["neighbors"] | Neighbors | None = None
     rehearse: bool = True
     timeouts: Timeouts = Timeouts()
 
@@ -349,6 +359,7 @@ class Settings:
         checks.check("resilient", values, _SETTINGS, error=ConfigError)
         self._check_cut()
         self._check_island()
+        self._check_neighbors()
 
     def _check_cut(self) -> None:
         for ep in sizes_of(self.mesh.ep):
@@ -388,6 +399,26 @@ class Settings:
                 "islands with a LossGuard that rolls back: work that other islands have merged "
                 "cannot be taken back; give another action, or leave islands out"
             )
+
+    def _check_neighbors(self) -> None:
+        if self.on_lost_state is None:
+            return
+        given = f"on_lost_state={self.on_lost_state!r}"
+        if self.exact:
+            raise ConfigError(
+                f"{given} with exact={self.exact!r}: a stage that is set from others is not "
+                "the one that was lost; give exact=None, or leave on_lost_state out"
+            )
+        if max(sizes_of(self.mesh.pp)) == 1:
+            raise ConfigError(
+                f"{given} with Mesh(pp={self.mesh.pp}): only a stage of a pipeline has neighbours; "
+                "give Mesh(pp=3) or more, or leave on_lost_state out"
+            )
+
+    @property
+    def neighbors(self) -> Neighbors | None:
+        """The rule by which lost stages are set from their neighbours, None if they never are."""
+        return Neighbors() if self.on_lost_state == "neighbors" else self.on_lost_state
 
     def check_named(self) -> None:
         """Raise ``ConfigError`` for an island without a name or a meeting place."""
@@ -506,6 +537,7 @@ class Settings:
             memory_bytes=_memory_bytes(snapshots),
             microbatches=self.batch.microbatches if self.shares_by_speed else 0,
             device=self.mesh.device,
+            beyond=None if self.neighbors is None else self.neighbors.beyond,
         )
 
 

@@ -17,6 +17,7 @@ from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.samples.tokens import Ascii, Tokenizer
 from holdfast.adapters.rl.samples.trajectory import TurnLimits
+from holdfast.adapters.rl.sharing.settings import Share, ShareConfig, fits
 from holdfast.elastic.errors import ConfigError
 
 ROLE = "rollout"
@@ -52,6 +53,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
     ``max_new_tokens`` each; the warm-up still learns the task's answers.
 
+    With ``share`` finished groups go to other jobs, and some of theirs are trained on.
+
     ``slots`` and ``log_every_ticks`` apply to each rollout worker. Without ``log_rollouts`` the
     unfinished samples of a lost worker are sampled again. ``checkpoint`` is the directory, or
     an address such as ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last
@@ -81,6 +84,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     eta: int = 2
     scheduling: Scheduling = Scheduling()
     replay: ReplayConfig = ReplayConfig()
+    share: ShareConfig | None = None
     max_new_tokens: int = 8
     lr: float = 1e-3
     lr_warmup_steps: int = 5
@@ -119,6 +123,26 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
         if self.tp > 1:
             self._check_tp()
+        if self.share is not None:
+            self._check_share(self.share)
+
+    def _check_share(self, share: ShareConfig) -> None:
+        if remedy := fits(share, self.groups):
+            raise ValueError(f"share: {remedy}")
+        if self.environment is not None:
+            raise ValueError(
+                "share: the reward of an episode is its environment's, and cannot be computed by "
+                "the job that borrows it; set environment or share to null"
+            )
+        if self.loss.proximal == "recomputed":
+            raise ValueError(
+                "share: the weights that sampled a borrowed answer are not here; set loss.proximal "
+                "to current or ewma"
+            )
+        if self.pretrained is not None and not share.family:
+            raise ValueError(
+                "share: name the tokenizer and the family of the pretrained model in share.family"
+            )
 
     def _check_tp(self) -> None:
         if self.pretrained is not None:
@@ -135,9 +159,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def plan(self) -> BatchPlan:
-        """The shape of the job, as the ledger needs it."""
+        """The shape of the job, as the ledger needs it: without groups of other jobs."""
         return BatchPlan(
-            groups=self.groups,
+            groups=self.groups if self.share is None else self.share.own,
             group=self.group,
             eta=self.staleness,
             steps=self.steps,
@@ -145,6 +169,23 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             mode=self.mode,
             scheduling=self.scheduling,
             replay=self.replay,
+        )
+
+    @property
+    def sharing(self) -> Share | None:
+        """The part in a pool of samples, None without one."""
+        if (chosen := self.share) is None:
+            return None
+        model = self.model
+        built_in = f"ascii, transformer of {model.layers} x {model.width}, {model.heads} heads"
+        return Share(
+            meet=chosen.meet,
+            name=chosen.name,
+            own=chosen.own,
+            others=chosen.others,
+            keep=chosen.keep,
+            family=chosen.family or built_in,
+            tokenizer=self.tokenizer,
         )
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from holdfast import elastic
 from holdfast.adapters.rl.ledger.checker import Consumer, ObservedStep, StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.samples.borrowed import Borrowed
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.tokens import Tokens
@@ -34,6 +35,9 @@ from holdfast.adapters.rl.server.messages import WorkerIdentity
 from holdfast.adapters.rl.server.salvage import read_log, take_over
 from holdfast.adapters.rl.server.server import LedgerState
 from holdfast.adapters.rl.server.serving import Serving
+from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
+from holdfast.adapters.rl.sharing.settings import Share
+from holdfast.adapters.rl.sharing.sharing import GroupSharing, scored
 from holdfast.adapters.rl.weights.pull import weights_of
 from holdfast.adapters.shared.broadcasting import from_leader
 from holdfast.ckpt.errors import CkptError
@@ -41,7 +45,16 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.events import RuleViolated, SampledUnprotected
 
-__all__ = ["BatchPlan", "Mode", "Rollouts", "Sample", "Trajectory", "TurnLimits"]
+__all__ = [
+    "BatchPlan",
+    "Borrowed",
+    "Mode",
+    "Rollouts",
+    "Sample",
+    "Share",
+    "Trajectory",
+    "TurnLimits",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +62,9 @@ _LOG_LIMIT_S = 3.0
 _PUBLISH_LIMIT_S = 5.0
 _POLL_S = 0.05
 _MOST = 1 << 20
+
+_Samples: TypeAlias = tuple[list[Trajectory], list[Borrowed]]
+"""The samples of a step: this run's own, and those of others."""
 
 
 class Rollouts:
@@ -60,6 +76,9 @@ class Rollouts:
     is finished; a loss of the process costs the unlogged ones. The loop must snapshot every step: a
     sample belongs to a policy version, and is rolled back with it. Every step is checked
     by the rules of the ledger; with ``fatal`` a violation ends the job.
+
+    With ``share`` each step has ``share.own`` groups of the plan's prompts, and up to
+    ``share.others`` groups that other runs sampled. A run that is restored trains on the same ones.
     """
 
     def __init__(
@@ -70,9 +89,13 @@ class Rollouts:
         *,
         log_every_tokens: int = 1,
         fatal: bool = False,
+        share: Share | None = None,
     ) -> None:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
+        if share is not None:
+            share.check_groups(plan.groups)
+            plan = msgspec.structs.replace(plan, groups=share.own)
         self.ledger, self.checker = Ledger(plan), StepChecker()
         self.lock: AbstractContextManager[Any] = nullcontext()  # one thread uses the ledger
         self._serving: Serving | None = None
@@ -89,6 +112,16 @@ class Rollouts:
         self._open: dict[SampleId, Sample] = {}
         self._unlogged: list[Delta] = []
         self._began, self._wait_s, self._inherited = False, _PUBLISH_LIMIT_S, 0
+        self._score = share.score if share else None
+        self._sharing: GroupSharing | None = None
+        if share is not None:
+            self._sharing = GroupSharing(
+                share,
+                mailbox=GroupMailbox.at(share.meet),
+                group=plan.group,
+                context=plan.limits.context,
+                emit=session.emit,
+            )
 
     # -- the loop's side -------------------------------------------------------------------------
 
@@ -121,15 +154,18 @@ class Rollouts:
     def batch(self) -> list[Trajectory]:
         """Return the samples of the present step, in order, and mark them as trained. Collective.
 
-        Within `serve` it waits for them. Otherwise it raises ``ConfigError`` while some are not
-        finished.
+        Those of other runs (`Borrowed`) come last, group by group. Within `serve` it waits for its
+        own. Otherwise it raises ``ConfigError`` while some are not finished.
         """
         step, payload = self._run.completed, b""
         if self._run.is_leader:
             found, seen = self._sampled(step) if self._served is None else self._gathered(step)
             self._judge(step, self.checker.check(seen))
             payload = msgspec.json.encode(found)
-        return msgspec.json.decode(from_leader(self._run, payload), type=list[Trajectory])
+        own, others = msgspec.json.decode(
+            from_leader(self._run, payload), type=tuple[list[Trajectory], list[Borrowed]]
+        )
+        return [*own, *(scored(sample, self._score) for sample in others)]
 
     @contextmanager
     def serve(
@@ -175,13 +211,19 @@ class Rollouts:
     # -- the state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Json]:
-        """Return the ledger (unfinished tokens are in the logs) and the checker's state."""
-        return {**self._state.state_dict(), "checker": self.checker.state_dict()}
+        """Return the ledger (unfinished tokens are in the logs) and the checker's state.
+
+        With ``share`` also the groups that wait to be published.
+        """
+        shared = {"sharing": self._sharing.state_dict()} if self._sharing else {}
+        return {**self._state.state_dict(), "checker": self.checker.state_dict(), **shared}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Replace everything by what ``state_dict`` returned."""
         self._state.load_state_dict(state)
         self.checker.load_state_dict(state["checker"])
+        if self._sharing is not None and "sharing" in state:
+            self._sharing.load_state_dict(state["sharing"])
 
     def workers(self) -> tuple[WorkerIdentity, ...]:
         """Return the workers whose logs may have samples that are not trained and protected."""
@@ -220,8 +262,8 @@ class Rollouts:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _sampled(self, step: int) -> tuple[list[Trajectory], ObservedStep]:
-        """Return this process's samples of a step, and the ledger's state before it."""
+    def _sampled(self, step: int) -> tuple[_Samples, ObservedStep]:
+        """Return the samples of a step that this process has, and the ledger's state before it."""
         self._begin()
         found = self.ledger.batch(step)
         if found is None:
@@ -229,18 +271,44 @@ class Rollouts:
                 f"samples of step {step} are not finished: finish all that samples() yields"
             )
         own = Consumer(name=self._worker.seat, generation=self.generation, version=step)
-        seen = observe(self.ledger, step, found, consumers=[own])
+        samples = found, self.ledger.borrowing.due(step)
+        seen = self._observed(step, samples, [own])
         self.ledger.train(step)
-        return found, seen
+        self._settle(step, samples)
+        return samples, seen
 
-    def _gathered(self, step: int) -> tuple[list[Trajectory], ObservedStep]:
+    def _gathered(self, step: int) -> tuple[_Samples, ObservedStep]:
         """Return the other processes' samples of a step, and the ledger's state before it."""
         serving = self._serving or self._begin_serving()
         found = serving.gather(step)
         with self.lock:
-            seen = observe(self.ledger, step, found, consumers=serving.server.consumers())
+            samples = found, self.ledger.borrowing.due(step)
+            seen = self._observed(step, samples, serving.server.consumers())
             serving.train(step, found)
-        return found, seen
+            self._settle(step, samples)
+        return samples, seen
+
+    def _observed(
+        self, step: int, samples: _Samples, consumers: Iterable[Consumer]
+    ) -> ObservedStep:
+        own, others = samples
+        island = self._sharing.share.name if self._sharing else ""
+        return observe(self.ledger, step, [*own, *others], consumers=consumers, island=island)
+
+    def _settle(self, step: int, samples: _Samples) -> None:
+        """Share the groups of a step, and record what the next one borrows."""
+        if self._sharing is not None:
+            own, others = samples
+            self._sharing.settle(
+                step, self.ledger, samples=own, borrowed=others, protected=self._protected()
+            )
+
+    def _protected(self) -> int:
+        """Return the newest protected step, -1 while none is known."""
+        try:
+            return self._session.sidecar.protected_step(generation=self._run.generation)
+        except CkptError:
+            return -1
 
     def _begin_serving(self) -> Serving:
         """Offer work, at the first batch: a rehearsal, which gets no further, offers none."""

@@ -163,7 +163,7 @@ def _roster(offer: Offer) -> Roster:
 class _Hand:
     """Samples that are at work somewhere in the loop's own code (see `sampling_client.Work`).
 
-    ``wanted`` more are asked for at the moment. Only then weights change.
+    ``wanted`` more are asked for at the moment. Only then weights change, or while it ``renews``.
     """
 
     def __init__(
@@ -178,12 +178,13 @@ class _Hand:
         self._arrived: list[Sample] = []
         self.deltas: list[Delta] = []
         self.wanted, self.generation = 0, 0
+        self.renews = False
         self.version: int | None = None
 
     @property
     def renewable(self) -> bool:
         """True if newer weights may be loaded now."""
-        return not self.pinned and self.wanted > 0
+        return not self.pinned and (self.wanted > 0 or self.renews)
 
     @property
     def slots(self) -> int:
@@ -328,6 +329,24 @@ class Sampler:
                     time.sleep(RETRY_S)
         finally:
             hand.wanted = 0
+        return hand.arrivals()
+
+    @property
+    def pinned(self) -> bool:
+        """True if each sample is of one version: in every mode but ``BOUNDED``."""
+        return self._hand.pinned
+
+    def renew(self) -> list[Sample]:
+        """Take part in the loop's exchange, and in mode ``BOUNDED`` load newer weights, if any.
+
+        It returns samples that were left over from a `take` before, mostly none.
+        """
+        hand = self._hand
+        hand.renews = True
+        try:
+            self._client.attend(at_once=True)
+        finally:
+            hand.renews = False
         return hand.arrivals()
 
     def close(self) -> None:

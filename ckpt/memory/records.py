@@ -38,7 +38,8 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
     ``parity`` nodes of each group may vanish. ``columns`` is the number of data columns of a
     stripe: 0 for as many as a group allows (least memory), 1 for plain copies. ``memory_bytes`` is
     the host memory that a node may spend on all of it, 0 for no declared budget. ``stage`` is the
-    number of the stage of the job to which the snapshots belong.
+    number of the stage of the job to which the snapshots belong. ``pp`` and ``tp`` are the sizes of
+    these axes of the mesh, which tell a rank's place in the pipeline.
     """
 
     run: str
@@ -51,6 +52,8 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
     columns: int = 0
     memory_bytes: int = 0
     stage: int = 0
+    pp: int = 1
+    tp: int = 1
 
     def __post_init__(self) -> None:
         names = [peer.node for peer in self.peers]
@@ -65,6 +68,8 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"keep is {self.keep}, at least one snapshot must stay")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
+        if min(self.pp, self.tp) < 1:
+            raise ValueError(f"pp is {self.pp} and tp {self.tp}; an axis has a size of 1 or more")
         self._check_groups(known)
 
     def _check_groups(self, names: set[str]) -> None:
@@ -84,6 +89,10 @@ class SnapshotWorld(msgspec.Struct, frozen=True, kw_only=True):
     def parity_groups(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups: the stated ones, else one of all nodes in the order of ``peers``."""
         return self.groups or (tuple(peer.node for peer in self.peers),)
+
+    def place_of(self, rank: int) -> int:
+        """Return a rank's index along the pipeline."""
+        return rank // self.tp % self.pp
 
 
 class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -142,11 +151,22 @@ class BlockSource(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RestorePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A step every needed byte of which is readable: the saving group and a source per rank."""
+    """A step every needed byte of which is readable: the saving group and a source per rank.
+
+    Ranks without a source are `lost`: their part of the state comes from elsewhere.
+    """
 
     world: SnapshotWorld
     step: int
     sources: tuple[BlockSource, ...]
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks whose blocks nobody has, in order; none of a complete point."""
+        if len(self.sources) == len(self.world.rank_nodes):
+            return ()
+        there = {source.rank for source in self.sources}
+        return tuple(r for r in range(len(self.world.rank_nodes)) if r not in there)
 
 
 learn(globals())

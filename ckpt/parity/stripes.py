@@ -388,6 +388,34 @@ def restore_points(inventories: Sequence[Inventory]) -> tuple[list[RestorePoint]
     return points, "; ".join(reasons) or f"no snapshot in the memory of nodes {live or 'none'}"
 
 
+def remnants(inventories: Sequence[Inventory]) -> Iterator[RestorePoint]:
+    """Yield every snapshot with those of its blocks that can be read, newest first.
+
+    Unlike `restore_points`, this names incomplete ones too: the others of a point's ranks are lost.
+    """
+    in_order = sorted(inventories, key=lambda each: each.node)
+    remains = _collect(in_order)
+    for key in sorted(remains, reverse=True):
+        found = remains[key]
+        yield RestorePoint(
+            world=found.world, step=key[1], sources=tuple(_readable(found, in_order))
+        )
+
+
+def _readable(remains: _Remains, in_order: Sequence[Inventory]) -> Iterator[BlockSource]:
+    """Yield the sources of all ranks' blocks that are held, or can be rebuilt from parity."""
+    ranks = range(len(remains.world.rank_nodes))
+    if remains.conflict:
+        return
+    known = all(rank in remains.entries for rank in ranks)
+    for rank in ranks:
+        if (node := remains.holder_of(rank)) is not None:
+            yield BlockSource(rank=rank, node=node)
+        elif known and not _unrecoverable(remains, [rank], in_order):
+            node = in_order[rank % len(in_order)].node
+            yield BlockSource(rank=rank, node=node, rebuilt=True)
+
+
 def _collect(in_order: Sequence[Inventory]) -> dict[tuple[int, int], _Remains]:
     """Return the contents of all inventories by snapshot, without the parity rows.
 

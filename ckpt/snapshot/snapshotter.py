@@ -96,8 +96,9 @@ class Snapshotter:
     ``poll`` is called while the training thread waits for a copy and may raise to stop waiting.
     ``before_step`` is called before each step of an optimizer in the state, in place of `copied`,
     which it must call. ``inspect`` sees every state before it is copied, and may refuse it by an
-    error. ``checkpoint`` is the destination of snapshots with ``persist``. ``stats``
-    and ``meters`` (``stall``, ``copy``, ``wait``) report the cost.
+    error. ``together``, where ranks may change the shape of their state one by one, is collective:
+    it tells all whether any did. ``checkpoint`` is the destination of snapshots with ``persist``.
+    ``stats`` and ``meters`` (``stall``, ``copy``, ``wait``) report the cost.
     """
 
     def __init__(  # noqa: PLR0913 - a rank's position takes four
@@ -116,8 +117,9 @@ class Snapshotter:
         copying: CopySettings | None = None,
         lanes: Lanes | None = None,
         inspect: Callable[[FlatState, CapturePlan], None] | None = None,
+        together: Callable[[bool], bool] | None = None,
     ) -> None:
-        self._inspect = inspect
+        self._inspect, self._together = inspect, together
         self._client, self._gather, self._checkpoint, self._poll = client, gather, checkpoint, poll
         self._run, self._generation = run, generation
         self._rank, self._world_size = rank, world_size
@@ -200,7 +202,10 @@ class Snapshotter:
 
     def _programmed(self, state: Mapping[str, Any], step: int) -> tuple[FlatState, Program]:
         flat, same = self._watch.flatten(state)
-        if same and self._program is not None and self._plan is not None:
+        change = "" if same and self._program is not None else self._changed(flat)
+        if self._together is not None and self._together(bool(change)) and not change:
+            same, change = False, "the state of another rank has changed shape"
+        if same and not change and self._program is not None and self._plan is not None:
             changed = self._fixed.look(self._plan, flat, same=True)
             if changed or self._program.fixed is not self._fixed.layout:
                 self._program = self._programmed_anew(self._plan, flat)
@@ -208,7 +213,6 @@ class Snapshotter:
         self._program = None
         for parts in flat.optimizers.values():
             self._fence.add(parts.optimizer)
-        change = "nothing was planned yet" if self._plan is None else self._plan.change(flat)
         if change:
             self._plan = self._agree(flat, step, change=change)
         assert self._plan is not None
@@ -220,6 +224,10 @@ class Snapshotter:
         self._fixed.look(self._plan, flat, same=False)
         self._program = self._programmed_anew(self._plan, flat)
         return flat, self._program
+
+    def _changed(self, flat: FlatState) -> str:
+        """Return in words why the plan does not fit, "" if it does."""
+        return "nothing was planned yet" if self._plan is None else self._plan.change(flat)
 
     def _programmed_anew(self, plan: CapturePlan, flat: FlatState) -> Program:
         """Return the program of a plan, with the fixed pieces in their places."""

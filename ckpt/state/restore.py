@@ -78,6 +78,7 @@ def restore(
     strict: Strict = "exact",
     select: Select = None,
     elsewhere: Collection[str] = (),
+    leave: Collection[str] = (),
 ) -> RestoreReport:
     """Overwrite ``state`` with the contents of ``source``, whatever layout they were saved in.
 
@@ -88,7 +89,8 @@ def restore(
 
     ``strict`` says which keys may be missing or extra (see ``holdfast.ckpt.state.strictness``),
     ``select`` which keys of the state to restore. Keys in ``elsewhere`` (``live_keys`` of other
-    ranks, such as other pipeline stages) are not extra.
+    ranks, such as other pipeline stages) are not extra. Keys in ``leave`` stay as they are: the
+    caller has other contents for them; ``<name>.state.<parameter>`` leaves all of a parameter's.
 
     Tensors that a `Rebuilt` leaves out are compared by their digests (see `rebuilt.inspect`), or
     filled if they were saved all the same.
@@ -97,7 +99,7 @@ def restore(
     ``CorruptError`` may leave the state half overwritten: restore from another source then.
     """
     started = time.perf_counter()
-    strictness, chosen = Strictness.of(strict), chooser(select)
+    strictness, chosen = Strictness.of(strict), _without(chooser(select), leave)
     saved, flat = SavedState.of(source), flatten(state, rank=rank)
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
@@ -124,6 +126,14 @@ def restore(
         skipped=tuple(key for key in live if not chosen(key)),
         ranks=job.ranks,
     )
+
+
+def _without(chosen: Callable[[str], bool], leave: Collection[str]) -> Callable[[str], bool]:
+    """Return ``chosen`` without the keys in ``leave``, and those right below them."""
+    if not leave:
+        return chosen
+    left = frozenset(leave)
+    return lambda key: chosen(key) and not {key, key.rpartition(".")[0]} & left
 
 
 def wanted(state: Mapping[str, Any], source: ShardSource, *, rank: int, world_size: int) -> Wanted:

@@ -234,7 +234,7 @@ class MapLoader(Loader):
         described = self._order.describe()
         if found is None:
             return _MapState(epoch=0, offset=0, samples=self._samples, order=described)
-        saved: _MapState = _convert(found, _MapState, self.name)
+        saved: _MapState = as_kind(found, _MapState, self.name)
         if (saved.samples, saved.order) != (self._samples, described):
             raise ConfigError(
                 f"loader {self.name!r} was saved with {saved.samples} samples in the order "
@@ -262,10 +262,7 @@ class MapLoader(Loader):
 
     def _draw(self) -> list[LoadedMicrobatch]:
         if self._step is None:
-            place = self._place()
-            self._step = next_step(
-                epoch=place.epoch, offset=place.offset, length=self._length, batch=self.batch
-            )
+            self._step = self._next_step()
         mine = self._site.mine()
         self._parts = self._parts_of(self._step, mine)
         if self._feed is not None and mine != self._feeds:
@@ -280,6 +277,22 @@ class MapLoader(Loader):
             )
             for number, part in enumerate(self._parts)
         ]
+
+    def _next_step(self) -> Step:
+        """Return the step that begins at the saved position."""
+        place = self._place()
+        return next_step(
+            epoch=place.epoch, offset=place.offset, length=self._length, batch=self.batch
+        )
+
+    def _steps_after(self, step: Step) -> Iterator[Step]:
+        """Yield the steps that follow, as far as they are known."""
+        return steps_from(
+            epoch=step.epoch,
+            offset=step.start + step.count,
+            length=self._length,
+            batch=self.batch,
+        )
 
     def _fetch(self, number: int) -> Any:
         while len(self._batches) <= number:
@@ -306,13 +319,7 @@ class MapLoader(Loader):
         if step is None:
             return
         yield from self._parts[len(self._batches) :]
-        after = steps_from(
-            epoch=step.epoch,
-            offset=step.start + step.count,
-            length=self._length,
-            batch=self.batch,
-        )
-        for later in after:
+        for later in self._steps_after(step):
             yield from self._parts_of(later, mine)
 
     def _parts_of(self, step: Step, mine: Sequence[int]) -> list[PlannedMicrobatch]:
@@ -371,7 +378,7 @@ class StreamLoader(Loader):
         if found is None:
             shards: list[Json] = [None] * self._site.microbatches
             return _StreamState(epoch=0, batch=self.batch, shards=shards)
-        saved: _StreamState = _convert(found, _StreamState, self.name)
+        saved: _StreamState = as_kind(found, _StreamState, self.name)
         if saved.batch != self.batch:
             raise ConfigError(
                 f"loader {self.name!r} was saved with batch={saved.batch}, now {self.batch}: the "
@@ -492,7 +499,8 @@ class StreamLoader(Loader):
         )
 
 
-def _convert(state: Any, kind: Any, name: str) -> Any:
+def as_kind(state: Any, kind: Any, name: str) -> Any:
+    """Return a saved place as one of a kind of loader. Raises ``ConfigError`` for another one."""
     try:
         return msgspec.convert(state, kind)
     except msgspec.ValidationError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from torch.utils.data import DataLoader, default_collate
@@ -13,6 +14,8 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic import randomness
 from holdfast.elastic.channel.base import Channel
 from holdfast.elastic.config import Settings
+from holdfast.elastic.data.dealt import DealtLoader
+from holdfast.elastic.data.hand import Hand
 from holdfast.elastic.data.loaders import (
     LoadedMicrobatch,
     Loader,
@@ -20,7 +23,7 @@ from holdfast.elastic.data.loaders import (
     MapLoader,
     StreamLoader,
 )
-from holdfast.elastic.data.options import is_iterable, loading_of
+from holdfast.elastic.data.options import Loading, is_iterable, loading_of
 from holdfast.elastic.data.order import SampleOrder
 from holdfast.elastic.data.sampler import positions, sample_indices
 from holdfast.elastic.data.sharing import Sharing
@@ -28,6 +31,11 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import LoaderEvent, SharesChanged
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.seeding import seed_host
+
+_UNDEALT: Final = (
+    "Islands(data='dealt'): run.microbatches has no loader; make loader = run.loader(dataset) "
+    "before the steps, and iterate run.microbatches(loader), or give Islands(data='own')"
+)
 
 _Sample_co = TypeVar("_Sample_co", covariant=True)
 
@@ -45,7 +53,8 @@ class MapDataset(Protocol[_Sample_co]):
 class StepWork:
     """This rank's work in a step: microbatches by number, of a data set, or of a loader.
 
-    ``states`` returns the saved positions of loaders, by name; ``beat`` shows progress.
+    ``states`` returns the saved positions of loaders, by name; ``beat`` shows progress. ``hand`` is
+    that of an island whose samples the logbook deals.
     """
 
     def __init__(
@@ -56,7 +65,9 @@ class StepWork:
         *,
         states: Callable[[], dict[str, Json]],
         beat: Callable[[], None],
+        hand: Hand | None = None,
     ) -> None:
+        self._hand = hand
         self._settings, self._world, self._channel = settings, world, channel
         self._loaders: dict[str, Loader] = {}
         # A pipeline's schedule is built for the number of microbatches of its group.
@@ -121,13 +132,30 @@ class StepWork:
             options=options,
         )
         kind = StreamLoader if is_iterable(loading.dataset) else MapLoader
-        loader = self._loaders[name] = kind(loading, self._site, name=name, batch=batch)
+        loader = self._loaders[name] = (
+            kind(loading, self._site, name=name, batch=batch)
+            if self._hand is None
+            else self._dealt(loading, self._hand, name=name, batch=batch)
+        )
         return loader
+
+    def _dealt(self, loading: Loading, hand: Hand, *, name: str, batch: int | None) -> DealtLoader:
+        """Make the loader of what the logbook deals: all islands find the same samples."""
+        if is_iterable(loading.dataset):
+            raise ConfigError(
+                f"Islands(data='dealt'): {type(loading.dataset).__name__} is iterable, so the "
+                "logbook cannot deal its samples by number; give a data set that can be indexed, "
+                "or Islands(data='own')"
+            )
+        site = dataclasses.replace(self._site, seed=self._settings.seed)
+        return DealtLoader(loading, site, name=name, batch=batch, hand=hand)
 
     def pieces(self, data: MapDataset[Any] | Loader | None, *, step: int) -> list[LoadedMicrobatch]:
         """Return this rank's microbatches of ``step``; never empty."""
         if isinstance(data, Loader):
             return data.pieces()
+        if self._hand is not None:
+            raise ConfigError(_UNDEALT)
         return [
             LoadedMicrobatch(
                 microbatch=m,
@@ -148,6 +176,12 @@ class StepWork:
 
     def renew(self, data: MapDataset[Any] | Loader | None) -> None:
         """Let the next pass take fresh samples of a loader. Raises ``ConfigError`` for others."""
+        if self._hand is not None:
+            raise ConfigError(
+                "run.microbatches(..., fresh=True) with Islands(data='dealt'): the logbook deals "
+                "an island one batch for each step; leave fresh=True out, or give "
+                "Islands(data='own')"
+            )
         if not isinstance(data, Loader):
             raise ConfigError(
                 "run.microbatches(..., fresh=True) needs a loader, whose position is saved: make "

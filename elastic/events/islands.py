@@ -53,6 +53,9 @@ class TidePublished(Event, frozen=True, kw_only=True, tag="tide_published"):
     sent_bytes: int
     """Bytes of all payloads that this generation has sent."""
 
+    seconds: float = 0.0
+    """Seconds that the payload took to the store."""
+
 
 class TideAdopted(Event, frozen=True, kw_only=True, tag="tide_adopted"):
     """The weights have moved by a merge."""
@@ -83,6 +86,15 @@ class TideAdopted(Event, frozen=True, kw_only=True, tag="tide_adopted"):
 
     fetched_bytes: int
     """Bytes of all payloads that this generation has fetched."""
+
+    bytes: int = 0
+    """Bytes of the payloads of this merge that were fetched."""
+
+    seconds: float = 0.0
+    """Seconds that these took, one after another."""
+
+    direct_bytes: int = 0
+    """Bytes of these that other islands gave, without the store."""
 
 
 class WeightsGiven(Event, frozen=True, kw_only=True, tag="weights_given"):

@@ -307,3 +307,45 @@ class EnvironmentWaits(Event, frozen=True, kw_only=True, tag="environment_waits"
 
     waiting: int
     """Number of episodes that wait now."""
+
+
+class GroupsBorrowed(Event, frozen=True, kw_only=True, tag="groups_borrowed"):
+    """A step trains on groups of samples of other runs, recorded before it began."""
+
+    step: int
+    """The step, as it is numbered when it is complete."""
+
+    groups: int
+    """Number of groups that it borrowed."""
+
+    wished: int
+    """Number of groups that it would borrow at most."""
+
+    origins: tuple[str, ...] = ()
+    """Run and ordinal of each group, as ``oslo/17``."""
+
+    failed: str = ""
+    """Reason why the pool could not be reached last, empty if it was."""
+
+
+class GroupsShared(Event, frozen=True, kw_only=True, tag="groups_shared"):
+    """Groups of samples of this run are in the pool for others."""
+
+    groups: int
+    """Number of groups."""
+
+    bytes: int
+    """Bytes that were written for them."""
+
+
+class GroupLeftOut(Event, frozen=True, kw_only=True, tag="group_left_out"):
+    """A group of another run is not one that this run can train on; told once."""
+
+    island: str
+    """Name of the run that shares it."""
+
+    ordinal: int
+    """Ordinal of its prompt there."""
+
+    why: str
+    """Cause, in words."""

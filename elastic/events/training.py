@@ -57,6 +57,28 @@ class StateRestored(Event, frozen=True, kw_only=True, tag="restored"):
     good (said by rank 0)."""
 
 
+class StateApproximate(Event, frozen=True, kw_only=True, tag="approximate"):
+    """Stages of the state were set from their neighbours, in this generation or in an earlier one.
+
+    Told in every generation that goes on with such a state, once for each time that it happened.
+    """
+
+    generation: int
+    """Number of the generation."""
+
+    step: int
+    """Complete steps at the time when the stages were set from others."""
+
+    stages: dict[str, tuple[int, ...]]
+    """The numbers of the stages, each with the numbers of the stages that it was set from."""
+
+    fresh: bool
+    """True in the generation that set them, false in those that go on with it."""
+
+    text: str
+    """The mark that every later checkpoint has, in words."""
+
+
 class RestoreProgressed(Event, frozen=True, kw_only=True, tag="restore_progress"):
     """A rank has read a part of a checkpoint; told every few seconds of a long restore."""
 

@@ -146,6 +146,12 @@ class GenerationWorld(Peers):
             return names
         return sorted({str(name) for found in self.gather(list(names)) for name in found})
 
+    def any_of(self, fact: bool) -> bool:
+        """Return whether a fact is true at any rank; collective."""
+        said = torch.tensor([int(fact)])
+        self.max_(said)
+        return bool(said)
+
     def over_stages(self, count: int) -> int:
         """Add up over the stages a count that is equal on all ranks of a stage.
 

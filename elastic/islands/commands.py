@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.islands.messages import Asked
+from holdfast.elastic.sea.dealing import Blocks
 from holdfast.elastic.sea.records import Merged
 
 
@@ -44,16 +45,22 @@ class GoOn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Go on with the training; ``lineage`` is that of an island that has just joined.
 
     ``place`` is the island's place in the logbook after the merges that it has adopted, ``stride``
-    the steps from its last tide to the next.
+    the steps from its last tide to the next. ``dealt`` are the blocks of samples that it has got.
     """
 
     lineage: int = -1
     place: str = ""
     stride: int = 0
+    dealt: Blocks = ()
 
 
 class EnterAnew(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The island's state is too old to follow the sea: enter it anew."""
+    """Enter the sea anew, without own work: others have its samples, or the state is too old.
+
+    ``keeps``: the sea's weights in the state are right, so the merges after them can be adopted.
+    """
+
+    keeps: bool = False
 
 
 class KeepModules(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.sea.dealing import Blocks
 from holdfast.elastic.sea.records import Work
 from holdfast.elastic.sea.settings import Islands
 
@@ -28,6 +29,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     base: int
     state: str
     step_us: int = 0
+    trained: int = 0
 
 
 class IslandNumbers(msgspec.Struct, kw_only=True):
@@ -41,6 +43,9 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     is the number of merges that the last arrival adopted. ``marks`` are [step, adopted] of late.
     ``place`` is that in the logbook after the merges adopted, "" at its begin. ``departs`` is the
     step of the next tide where islands take steps by their speed.
+    Of the samples that the logbook deals, this lineage has got ``dealt`` and trained ``taken``;
+    ``blocks`` are the others. It wants to have ``need`` in hand. ``over``: it has dropped its own
+    work at its last step, so it trains no more.
     """
 
     island: str
@@ -57,6 +62,11 @@ class IslandNumbers(msgspec.Struct, kw_only=True):
     marks: list[tuple[int, int]] = []
     place: str = ""
     departs: int = 0
+    need: int = 0
+    dealt: int = 0
+    taken: int = 0
+    blocks: Blocks = ()
+    over: bool = False
 
 
 class IslandCounters:
@@ -93,15 +103,19 @@ class IslandCounters:
             )
         self.now = saved
 
-    def begin_anew(self) -> None:
-        """Forget the sea; the samples are counted on."""
+    def begin_anew(self, *, keeps: bool = False) -> None:
+        """Forget the sea; the samples are counted on. With ``keeps`` the weights are the sea's."""
         zeros = [0] * len(self.now.bases)
         now = self.now
         now.lineage, now.sents, now.marks = NONE, [], []
-        now.adopted = now.entered = 0
-        now.place = ""
+        now.dealt = now.taken = 0
+        now.blocks, now.over = (), False
         now.pace = 1
-        now.bases, now.named = [*zeros], [*zeros]
+        if not keeps:
+            now.adopted = now.entered = 0
+            now.place = ""
+            now.bases = [*zeros]
+        now.named = [*now.bases]
         now.since = [now.samples for _ in zeros]
 
     def weight(self, portion: int, *, least: int = 1) -> int:
@@ -143,6 +157,7 @@ class IslandCounters:
             base=now.bases[portion],
             state=now.states[portion],
             step_us=step_us,
+            trained=now.taken,
         )
         now.sents.append(sent)
         return sent
@@ -160,6 +175,7 @@ class IslandCounters:
             base=sent.base,
             state=sent.state,
             step_us=sent.step_us,
+            trained=sent.trained,
         )
 
     def note_arrived(self, adopted: int, *, place: str = "", stride: int = 0) -> None:

@@ -15,14 +15,14 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import SeaError
+from holdfast.elastic.islands.haul.freight import Freight, Haul
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
 from holdfast.elastic.islands.requests import OpenRequests
 from holdfast.elastic.sea.decide import Since, decide
-from holdfast.elastic.sea.records import Entered, Left, Part, Work
+from holdfast.elastic.sea.records import Dealt, Entered, Left, Merged, Work
 from holdfast.elastic.sea.settings import Islands
 
 _log = logging.getLogger(__name__)
@@ -52,8 +52,9 @@ class Courier:
     """One island's part in the sea, without its tensors.
 
     ``protected(step)`` says whether a step is protected; ``sign(number)`` returns the sign of life
-    of that number. ``told`` gets each work that was published, ``remove`` the root of weights that
-    nobody waits for any more.
+    of that number. ``told`` gets each work that was published, with the seconds that it took,
+    ``remove`` the root of weights that nobody waits for any more. ``freight`` moves the payloads;
+    without one, a round waits for each.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place, all by keyword
@@ -66,8 +67,9 @@ class Courier:
         clock: Callable[[], float],
         protected: Callable[[int], bool],
         sign: Callable[[int], Sign],
-        told: Callable[[Work], None] = lambda _: None,
+        told: Callable[[Work, float], None] = lambda *_: None,
         remove: Callable[[str], None] = lambda _: None,
+        freight: Freight | None = None,
     ) -> None:
         self.logbook, self.mailbox, self._islands = logbook, mailbox, islands
         self._me, self.lineage, self._needs = islands.name, lineage, 0
@@ -76,12 +78,13 @@ class Courier:
         self._outgoing: deque[Outgoing] = deque()
         self._is_overdue = False
         self._wish: Entered | None = None
+        self._wanted = 0
         self._works: dict[_Key, Work] = {}
         self._heard: dict[str, float] = {}
         self._joined: dict[str, int] = {}
         self._arrived: dict[_Key, float] = {}
         self._signs: dict[str, Sign] = {}
-        self._payloads: dict[str, bytes] = {}
+        self.freight = Freight(mailbox) if freight is None else freight
         self._requests = OpenRequests(
             mailbox,
             me=islands.name,
@@ -122,20 +125,37 @@ class Courier:
                 number=0, island=self._me, tide=tide, weight=weight, lineage=self.lineage
             )
 
-    def payload(self, part: Part) -> bytes:
-        """Return the payload that a merge names, which was fetched before as a rule."""
-        found = self._payloads.get(part.digest)
-        if found is None:
-            found = self.mailbox.payload(part.island, part.digest)
-        return found
+    def want(self, upto: int) -> None:
+        """Ask for samples, up to so many of this lineage; the next turn does, if there are any."""
+        self._wanted = upto
 
-    def adopted(self, tide: int) -> None:
-        """Release the payloads of a merge that is adopted, or skipped."""
+    @property
+    def is_wanting(self) -> bool:
+        """True until a turn has read whether there are more samples."""
+        return self._wanted > 0
+
+    def payloads(self, record: Merged) -> list[bytes] | None:
+        """Return the payloads of a merge, which were fetched before as a rule.
+
+        None while some are under way. Raises ``NotFoundError`` if one was removed.
+        """
+        self._next = max(self._next, record.tide)
+        return self.freight.take(record.parts)
+
+    def adopted(self, tide: int) -> Haul:
+        """Release the payloads of a merge that is adopted, or skipped; return what was moved."""
         self._next, self._is_awaited = max(self._next, tide + 1), False
-        if (record := self.logbook.merged.get(tide)) is not None:
-            for part in record.parts:
-                self._payloads.pop(part.digest, None)
+        record, moved = self.logbook.merged.get(tide), Haul()
+        if record is not None:
+            moved = self.freight.haul(record.parts)
+            self.freight.release(part.digest for part in record.parts)
         self.logbook.forget_before(tide)
+        return moved
+
+    def address(self, island: str) -> str:
+        """Return where an island gives its payloads, "" if it does not, or gave no sign yet."""
+        sign = self._signs.get(island)
+        return "" if sign is None else sign.address
 
     def request(self) -> Asked | None:
         """Return a request for the sea's weights that it is this island's turn to answer."""
@@ -146,6 +166,11 @@ class Courier:
         """True if this island takes part, by the records that were read."""
         member = self.logbook.view.members.get(self._me)
         return member is not None and member.lineage == self.lineage
+
+    @property
+    def is_put_out(self) -> bool:
+        """True if others have put this island out, or another state of it."""
+        return not self.is_member and self.logbook.left not in (None, "done", "astray")
 
     @property
     def is_replaced(self) -> bool:
@@ -164,6 +189,7 @@ class Courier:
         now = self._clock()
         changed = self._publish()
         changed |= self.logbook.poll()
+        changed |= self._ask_for_samples()
         view = self.logbook.view
         self._greet(now)
         looks = now >= self._look_s
@@ -197,16 +223,33 @@ class Courier:
         with self._lock:
             due = self._outgoing[0] if self._outgoing else None
             overdue = self._is_overdue
-        if due is None or not (overdue or self._protected(due.step)):
+        if due is None:
             return False
-        known = self.mailbox.publish(due.work, due.payload)
+        if not (self.freight.is_sending or overdue or self._protected(due.step)):
+            return False
+        if (published := self.freight.publish(due.work, due.payload)) is None:
+            return False
+        known, seconds = published
         self._note(known)
         if known.digest == due.work.digest:
-            self._payloads[known.digest] = due.payload
-        self._told(known)
+            self.freight.put(known.digest, due.payload)
+        self._told(known, seconds)
         with self._lock:
             self._outgoing.popleft()
         self._tidy()
+        return True
+
+    def _ask_for_samples(self) -> bool:
+        """Have the samples dealt that training wants, unless there are none."""
+        view, wanted = self.logbook.view, self._wanted
+        if not wanted:
+            return False
+        member = view.members[self._me] if self.is_member else None
+        is_empty = view.supply is None or view.supply.left == 0
+        if member is None or member.dealt >= wanted or is_empty:
+            self._wanted = 0
+            return False
+        self.logbook.append(Dealt(number=view.length, island=self._me, upto=wanted))
         return True
 
     def _enter_again(self) -> bool:
@@ -304,17 +347,13 @@ class Courier:
     def _fetch_ahead(self) -> None:
         """Fetch the payloads of works that the next merge may name."""
         view = self.logbook.view
-        wanted = {work.digest: work for work in self._works.values() if view.fits(work)}
+        sizes = {work.digest: work.nbytes for work in self._works.values()}
         merged = self.logbook.merged.get(self._next)
-        kept = {*wanted, *(part.digest for part in (merged.parts if merged else ()))}
-        for digest in self._payloads.keys() - kept:
-            self._payloads.pop(digest, None)
-        for digest in wanted.keys() - self._payloads.keys():
-            work = wanted[digest]
-            try:
-                self._payloads[digest] = self.mailbox.payload(work.island, digest)
-            except NotFoundError:
-                continue  # removed meanwhile: its owner entered anew
+        named = merged.parts if merged else ()
+        wanted = [*named, *(w.part for w in self._works.values() if view.fits(w))]
+        self.freight.check(named={part.digest for part in named})
+        self.freight.keep({part.digest for part in wanted})
+        self.freight.fetch((part, sizes.get(part.digest, -1)) for part in wanted)
 
     def _tidy(self) -> None:
         """Remove own works that no island needs any more."""

@@ -19,7 +19,15 @@ from holdfast.elastic.islands.courier import beat_s
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Asked, Sign
-from holdfast.elastic.sea.records import Entered, Founded, Left, Parameter, agreed, difference
+from holdfast.elastic.sea.records import (
+    DealtData,
+    Entered,
+    Founded,
+    Left,
+    Parameter,
+    agreed,
+    difference,
+)
 from holdfast.elastic.sea.settings import Islands
 
 _BEATS: Final = 3
@@ -27,9 +35,14 @@ _BEATS: Final = 3
 
 
 class Entrance:
-    """One island on its way in. ``first`` is the digest of its first weights."""
+    """One island on its way in. ``first`` is the digest of its first weights.
 
-    def __init__(
+    ``adopted`` are the merges in the sea's weights that it has, None if it has none. If the
+    logbook deals samples, ``dealt`` is their data set and ``need`` the number that it wants; it
+    trains once it got them.
+    """
+
+    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
         self,
         logbook: SeaLogbook,
         mailbox: Mailbox,
@@ -40,13 +53,18 @@ class Entrance:
         weight: int,
         run: str,
         clock: Callable[[], float],
+        adopted: int | None = None,
+        dealt: DealtData | None = None,
+        need: int = 0,
     ) -> None:
+        self._dealt, self._need = dealt, need
+        self._lineage: int | None = None
         self._logbook, self._mailbox, self._islands = logbook, mailbox, islands
         self._parameters, self._first, self._weight = tuple(parameters), first, weight
         self._run, self._clock, self._began_s = run, clock, clock()
         self._request: Asked | None = None
         self._asked_s = self._began_s
-        self._adopted: int | None = None
+        self._adopted = adopted
         self._sign: Sign | None = None
         self._seen_s: float | None = None
         self._stirred_s = self._began_s
@@ -63,7 +81,9 @@ class Entrance:
         if view.founded is None:
             self._found()
             return AwaitNews(), []
-        if wrong := difference(view.founded, self._islands, self._parameters):
+        if self._lineage is not None:
+            return self._entered(self._lineage), []
+        if wrong := difference(view.founded, self._islands, self._parameters, dealt=self._dealt):
             raise ConfigError(
                 f"the sea at {self._islands.meet} has other settings: {wrong}; give all islands "
                 "the same, or meet elsewhere"
@@ -80,12 +100,33 @@ class Entrance:
             self._logbook.append(Left(number=view.length, island=me, why="lost"))
         number = self._logbook.view.length
         if self._logbook.view.tide > view.tide or not self._logbook.append(
-            Entered(number=number, island=me, tide=view.tide, weight=self._weight, lineage=number)
+            Entered(
+                number=number,
+                island=me,
+                tide=view.tide,
+                weight=self._weight,
+                lineage=number,
+                need=self._need,
+            )
         ):
             return AwaitNews(), []
         if self._request is not None:
             self._mailbox.close_request(self._request)
-        return GoOn(lineage=number, place=self._logbook.place(view.tide)), []
+        self._lineage = number
+        return self._entered(number), []
+
+    def _entered(self, lineage: int) -> Command:
+        """Begin to train, or wait until all founders are there, who are dealt their samples."""
+        view, me = self._logbook.view, self._islands.name
+        member = view.members.get(me)
+        if member is None or member.lineage != lineage:
+            self._lineage = None  # it was put out meanwhile
+            return AwaitNews()
+        if view.supply is not None and not view.supply.is_open:
+            return AwaitNews()
+        assert self._adopted is not None
+        place, dealt = self._logbook.place(self._adopted), self._logbook.dealt_since(0)
+        return GoOn(lineage=lineage, place=place, dealt=dealt)
 
     def _found(self) -> None:
         self._logbook.append(
@@ -94,6 +135,7 @@ class Entrance:
                 settings=agreed(self._islands),
                 parameters=self._parameters,
                 digest=self._first,
+                dealt=self._dealt,
             )
         )
 

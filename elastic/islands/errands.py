@@ -32,6 +32,7 @@ class Errands(Closing):
         self._rounds = 0
         self._closed, self._called = False, threading.Event()
         self._error: HoldfastError | None = None
+        courier.freight.wake = self.call
         self._thread = threading.Thread(target=self._run, name="islands-courier", daemon=True)
         self._thread.start()
 
@@ -52,15 +53,21 @@ class Errands(Closing):
             self._news.wait_for(lambda: self._rounds > seen or self._error, timeout_s)
 
     def close(self) -> None:
-        """End the rounds; the one under way is waited for a few seconds."""
+        """End the rounds and transfers; what is under way is waited for a few seconds."""
         self.end(_CLOSE_S)
 
     def end(self, timeout_s: float) -> bool:
-        """End the rounds, wait for the one under way, and return whether it has ended."""
+        """End the rounds and transfers, wait for those under way; return whether they have ended.
+
+        A transfer ends at its next piece.
+        """
+        end_s = time.monotonic() + timeout_s
         self._closed = True
+        self.courier.freight.stop()
         self._called.set()
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        rests = self.courier.freight.rest(max(0.0, end_s - time.monotonic()))
+        return rests and not self._thread.is_alive()
 
     def _run(self) -> None:
         pause_s, failing_s = _SHORTEST_S, 0.0

@@ -19,6 +19,7 @@ from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
+from holdfast.elastic.data.hand import Hand
 from holdfast.elastic.errors import ConfigError, SeaError
 from holdfast.elastic.events import (
     Event,
@@ -28,8 +29,8 @@ from holdfast.elastic.events import (
     TidePublished,
     WeightsGiven,
 )
-from holdfast.elastic.groups.reform import GenerationWorld
-from holdfast.elastic.islands.arriving import Arrival
+from holdfast.elastic.groups.reform import GenerationWorld, host_of
+from holdfast.elastic.islands.arriving import Arrival, Asking
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
     AwaitNews,
@@ -44,6 +45,9 @@ from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.giving import Giving, remove_given
+from holdfast.elastic.islands.haul.direct import Direct, sea_key
+from holdfast.elastic.islands.haul.freight import Freight, Haul, on_thread
+from holdfast.elastic.islands.haul.line import PacedLines
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -69,7 +73,7 @@ class Island:
     """One generation's part of an island.
 
     All ranks call `track`, `begin`, `end_step`, `kept` and `finish` in the same order; all of them
-    but `track` are collective.
+    but `track` are collective. ``hand`` are the samples that the logbook dealt to it, if it does.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Island:
         self._counters = IslandCounters(self._islands.name, portions=self._islands.portions)
         self._tensors: SeaTensors | None = None
         self._store = open_store(self._islands.meet)
-        self._mailbox = Mailbox(self._store)
+        self._mailbox = Mailbox(self._store, lines=PacedLines.of(*self._islands.bytes_per_s))
         self._logbook = SeaLogbook(self._store, island=self._islands.name)
         self._giving = Giving(self._mailbox, name=self._islands.name)
         self._together = Together(
@@ -96,6 +100,9 @@ class Island:
             patience_s=self._islands.patience_s,
             wish=lambda: wish_of(channel, world),
         )
+        key = self._islands.key
+        self._sea_key = sea_key(key, run=channel.key) if key else None
+        self._direct: Direct | None = None
         self._is_put_off = False
         self._pace = OwnPace(time.perf_counter)
         self._courier: Courier | None = None
@@ -103,6 +110,9 @@ class Island:
         self._fresh: list[Outgoing] = []
         self._waits_since_s: float | None = None
         self._has_begun = False
+        self.hand = Hand(lambda: self._counters.now) if self._islands.is_dealt else None
+        if self.hand is not None:
+            self.hand.refill = self._refill
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -135,8 +145,11 @@ class Island:
         with self._pulse.phase(WorkerPhase.WAIT):
             if now.lineage == NONE:
                 self._enter(tensors)
-            else:
-                self._together.settled(self._look)
+            elif isinstance(self._together.settled(self._look), EnterAnew):
+                self._counters.begin_anew(keeps=True)
+                self._enter(tensors, keeps=True)
+            elif self.hand is not None:
+                self.hand.begin()
         self._open()
         self._fresh = [
             self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
@@ -160,12 +173,17 @@ class Island:
                 f"{self._islands.meet}: give the meeting place that it had, or begin with another "
                 "checkpoint directory"
             )
+        if self.hand is not None and known.lineage > self._counters.now.lineage:
+            return EnterAnew(keeps=True), []  # the state in which it had done so is lost
         return GoOn(), []
 
-    def _enter(self, tensors: SeaTensors) -> None:
-        """Get the sea's weights and join it."""
+    def _enter(self, tensors: SeaTensors, *, keeps: bool = False) -> None:
+        """Get the sea's weights and join it; with ``keeps`` the state has them."""
         began_s, now, batch = time.perf_counter(), self._counters.now, self._settings.batch
-        tensors.begin()
+        hand = self.hand
+        if not keeps:
+            tensors.begin()
+        now.need = self._need()
         entrance = Entrance(
             self._logbook,
             self._mailbox,
@@ -175,9 +193,12 @@ class Island:
             weight=self._islands.every * batch.microbatches * batch.size,
             run=self._channel.run,
             clock=time.monotonic,
+            adopted=now.adopted if keeps else None,
+            dealt=None if hand is None else hand.data,
+            need=now.need,
         )
         now.states = tensors.digests(range(self._islands.portions))
-        how, roots = "built", list[str]()
+        how, roots = "kept" if keeps else "built", list[str]()
         while not isinstance(said := self._together.told(entrance.next), GoOn):
             match said:
                 case LoadWeights():
@@ -189,6 +210,8 @@ class Island:
                     self._together.pause()
         now.lineage, now.entered, now.place = said.lineage, now.adopted, said.place
         now.departs = self._keeper.cursor.step + self._islands.stride
+        if hand is not None:
+            hand.begin(said.dealt)
         tensors.take_weights()
         for root in roots if self._world.rank == 0 else ():
             remove_given(root)
@@ -209,19 +232,69 @@ class Island:
         now.adopted, now.bases, now.named = said.tide, list(said.bases), list(said.bases)
         now.states = tensors.digests(range(self._islands.portions))
 
-    def _enter_anew(self, tensors: SeaTensors) -> None:
+    def _need(self) -> int:
+        """Return the samples that cover the steps to the next tide, its overlap, and one more."""
+        if self.hand is None:
+            return 0
+        _ = self.hand.data  # refuses a run without a loader
+        steps = self._islands.stride + self._islands.overlap + 1 + self.hand.ahead
+        return steps * self.hand.batch
+
+    def _refill(self) -> None:
+        """Ask the logbook for samples if the next step has too few; collective.
+
+        In a sea that nothing disturbs a merge has dealt them before.
+        """
+        hand, now = self.hand, self._counters.now
+        if hand is None or hand.is_over or hand.left >= hand.batch:
+            return
+        with self._pulse.phase(WorkerPhase.WAIT):
+            said = self._together.settled(self._ask(upto=hand.taken + now.need))
+        match said:
+            case GoOn():
+                hand.receive(said.dealt)
+            case EnterAnew():
+                self._keeper.fence()
+                self._enter_anew(self._required(), keeps=said.keeps)
+
+    def _ask(self, *, upto: int) -> Decide:
+        """Return the decisions of rank 0 while it asks for samples."""
+        errands = self._errands
+        if errands is None:
+            return _unasked
+        return Asking(
+            errands.courier,
+            upto=upto,
+            dealt=lambda: self._counters.now.dealt,
+            await_news=errands.await_news,
+            check=errands.check,
+        ).next
+
+    def _enter_anew(self, tensors: SeaTensors, *, keeps: bool = False) -> None:
         """Enter the sea with its weights; own work that is not merged is dropped."""
-        _log.warning("the island %s has fallen too far behind: it enters anew", self._islands.name)
+        why = "was put out" if keeps else "has fallen too far behind"
+        _log.warning("the island %s %s: it enters anew", self._islands.name, why)
         self._end_errands()
-        self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
-        self._counters.begin_anew()
-        self._enter(tensors)
+        if not keeps:
+            self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
+        self._counters.begin_anew(keeps=keeps)
+        with self._pulse.phase(WorkerPhase.WAIT):
+            self._enter(tensors, keeps=keeps)
         self._open()
 
     def _open(self) -> None:
-        """Start the courier at rank 0."""
+        """Start the courier at rank 0, and serve its payloads to the other islands."""
         if self._world.rank:
             return
+        if self._sea_key is not None and self._direct is None:
+            self._direct = Direct(
+                self._sea_key,
+                host=host_of(self._channel.sidecar),
+                place=self._islands.place,
+                lines=self._mailbox.lines,
+                digest_of=digest_of,
+                patience_s=self._islands.patience_s,
+            )
         self._courier = Courier(
             self._logbook,
             self._mailbox,
@@ -232,7 +305,12 @@ class Island:
             sign=self._sign,
             told=self._tell_published,
             remove=remove_given,
+            freight=Freight(
+                self._mailbox, lines=self._mailbox.lines, peers=self._direct, submit=on_thread
+            ),
         )
+        if self._direct is not None:
+            self._direct.address_of = self._courier.address
         self._errands = Errands(self._courier, patience_s=self._islands.patience_s)
 
     def _is_protected(self, step: int) -> bool:
@@ -257,6 +335,9 @@ class Island:
             waiting_s=0.0 if since_s is None else time.monotonic() - since_s,
             sent_bytes=self._mailbox.sent,
             fetched_bytes=self._mailbox.fetched,
+            step_s=self._pace.recent_s,
+            line=self._mailbox.lines.figures,
+            address="" if self._direct is None else self._direct.address,
         )
 
     def _needs(self) -> int:
@@ -270,7 +351,7 @@ class Island:
                 step = -1
         return self._counters.adopted_at(step)
 
-    def _tell_published(self, work: Work) -> None:
+    def _tell_published(self, work: Work, seconds: float) -> None:
         self._channel.emit(
             TidePublished(
                 tide=work.tide,
@@ -278,6 +359,7 @@ class Island:
                 weight=work.weight,
                 bytes=work.nbytes,
                 sent_bytes=self._mailbox.sent,
+                seconds=seconds,
             )
         )
 
@@ -298,6 +380,8 @@ class Island:
             self._merge_all(tensors)
         elif departs:
             self._depart(tensors)
+        if not last:
+            self._refill()
         tensors.tell_touched(self._keeper.touched)
         return departs or self._is_put_off
 
@@ -305,6 +389,11 @@ class Island:
     def wished(self) -> Wish:
         """The wish for which an arrival was put off at this step: it comes after the change."""
         return self._together.wished if self._is_put_off else Wish.NONE
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the logbook has no samples for this island any more, in any epoch."""
+        return self.hand is not None and self.hand.is_empty
 
     def resume(self) -> None:
         """Make up for an arrival that was put off: the world has not changed."""
@@ -332,6 +421,7 @@ class Island:
             self.kept()
             self._arrive(tensors, hurries=True)
         tensors.take_weights()
+        self._counters.now.over = True
 
     def _depart(self, tensors: SeaTensors) -> None:
         """Take the progress of the portions that are due as works of the next tides."""
@@ -379,13 +469,15 @@ class Island:
                     case GiveWeights():
                         self._give(tensors, said)
                     case EnterAnew():
-                        self._enter_anew(tensors)
+                        self._enter_anew(tensors, keeps=said.keeps)
                         first = self._counters.now.adopted
                         break
                     case AwaitNews() if may_put_off and self._together.wished:
                         self._waits_since_s = None
                         return False
         self._waits_since_s = None
+        if self.hand is not None and isinstance(said, GoOn):
+            self.hand.receive(said.dealt)
         several = self._islands.wait != "all"
         self._counters.note_arrived(
             self._counters.now.adopted - first if several else 1,
@@ -408,6 +500,7 @@ class Island:
             check=errands.check,
             clock=time.monotonic,
             nbytes=self._required().nbytes,
+            dealt=lambda: counters.now.dealt,
             hurries=hurries,
         ).next
 
@@ -418,8 +511,9 @@ class Island:
         (state,) = tensors.digests([said.portion])
         step, named = self._keeper.cursor.step, said.own >= 0
         self._counters.note_adopted(said.portion, state=state, step=step, named=named)
+        moved = Haul()
         if self._errands is not None:
-            self._errands.courier.adopted(said.tide)
+            moved = self._errands.courier.adopted(said.tide)
         self._emit(
             TideAdopted(
                 tide=said.tide,
@@ -431,6 +525,9 @@ class Island:
                 state=state,
                 waited_s=waited_s,
                 fetched_bytes=self._mailbox.fetched,
+                bytes=moved.fetched_bytes,
+                seconds=moved.seconds,
+                direct_bytes=moved.direct_bytes,
             )
         )
 
@@ -476,6 +573,9 @@ class Island:
     def close(self) -> None:
         """Stop the courier, and release the tensors."""
         self._close_errands()
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         self._tensors = None
 
     def _end_errands(self) -> None:

@@ -8,7 +8,8 @@ from typing import Final
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.store.base import Store
 from holdfast.elastic.errors import SeaError
-from holdfast.elastic.sea import place, records
+from holdfast.elastic.sea import dealing, place, records
+from holdfast.elastic.sea.dealing import Block, Blocks
 from holdfast.elastic.sea.records import Founded, Left, Merged, Part, Record, Why
 from holdfast.elastic.sea.view import View
 
@@ -31,7 +32,8 @@ class SeaLogbook:
     """The records as far as they were read, for the island of this name.
 
     ``merged`` are the merges by tide; ``mine`` the works of this island that they name, with the
-    lineage that it had then.
+    lineage that it had then. Blocks of samples that it was dealt are kept until `dealt_since` has
+    returned them, also those that a merge has by now: a run that went back trains them again.
     """
 
     def __init__(self, store: Store, *, island: str) -> None:
@@ -40,6 +42,8 @@ class SeaLogbook:
         self._marks: dict[int, _Mark] = {}
         self.merged: dict[int, Merged] = {}
         self.mine: dict[int, tuple[int, Part]] = {}
+        self._hand: tuple[tuple[int, Block], ...] = ()
+        self._handed = 0
 
     @property
     def view(self) -> View:
@@ -63,6 +67,18 @@ class SeaLogbook:
         mark = self._marks.get(tide)
         return (self.view if mark is None else mark.view).stride(self._island)
 
+    def dealt_since(self, count: int) -> Blocks:
+        """Return the blocks that this island was dealt after the first ``count`` samples.
+
+        They are those of its present lineage.
+        """
+        found = []
+        for first, (start, stop) in self._hand:
+            if first + stop - start > count:
+                found.append((start + max(0, count - first), stop))
+        self._handed = count
+        return dealing.joined(found)
+
     def resume(self, text: str) -> None:
         """Go on from a place, of which only the first record and the last are read again.
 
@@ -81,6 +97,8 @@ class SeaLogbook:
         view = at.view(founded)
         self._now = _Mark(view=view, before=at.before, digest=at.digest, left=at.left)
         self._marks = {at.tide: self._now}
+        if (mine := view.members.get(self._island)) is not None:
+            self._hand = _numbered(mine.blocks, mine.dealt)
 
     def forget_before(self, tide: int) -> None:
         """Release the merges before ``tide``, which are adopted."""
@@ -120,6 +138,7 @@ class SeaLogbook:
 
     def _note(self, record: Record, data: bytes) -> None:
         old, view, left = self._now, self.view.after(record), self.left
+        self._note_dealt(old.view, view)
         if isinstance(record, Merged):
             self.merged[record.tide] = record
             for part in record.parts:
@@ -133,6 +152,30 @@ class SeaLogbook:
             self._marks[view.tide] = now
             self._marks.pop(view.tide - _MOST_MARKS, None)
         self._now = now
+
+    def _note_dealt(self, old: View, view: View) -> None:
+        """Keep what a record has dealt to this island."""
+        mine, before = view.members.get(self._island), old.members.get(self._island)
+        if mine is None:
+            return
+        known = before.dealt if before is not None and before.lineage == mine.lineage else None
+        if known is None:
+            self._hand, self._handed, known = (), 0, 0
+        if mine.dealt > known:
+            kept = [
+                each for each in self._hand if each[0] + dealing.count([each[1]]) > self._handed
+            ]
+            _, new = dealing.cut(mine.blocks, known - mine.dealt + dealing.count(mine.blocks))
+            self._hand = (*kept, *_numbered(new, mine.dealt))
+
+
+def _numbered(blocks: Blocks, dealt: int) -> tuple[tuple[int, Block], ...]:
+    """Return the last blocks of ``dealt`` samples, each with the number of samples before it."""
+    found, first = [], dealt - dealing.count(blocks)
+    for block in blocks:
+        found.append((first, block))
+        first += dealing.count([block])
+    return tuple(found)
 
 
 def _name(number: int) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.store.base import Store
 from holdfast.elastic.islands import messages
+from holdfast.elastic.islands.haul.line import PacedLine, PacedLines
 from holdfast.elastic.islands.messages import Asked, Given, Sign
 from holdfast.elastic.sea import records
 from holdfast.elastic.sea.records import Work
@@ -26,11 +27,21 @@ def digest_of(payload: bytes) -> str:
 
 
 class Mailbox:
-    """One island's access to the files of all; ``sent`` and ``fetched`` count payloads' bytes."""
+    """One island's access to the files of all. Payloads go by its ``lines``."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, lines: PacedLines | None = None) -> None:
         self.store = store
-        self.sent = self.fetched = 0
+        self.lines = PacedLines() if lines is None else lines
+
+    @property
+    def sent(self) -> int:
+        """The bytes of payloads that were sent."""
+        return self.lines.up.nbytes
+
+    @property
+    def fetched(self) -> int:
+        """The bytes of payloads that were fetched."""
+        return self.lines.down.nbytes
 
     # -- works and payloads ----------------------------------------------------------------------
 
@@ -42,8 +53,8 @@ class Mailbox:
         key = work.island, work.lineage, work.tide, work.portion
         if (known := self.work(*key)) is not None:
             return known
-        self.store.write(_payload(work.island, work.digest), [payload])
-        self.sent += len(payload)
+        with self.lines.up.transfer() as up:
+            self.store.write(_payload(work.island, work.digest), up.paced(payload))
         self.store.replace(_work(*key), records.encode(work), expected=None)
         return self.work(*key) or work
 
@@ -64,14 +75,32 @@ class Mailbox:
         Raises ``NotFoundError`` if it was removed, ``CorruptError`` if its bytes are others.
         """
         name = _payload(island, digest)
-        data = self.store.read(name)
+        with self.lines.down.transfer() as down:
+            data = self._paced_read(name, down)
         if digest_of(data) != digest:
             raise CorruptError(
                 f"{self.store.where(name)}: its {len(data)} bytes are not those of its name; "
                 "restore the file"
             )
-        self.fetched += len(data)
         return data
+
+    def _paced_read(self, name: str, down: PacedLine) -> bytes:
+        """Return a file's bytes, in pieces where the line has a pace."""
+        if not down.bytes_per_s:
+            data = self.store.read(name)
+            down.pay(len(data))
+            return data
+        file = self.store.open(name)
+        try:
+            room = memoryview(bytearray(file.nbytes))
+            for at in range(0, file.nbytes, down.piece_bytes):
+                piece = room[at : at + down.piece_bytes]
+                if file.read_into([piece], at) < piece.nbytes:
+                    raise CorruptError(f"{self.store.where(name)}: it ends early; restore the file")
+                down.pay(piece.nbytes)
+            return bytes(room)
+        finally:
+            file.close()
 
     def forget_before(self, island: str, tide: int) -> None:
         """Remove an island's works of earlier tides, and every payload that no work names.

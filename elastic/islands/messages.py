@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.types import learn
 
+Address: TypeAlias = Annotated[str, Meta(pattern=r"\A(tcp://[A-Za-z0-9.-]{1,253}:\d{1,5})?\Z")]
+
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
+
+class LineFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An island's line in bytes per second.
+
+    ``uplink`` and ``downlink`` are declared, 0: they are not. ``up`` and ``down`` were measured
+    while payloads went, 0 before any did.
+    """
+
+    uplink: int = 0
+    downlink: int = 0
+    up: float = 0.0
+    down: float = 0.0
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +34,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     It may still need the works of ``needs`` and later tides: it may fall back to a state that has
     adopted only the ones before. After ``step`` steps it has adopted ``tide`` merges. ``waiting_s``
     are the seconds for which it waits by now, 0 while it trains; ``sent_bytes`` and
-    ``fetched_bytes`` are those of payloads since its generation began.
+    ``fetched_bytes`` are those of payloads since its generation began. ``step_s`` are the seconds
+    of a step of late. At ``address`` others get its payloads, "" where they go by the store alone.
     """
 
     island: str
@@ -30,6 +47,9 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     waiting_s: float = 0.0
     sent_bytes: int = 0
     fetched_bytes: int = 0
+    step_s: float = 0.0
+    line: LineFigures = LineFigures()
+    address: Address = ""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 import torch
@@ -38,6 +38,7 @@ from holdfast.elastic.channel.base import (
 )
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.channel.pulse import Pulse
+from holdfast.elastic.channel.shared_key import expanded
 from holdfast.elastic.config import (
     Batch,
     Checkpoints,
@@ -69,7 +70,13 @@ from holdfast.elastic.loop.uncaught.faults import lasting_fault
 from holdfast.elastic.loop.uncaught.printing import show_plainly
 from holdfast.elastic.loss import LossGuard
 from holdfast.elastic.meeting.point import MeetingPoint
-from holdfast.elastic.membership.records import REPLICATED_BYTES, RESTORE_AT_MOST, GenerationRecord
+from holdfast.elastic.membership.records import (
+    REPLACEABLE,
+    REPLICATED_BYTES,
+    RESTORE_AT_MOST,
+    GenerationRecord,
+)
+from holdfast.elastic.neighbors.settings import Neighbors
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.seeding import seed_all
 from holdfast.elastic.tracked.keeper import StateKeeper
@@ -110,6 +117,7 @@ def resilient(
     seed: int = ...,
     loss_guard: LossGuard | None = ...,
     islands: Islands | None = ...,
+    on_lost_state: Literal["neighbors"] | Neighbors | None = ...,
     rehearse: bool = ...,
     timeouts: Timeouts | None = ...,
     worker_info: Callable[[], dict[str, Json]] | None = ...,
@@ -128,6 +136,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     seed: int = 0,
     loss_guard: LossGuard | None = None,
     islands: Islands | None = None,
+    on_lost_state: Literal["neighbors"] | Neighbors | None = None,
     rehearse: bool = True,
     timeouts: Timeouts | None = None,
     worker_info: Callable[[], dict[str, Json]] | None = None,
@@ -152,6 +161,9 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     ``loss_guard``: the response to a loss that is not finite or leaps (`LossGuard`; None: none).
     ``islands``: this run is one of several that train one model far apart (`Islands`; None: it is
     not).
+    ``on_lost_state``: the response to a stage of a pipeline that is lost beyond the parity, when
+    every restore point is far back. ``"neighbors"``, or `Neighbors` with a bound of its own, sets
+    the stage from those beside it, and marks the state for good. None: the run goes back.
     ``rehearse``: a worker that starts while others train calls the function once, up to the first
     step, before it joins, so that its initialization delays no other rank. Collectives do nothing
     during this rehearsal. False: no rehearsal.
@@ -172,6 +184,7 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
         seed=seed,
         loss_guard=loss_guard,
         islands=islands,
+        on_lost_state=on_lost_state,
         rehearse=rehearse,
         timeouts=Timeouts() if timeouts is None else timeouts,
     )
@@ -247,6 +260,7 @@ class Loop:
         self._position = Position()
         self._ahead: Ahead | None = None
         self._replicated_bytes = 0
+        self._replaceable: dict[str, Json] = {}
         self._device: int | None = None
 
     def run(self, body: Callable[[Run], _R]) -> _R:
@@ -295,6 +309,8 @@ class Loop:
             info = {"store": meeting.address, **self._worker_info(), **request}
             if self._replicated_bytes:
                 info[REPLICATED_BYTES] = self._replicated_bytes
+            if self._replaceable:
+                info[REPLACEABLE] = self._replaceable
             if self._device is not None:
                 info[devices.INFO] = self._device
             self._pulse.set(WorkerPhase.IDLE)
@@ -386,6 +402,7 @@ class Loop:
             channel.done({"step": run.completed, **run.metrics}, lingers=True)
         finally:
             self._replicated_bytes = keeper.replicated_bytes or self._replicated_bytes
+            self._replaceable = keeper.replaceable
             run._close()
         return result
 
@@ -421,6 +438,8 @@ def _on_this_machine(settings: Settings, *, home: Path) -> Settings:
     islands = settings.islands
     if islands is not None and not scheme_of(islands.meet):
         islands = dataclasses.replace(islands, meet=_below(home, islands.meet))
+    if islands is not None and islands.key:
+        islands = dataclasses.replace(islands, key=_below(home, str(expanded(islands.key))))
     return dataclasses.replace(
         settings,
         islands=islands,

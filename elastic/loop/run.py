@@ -91,14 +91,19 @@ class Run:
         self._pulse, self._keeper = pulse, keeper
         self._session = Session(channel, world, keeper, seed=settings.own_seed)
         self._logs = Metrics(settings.batch.microbatches)
-        self._work = StepWork(
-            channel, settings, world, states=keeper.cursor.places, beat=pulse.beat
-        )
         self._place = LoopPlace(keeper.cursor, seed=settings.own_seed)
         self._island = (
             None
             if settings.islands is None
             else Island(channel, settings, world, pulse=pulse, keeper=keeper)
+        )
+        self._work = StepWork(
+            channel,
+            settings,
+            world,
+            states=keeper.cursor.places,
+            beat=pulse.beat,
+            hand=None if self._island is None else self._island.hand,
         )
         self._watch = UpdateWatch(stages=world.record.mesh.pp, exact=settings.exact)
         self._parts = parts = RunParts(
@@ -416,7 +421,7 @@ class Run:
             stages_of,  # takes a second to import, so only on use
         )
 
-        return stages_of(
+        found = stages_of(
             list(modules),
             self._world,
             check=self.check,
@@ -424,6 +429,8 @@ class Run:
             exact=bool(self._settings.exact),
             shares_are_even=self._work.sharing.is_even,
         )
+        self._keeper.stages = {stage.stage_index: stage.submod for stage in found}
+        return found
 
     def pipeline(
         self,

@@ -55,6 +55,7 @@ class Steps:
         place = self._place
         over = loader.reaches(count)
         self._begin(place.completed if over else place.completed + 1)
+        over = loader.reaches(count)  # an island knows only then what it is dealt
         while not over and not self._parts.keeper.cursor.stopped:
             self._begin_step()
             with self._in_body():
@@ -63,6 +64,7 @@ class Steps:
             self._parts.work.advance()
             over = loader.reaches(count)
             self._end_step(last=self._agree() or over)
+            over = over or self._is_idle
         self._is_cut = not over
         self._hand_over_rest()
 
@@ -153,6 +155,12 @@ class Steps:
         parts.pulse.set(WorkerPhase.COMPUTE, step=place.completed)
         seed_all(place.draws.before_microbatches())
 
+    @property
+    def _is_idle(self) -> bool:
+        """True if this is an island for which the logbook has no samples any more."""
+        island = self._parts.island
+        return island is not None and island.is_idle
+
     def _end_step(self, *, last: bool) -> None:
         parts, place, gradients = self._parts, self._place, self._passes.gradients
         parts.world.settle()  # before anything of the step is kept
@@ -172,6 +180,7 @@ class Steps:
         if island is not None and island.wished > wished:
             wished = island.wished
             self._position.hold()
+        last = last or self._is_idle
         parts.keeper.keep(last=last, wished=wished, due=due)
         if island is not None:
             island.kept()

@@ -24,6 +24,10 @@ RESTORE_AT_MOST = "restore_at_most"
 REPLICATED_BYTES = "replicated_bytes"
 """In the ``info`` of trainers that left a generation: the bytes of state that replicas share."""
 
+REPLACEABLE = "replaceable_stages"
+"""In the ``info`` of trainers that left a generation: the places of the pipeline whose stages can
+be set from others, each with the places that they need."""
+
 
 class WorkerState(StrEnum):
     """The state of a worker; it enters a generation only from READY."""
@@ -106,6 +110,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``device`` is the device type of all ranks, ``"cpu"`` or ``"cuda"``. ``stage`` counts the
     decorated functions that the script has called before and that are complete. ``parity_group`` is
     the preferred size of a parity group; ``columns`` and ``memory_bytes`` as in `SnapshotWorld`.
+    ``beyond``: lost stages of a pipeline are set from others if every restore point is more than so
+    many steps older; None: never.
     """
 
     dp: int | None = None
@@ -123,6 +129,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     microbatches: int = 0
     device: str = "cpu"
     stage: int = 0
+    beyond: int | None = None
 
     def __post_init__(self) -> None:
         if self.dp is not None and self.dp < 1:
@@ -144,6 +151,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise ValueError(f"columns is {self.columns}; give 0 for as many as a group allows")
         if self.memory_bytes < 0:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; give 0 for no budget")
+        if self.beyond is not None and self.beyond < 1:
+            raise ValueError(f"beyond is {self.beyond}; give 1 or more steps")
 
     def _check_axes(self) -> None:
         for axis in ("tp", "pp", "ep", "shard"):

@@ -18,6 +18,7 @@ from holdfast.elastic.membership.readiness import (
     unmatched_nodes,
 )
 from holdfast.elastic.membership.records import (
+    REPLACEABLE,
     REPLICATED_BYTES,
     RESTORE_AT_MOST,
     GenerationRecord,
@@ -33,6 +34,7 @@ from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.holdings import BlockHoldings, saved_mesh
 from holdfast.elastic.planning.inventories import whole
 from holdfast.elastic.planning.meshes import choose_mesh
+from holdfast.elastic.planning.neighbors import lost_places, needs_of, without_lost
 from holdfast.elastic.planning.placing import Placement, Placer, Trainer, members_of
 from holdfast.elastic.planning.reach import left_out, why_left_out
 from holdfast.elastic.planning.shares import alongside, by_speed, even
@@ -75,6 +77,8 @@ def plan(
     mesh, mesh_reason = choose_mesh(spec, trainers=len(ready))
     if mesh is None:
         raise ValueError(f"there is nothing to plan: {mesh_reason}")
+    left = view.without(set(excluded)) if excluded else view
+    points, why_not = _without_lost(left, points, ready=ready, spec=spec)
     restore = points[0] if points else None
     before = _before(view, restore)
     nodes = {
@@ -85,7 +89,7 @@ def plan(
     holdings = _holdings(view, restore, mesh=mesh, ready=ready)
     placement = Placer(mesh, old=view.generation, holdings=holdings).place(ready)
     members = members_of(placement.ranks)
-    world, survives = _world(view, members=members, spec=spec, nodes=nodes)
+    world, survives = _world(view, members=members, spec=spec, nodes=nodes, mesh=mesh)
     shares, share_reason = _shares(view, placement.ranks, mesh=mesh, spec=spec)
     clauses = [
         _reason(view, members=members, spec=spec),
@@ -96,6 +100,7 @@ def plan(
         f"{_listed(sorted(excluded))} excluded after repeated losses" if excluded else "",
         survives,
         _restore_reason(restore, members=members, holdings=holdings) or restore_reason,
+        why_not,
         "a newer checkpoint comes first, if there is one" if before else "",
     ]
     reason = "; ".join(clause for clause in clauses if clause)
@@ -146,6 +151,32 @@ def _restore_without(
     if newest > (others[0].step if others else -1):
         return points, reason, ()
     return others, why, excluded
+
+
+def _without_lost(
+    view: JobView, points: list[RestorePoint], *, ready: Sequence[Trainer], spec: JobSpec
+) -> tuple[list[RestorePoint], str]:
+    """Return the points, first one that does without lost stages if all others are too old.
+
+    The second value says why there is none, where stages are lost that nothing can replace.
+    """
+    old = view.generation
+    if spec.beyond is None or old is None or old.snapshots.stage != spec.stage or _limits(view):
+        return points, ""
+    from holdfast.ckpt.parity.stripes import remnants
+
+    told = (worker.info.get(REPLACEABLE) for _, worker in ready)
+    found, why = without_lost(
+        points,
+        [
+            each
+            for each in remnants(_usable_inventories(view))
+            if on_timeline(each.world.generation, step=each.step, timeline=old.timeline)
+        ],
+        needs=needs_of(next(filter(None, told), None)),
+        beyond=spec.beyond,
+    )
+    return (points, why) if found is None else ([found, *points], "")
 
 
 def _replicated_bytes(ready: Sequence[Trainer]) -> int:
@@ -209,7 +240,12 @@ def _mesh_reason(reason: str, placement: Placement, *, mesh: MeshSize, spares: i
 
 
 def _world(
-    view: JobView, *, members: Sequence[Member], spec: JobSpec, nodes: Mapping[str, NodeRecord]
+    view: JobView,
+    *,
+    members: Sequence[Member],
+    spec: JobSpec,
+    nodes: Mapping[str, NodeRecord],
+    mesh: MeshSize,
 ) -> tuple[SnapshotWorld, str]:
     """Return the group that guards the snapshots, and the losses that they survive.
 
@@ -236,6 +272,8 @@ def _world(
         columns=columns,
         memory_bytes=spec.memory_bytes,
         stage=spec.stage,
+        pp=mesh.pp,
+        tp=mesh.tp,
     )
     if spec.parity > parity:
         lowered = f"parity {spec.parity} was asked, {len(nodes)} nodes allow {parity}"
@@ -511,6 +549,9 @@ def _restore_reason(
         lambda s: f"rank {s.rank} rebuilt on {s.node} from parity",
     )
     saved = restore.world
+    if lost := lost_places(restore):
+        which = ", ".join(map(str, lost))
+        parts.append(f"the stages of place {which} of the pipeline from their neighbours")
     text = f"restores step {restore.step} of generation {saved.generation}: {', '.join(parts)}"
     about = ""
     if len(saved.rank_nodes) != len(members):

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import SeaError
+from holdfast.elastic.sea.dealing import Supply
 from holdfast.elastic.sea.records import Digest, Founded, Number, Why
 from holdfast.elastic.sea.view import SeaMember, View
 
@@ -33,6 +34,7 @@ class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     members: dict[str, SeaMember]
     former: dict[str, SeaMember]
     states: tuple[dict[int, Digest], ...]
+    supply: Supply | None = None
 
     def view(self, founded: Founded) -> View:
         """Return the view here; ``founded`` is the first record."""
@@ -43,6 +45,7 @@ class LogbookPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             members=self.members,
             former=self.former,
             states=self.states,
+            supply=self.supply,
         )
 
 
@@ -57,6 +60,7 @@ def place_of(view: View, *, before: str, digest: str, left: Why | None) -> Logbo
         members=dict(view.members),
         former=dict(view.former),
         states=tuple(dict(each) for each in view.states),
+        supply=view.supply,
     )
 
 

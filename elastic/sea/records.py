@@ -41,6 +41,20 @@ class SeaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     age_limit: Number
     founders: Annotated[int, Meta(ge=1)]
     least_every: Number | None = None
+    data: Literal["own", "dealt"] = "own"
+
+
+class DealtData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The data set that the logbook deals.
+
+    An epoch has ``samples`` positions in an order, a description as JSON, which depends on
+    ``seed``. After ``epochs`` of them there are no more; None: the islands train so many steps.
+    """
+
+    samples: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    order: str
+    seed: int
+    epochs: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,12 +72,13 @@ class Founded(
     tag="founded",
     forbid_unknown_fields=True,
 ):
-    """The first record. ``digest`` is that of the first weights."""
+    """The first record. ``digest`` is that of the first weights; ``dealt`` the data it deals."""
 
     number: Number
     settings: SeaSettings
     parameters: tuple[Parameter, ...]
     digest: Digest
+    dealt: DealtData | None = None
 
 
 class Entered(
@@ -79,7 +94,8 @@ class Entered(
     ``tide`` is the number of merges that it has adopted. ``lineage`` is the number of the record
     with which the island took on the weights that its own work continues: this record's for an
     island that begins with the sea's weights, an older one's for an island that comes back with its
-    state. ``weight`` counts until its first work is merged.
+    state. ``weight`` counts until its first work is merged. ``need`` are the samples that it wants
+    to have in hand beyond those of a merged work, where the logbook deals them.
     """
 
     number: Number
@@ -87,6 +103,7 @@ class Entered(
     tide: Number
     weight: Weight
     lineage: Number
+    need: Number = 0
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +112,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ``base`` counts the merges of the portion that the island had adopted, ``state`` is the digest
     of the sea's weights and momentum of the portion as the island has them after these merges.
     ``step_us`` are the microseconds of a step of late, without waits for others; 0: not measured.
+    ``trained`` counts the samples dealt to this lineage that the work has, and those before it.
     """
 
     island: Island
@@ -103,6 +121,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     base: Number
     state: Digest
     step_us: Number = 0
+    trained: Number = 0
 
 
 class Left(
@@ -146,7 +165,22 @@ class Merged(
     whole: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-Record: TypeAlias = Founded | Entered | Left | Merged
+class Dealt(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="dealt",
+    forbid_unknown_fields=True,
+):
+    """An island gets more samples between two merges that name it: ``upto`` in its lineage."""
+
+    number: Number
+    island: Island
+    upto: Number
+
+
+Record: TypeAlias = Founded | Entered | Left | Merged | Dealt
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,6 +201,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     base: Number
     state: Digest
     step_us: Number = 0
+    trained: Number = 0
 
     @property
     def part(self) -> Part:
@@ -178,6 +213,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             base=self.base,
             state=self.state,
             step_us=self.step_us,
+            trained=self.trained,
         )
 
 
@@ -195,19 +231,31 @@ def agreed(islands: Islands) -> SeaSettings:
         age_limit=islands.age_limit,
         founders=islands.founders,
         least_every=islands.least_every,
+        data=islands.data,
     )
 
 
-def difference(founded: Founded, islands: Islands, parameters: Sequence[Parameter]) -> str:
+def difference(
+    founded: Founded,
+    islands: Islands,
+    parameters: Sequence[Parameter],
+    *,
+    dealt: DealtData | None = None,
+) -> str:
     """Return the first thing in which an island differs from the sea, "" if there is none.
 
-    ``founders`` may differ: the sea has as many as the first island said.
+    ``founders`` may differ: the sea has as many as the first island said. ``dealt`` is the island's
+    data set, if the logbook deals it.
     """
     own = agreed(islands)
     for name in SeaSettings.__struct_fields__:
         here, there = getattr(own, name), getattr(founded.settings, name)
         if here != there and name != "founders":
             return f"{name} is {here!r} here and {there!r} in the sea"
+    for name in DealtData.__struct_fields__ if dealt is not None else ():
+        here, there = getattr(dealt, name), getattr(founded.dealt, name)
+        if here != there:
+            return f"the {name} of the data is {here!r} here and {there!r} in the sea"
     if len(parameters) != len(founded.parameters):
         return f"{len(parameters)} parameters here and {len(founded.parameters)} in the sea"
     for mine, theirs in zip(parameters, founded.parameters, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal, TypeAlias
 
-from holdfast.ckpt import checks
+from holdfast.ckpt import checks, sizes
 from holdfast.elastic.errors import ConfigError
 
 Bits: TypeAlias = Literal[4, 8, 16, 32]
@@ -15,6 +15,8 @@ Bits: TypeAlias = Literal[4, 8, 16, 32]
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """The names of islands: they are parts of file names."""
+
+_PLACE: Final = re.compile(r"([A-Za-z0-9.-]{0,253})(?::(\d{1,5}))?")
 
 _ONE = checks.count(1, remedy="give 1 or more")
 _BITS: Final = (4, 8, 16, 32)
@@ -29,6 +31,13 @@ def _name(value: object) -> str:
     if value == "" or (isinstance(value, str) and NAME.fullmatch(value)):
         return ""
     return "give up to 63 letters, digits, '.', '_' and '-' that begin with a letter or digit"
+
+
+def _address(value: object) -> str:
+    found = _PLACE.fullmatch(value) if isinstance(value, str) else None
+    if found is not None and int(found[2] or 0) < 1 << 16:
+        return ""
+    return "give HOST, HOST:PORT or :PORT, at which the other islands reach this one"
 
 
 _NESTEROV: Final[Mapping[str, checks.Rule]] = {
@@ -67,6 +76,10 @@ class Quorum:
         checks.check_fields(self, _QUORUM, error=ConfigError)
 
 
+_RATE: Final = "give a rate, as in '20Mbit/s' or '2.5MB/s', bytes per second as an int, or None"
+_LEAST_PER_S: Final = 31_250
+"""A quarter of a Mbit/s: object stores take no smaller parts than 5 MiB, within three minutes."""
+
 _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     "name": _name,
     "meet": checks.instance(str, remedy=f"give {checks.ROOTS}, as a string"),
@@ -84,6 +97,11 @@ _ISLANDS: Final[Mapping[str, checks.Rule]] = {
     ),
     "founders": _ONE,
     "age_limit": checks.count(0, remedy="give 0 or more merges"),
+    "data": checks.one_of("own", "dealt"),
+    "uplink": checks.size_or_none(remedy=_RATE),
+    "downlink": checks.size_or_none(remedy=_RATE),
+    "key": checks.instance(str, remedy="give the path of a key file, as a string"),
+    "address": _address,
 }
 
 
@@ -106,6 +124,17 @@ class Islands:
     With ``least_every`` an island that is slower than others takes fewer steps between two tides,
     by the speeds that the records state, so that the others need not wait for it; ``every`` are the
     steps of the fastest, and nobody takes fewer than ``least_every``.
+
+    ``data``: each island trains on its ``"own"`` data set, or in an order of its own; or the
+    logbook deals the samples of one that all have (``"dealt"``), each of an epoch to one island.
+
+    ``uplink`` and ``downlink`` declare this island's line, as in ``"20Mbit/s"``: payloads go no
+    faster, so that they leave room for all else.
+
+    With ``key``, the path of the sea's key file (``holdfast islands key FILE``), islands give each
+    other their payloads without the store, where they reach each other. ``address`` is the
+    ``HOST``, ``HOST:PORT`` or ``:PORT`` at which the others reach this island; by default its own
+    address, at any port.
     """
 
     name: str = ""
@@ -120,6 +149,11 @@ class Islands:
     founders: int = 1
     age_limit: int = 4
     least_every: int | None = None
+    data: Literal["own", "dealt"] = "own"
+    uplink: str | int | None = None
+    downlink: str | int | None = None
+    key: str = ""
+    address: str = ""
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _ISLANDS, error=ConfigError)
@@ -136,6 +170,7 @@ class Islands:
             )
         if self.least_every is not None:
             self._check_least(self.least_every)
+        _ = self.bytes_per_s  # raises now if a rate is none
 
     def _check_least(self, least: int) -> None:
         given = f"Islands(every={self.every}, portions={self.portions}, least_every={least})"
@@ -147,6 +182,34 @@ class Islands:
                 f"steps, and overlap is {self.overlap}; give a smaller overlap, or a larger "
                 "least_every"
             )
+
+    @property
+    def is_dealt(self) -> bool:
+        """True if the logbook deals the samples."""
+        return self.data == "dealt"
+
+    @property
+    def bytes_per_s(self) -> tuple[int, int]:
+        """The declared rates up and down in bytes per second, 0 for none."""
+        return self._rate("uplink"), self._rate("downlink")
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The host and port at which others reach this island; "" and 0: they are not given."""
+        host, _, port = self.address.partition(":")
+        return host, int(port or 0)
+
+    def _rate(self, name: str) -> int:
+        """Return a declared rate. Raises ``ConfigError``."""
+        if (value := getattr(self, name)) is None:
+            return 0
+        try:
+            rate = sizes.parse_rate(value)
+        except ValueError as error:
+            raise ConfigError(f"Islands({name}={value!r}): {error}") from error
+        if rate < _LEAST_PER_S:
+            raise ConfigError(f"Islands({name}={value!r}): give 0.25Mbit/s or more")
+        return rate
 
     @property
     def stride(self) -> int:

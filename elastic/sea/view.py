@@ -11,10 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from holdfast.elastic.errors import SeaError
+from holdfast.elastic.sea import dealing
+from holdfast.elastic.sea.dealing import Blocks, Supply
 from holdfast.elastic.sea.payload import WHOLE_LIMIT
 from holdfast.elastic.sea.portions import merges_of
 from holdfast.elastic.sea.records import (
+    Dealt,
     Entered,
     Founded,
     Left,
@@ -34,6 +39,10 @@ class SeaMember:
     each portion the merges up to the last one that named the island: works of an older base hold
     what was merged already. ``bases`` are the newest bases that it stated, ``step_us`` the last
     microseconds of a step, 0 before.
+
+    If the logbook deals samples, ``dealt`` are those that its lineage got so far, ``blocks`` the
+    last of them, which some portion has not merged; ``trained`` has for each portion those that are
+    merged. It wants to have ``need`` more than it trained.
     """
 
     joined: int
@@ -42,6 +51,28 @@ class SeaMember:
     merged: tuple[int, ...]
     bases: tuple[int, ...]
     step_us: int = 0
+    need: int = 0
+    dealt: int = 0
+    blocks: Blocks = ()
+    trained: tuple[int, ...] = ()
+
+    @property
+    def merged_samples(self) -> int:
+        """The samples of its lineage that every portion has merged."""
+        return min(self.trained, default=0)
+
+    def with_more(self, blocks: Blocks) -> SeaMember:
+        """Return the member after it was dealt more."""
+        dealt = self.dealt + dealing.count(blocks)
+        return dataclasses.replace(
+            self, dealt=dealt, blocks=dealing.joined((*self.blocks, *blocks))
+        )
+
+    def after_merge(self, portion: int, trained: int) -> SeaMember:
+        """Return the member after a merge of the samples that it trained until then."""
+        found = (*self.trained[:portion], trained, *self.trained[portion + 1 :])
+        _, blocks = dealing.cut(self.blocks, min(found) - self.dealt + dealing.count(self.blocks))
+        return dataclasses.replace(self, trained=found, blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +81,7 @@ class View:
 
     ``members`` are the islands that take part, in the order in which they joined; ``former`` those
     that left. ``states`` has for each portion the digests that were agreed upon, by base.
+    ``supply`` are the samples that nobody has, None if islands have their own data.
     """
 
     founded: Founded | None = None
@@ -58,6 +90,7 @@ class View:
     members: Mapping[str, SeaMember] = field(default_factory=dict)
     former: Mapping[str, SeaMember] = field(default_factory=dict)
     states: tuple[Mapping[int, str], ...] = ()
+    supply: Supply | None = None
 
     @staticmethod
     def of(records: Iterable[Record]) -> View:
@@ -121,7 +154,8 @@ class View:
         island = self.members.get(work.island)
         if island is None or island.lineage != work.lineage or work.portion != self.portion:
             return False
-        return self._fault_of_base(island, work.portion, work.base) == ""
+        fault = self._fault_of_base(island, work.portion, work.base)
+        return not (fault or self._fault_of_trained(island, work.portion, work.trained))
 
     def whole(self, parts: Iterable[Part]) -> int:
         """Return the weight of all members: by the works that are there, else as last known."""
@@ -169,16 +203,21 @@ class View:
             case Founded():
                 states: Mapping[int, str] = {}
                 known = dataclasses.replace(
-                    self, founded=record, states=(states,) * record.settings.portions
+                    self,
+                    founded=record,
+                    states=(states,) * record.settings.portions,
+                    supply=_supply_of(record),
                 )
             case Entered():
-                known = self._entered(record)
+                known = self._entered(record)._opened(record.island)
             case Left(island=island):
-                members = {name: each for name, each in self.members.items() if name != island}
-                former = {**self.former, island: self.members[island]}
-                known = dataclasses.replace(self, members=members, former=former)
-            case Merged():
+                known = self._left(island)
+            case Merged(parts=parts):
                 known = self._merged(record)
+                wanted = {p.island: p.trained + known.members[p.island].need for p in parts}
+                known = known._dealt(wanted)
+            case Dealt(island=island, upto=upto):
+                known = self._dealt({island: upto})
         return dataclasses.replace(known, length=self.length + 1)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -207,10 +246,51 @@ class View:
             weight=record.weight,
             merged=bases if is_new else self.former[record.island].merged,
             bases=bases,
+            need=record.need,
+            trained=() if self.supply is None else (0,) * portions,
         )
         former = {name: each for name, each in self.former.items() if name != record.island}
         members = {**self.members, record.island: member}
         return dataclasses.replace(self, members=members, former=former)
+
+    def _left(self, island: str) -> View:
+        """Return the view without an island; what no merge has of its samples is dealt anew."""
+        gone, supply = self.members[island], self.supply
+        if supply is not None:
+            supply = supply.give_back(gone.blocks)
+            gone = dataclasses.replace(gone, blocks=())
+        members = {name: each for name, each in self.members.items() if name != island}
+        former = {**self.former, island: gone}
+        return dataclasses.replace(self, members=members, former=former, supply=supply)
+
+    def _opened(self, island: str) -> View:
+        """Return the view after the founders, or one that entered later, were dealt samples.
+
+        The founders are dealt theirs when all are there, so the order of their records is no
+        matter.
+        """
+        supply = self.supply
+        if supply is None or (
+            not supply.is_open and len(self.members) < self.settings.founders and self.tide == 0
+        ):
+            return self
+        wanted = {island: self.members[island].need}
+        if not supply.is_open:
+            supply = msgspec.structs.replace(supply, is_open=True)
+            wanted = {name: member.need for name, member in self.members.items()}
+        return dataclasses.replace(self, supply=supply)._dealt(wanted)
+
+    def _dealt(self, wanted: Mapping[str, int]) -> View:
+        """Return the view after islands were dealt samples up to a number in their lineage."""
+        supply, members = self.supply, dict(self.members)
+        if supply is None:
+            return self
+        islands = sorted(wanted)
+        missing = [max(0, wanted[each] - members[each].dealt) for each in islands]
+        for island, most in zip(islands, dealing.shares(missing, supply.left), strict=True):
+            blocks, supply = supply.take(most)
+            members[island] = members[island].with_more(blocks)
+        return dataclasses.replace(self, members=members, supply=supply)
 
     def _merged(self, record: Merged) -> View:
         at, count = record.portion, self.merges(record.portion) + 1
@@ -225,6 +305,8 @@ class View:
                 merged=(*old.merged[:at], count, *old.merged[at + 1 :]),
                 bases=(*old.bases[:at], max(part.base, old.bases[at]), *old.bases[at + 1 :]),
             )
+            if self.supply is not None:
+                members[part.island] = members[part.island].after_merge(at, part.trained)
             states[part.base] = part.state
         known = (*self.states[:at], states, *self.states[at + 1 :])
         return dataclasses.replace(self, members=members, tide=self.tide + 1, states=known)
@@ -236,22 +318,29 @@ class View:
         if isinstance(record, Founded) != (self.founded is None):
             return "a logbook begins with Founded, and has only one"
         match record:
-            case Founded():
-                return ""
+            case Founded(settings=settings, dealt=dealt):
+                is_dealt = settings.data == "dealt"
+                return "" if is_dealt == (dealt is not None) else "it does not say what it deals"
             case Entered():
                 return self._fault_of_entered(record)
             case Left():
                 return self._fault_of_left(record)
             case Merged():
                 return self._fault_of_merged(record)
+            case Dealt():
+                return self._fault_of_dealt(record)
 
     def _fault_of_entered(self, record: Entered) -> str:
         if record.island in self.members:
             return f"{record.island} takes part already"
         if record.tide > self.tide:
             return f"{record.island} has adopted {record.tide} merges of {self.tide}"
+        if (record.need > 0) != (self.supply is not None):
+            return f"{record.island} needs {record.need} samples of the sea's"
         if record.lineage == record.number:
             return ""
+        if self.supply is not None:
+            return f"{record.island} comes back with work whose samples were given to others"
         former = self.former.get(record.island)
         if former is None or former.lineage != record.lineage:
             return f"{record.island} never left with work of lineage {record.lineage}"
@@ -282,7 +371,8 @@ class View:
             return fault
         for part in record.parts:
             member = self.members[part.island]
-            if fault := self._fault_of_base(member, record.portion, part.base):
+            fault = self._fault_of_base(member, record.portion, part.base)
+            if fault := fault or self._fault_of_trained(member, record.portion, part.trained):
                 return f"the work of {part.island} {fault}"
         if astray := self.astray(record.portion, record.parts):
             return f"it names works of {', '.join(astray)}, whose weights are not the sea's"
@@ -291,6 +381,18 @@ class View:
         whole = self.whole(record.parts)
         if record.whole != whole:
             return f"it says that the sea weighs {record.whole} where it weighs {whole}"
+        return ""
+
+    def _fault_of_dealt(self, record: Dealt) -> str:
+        member = self.members.get(record.island)
+        if self.supply is None or not self.supply.is_open:
+            return "the logbook does not deal samples yet"
+        if member is None:
+            return f"{record.island} takes no part"
+        if record.upto <= member.dealt:
+            return f"{record.island} has {member.dealt} samples, and wants {record.upto}"
+        if self.supply.left == 0:
+            return "all samples are dealt"
         return ""
 
     def _fault_of_parts(self, parts: Sequence[Part], portion: int) -> str:
@@ -313,3 +415,17 @@ class View:
         if count - base > self._oldest:
             return f"is {count - base} merges old, allowed are {self._oldest}"
         return ""
+
+    def _fault_of_trained(self, member: SeaMember, portion: int, trained: int) -> str:
+        least = member.trained[portion] if member.trained else 0
+        if not least <= trained <= member.dealt:
+            return f"has {trained} samples, merged are {least}, dealt {member.dealt}"
+        return ""
+
+
+def _supply_of(founded: Founded) -> Supply | None:
+    """Return all positions of the data that a sea deals, None if it deals none."""
+    dealt = founded.dealt
+    if dealt is None:
+        return None
+    return Supply(end=None if dealt.epochs is None else dealt.epochs * dealt.samples)

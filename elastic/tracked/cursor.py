@@ -10,8 +10,9 @@ import torch
 from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.neighbors.marks import CURSOR, FIELD, Mark
 
-KEY = "holdfast"
+KEY = CURSOR
 """The name under which the cursor is tracked, next to the user's state."""
 
 _ONLY_EXACT = ("exact", "threads", "torch", "tp", "ep")
@@ -34,6 +35,7 @@ class _SavedCursor(msgspec.Struct, kw_only=True):
     handed: int = 0
     waiting: list[tuple[int, dict[str, float]]] = []
     modes: dict[str, bool] | None = None
+    approximate: tuple[Mark, ...] = ()
 
 
 class Cursor:
@@ -43,7 +45,8 @@ class Cursor:
     ``waiting`` are the metrics of steps that are not handed to loggers yet, if the run
     ``collects`` them; those of the first ``handed`` steps are. ``modes`` are those of
     `ModesOfModules`. ``tp`` is the number of ranks that add up a microbatch's work, ``ep`` the
-    number of microbatches that an expert adds up at once.
+    number of microbatches that an expert adds up at once. ``approximate`` has the marks of stages
+    that were set from others; the state keeps them for good.
     """
 
     def __init__(self, settings: Settings, *, tp: int = 1, ep: int = 1) -> None:
@@ -55,6 +58,7 @@ class Cursor:
         self.handed = 0
         self.waiting: list[tuple[int, dict[str, float]]] = []
         self.modes: dict[str, bool] = {}
+        self.approximate: tuple[Mark, ...] = ()
         self._fingerprint: dict[str, Json] = {
             "seed": settings.seed,
             "microbatches": settings.batch.microbatches,
@@ -83,6 +87,7 @@ class Cursor:
             "waiting": [[step, dict(values)] for step, values in self.waiting],
             "modes": dict(self.modes),
             "fingerprint": dict(self._fingerprint),
+            **({FIELD: [mark.plain() for mark in self.approximate]} if self.approximate else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,3 +115,4 @@ class Cursor:
         self.loaders = saved.loaders
         self.stopped, self.collects = saved.stopped, saved.collects
         self.handed, self.waiting, self.modes = saved.handed, saved.waiting, saved.modes or {}
+        self.approximate = saved.approximate

@@ -26,6 +26,7 @@ from holdfast.ckpt.state.kinds import rebuilt
 from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
 from holdfast.ckpt.state.trees.per_rank import CarriedRanks, Inheritance
 from holdfast.ckpt.store.places import open_store
+from holdfast.ckpt.types import Json
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
@@ -33,11 +34,13 @@ from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.events import (
     CheckpointUnsaved,
     SnapshotsLeftOut,
+    StateApproximate,
     StateRestored,
     StepProtected,
     StepUnprotected,
 )
 from holdfast.elastic.groups.reform import GenerationWorld
+from holdfast.elastic.planning.neighbors import announced
 from holdfast.elastic.tracked.accepted import check_tracked
 from holdfast.elastic.tracked.alike import ReplicaCheck
 from holdfast.elastic.tracked.cursor import KEY, Cursor
@@ -47,6 +50,7 @@ from holdfast.elastic.tracked.handover import Wish, hand_over
 from holdfast.elastic.tracked.protection import Protection, ProtectionWatch
 from holdfast.elastic.tracked.restoring import Restorer
 from holdfast.elastic.tracked.saving import CheckpointWatch, LastSave
+from holdfast.elastic.tracked.sources.replacing import agree
 from holdfast.elastic.tracked.sources.restored import Restored
 
 _log = logging.getLogger(__name__)
@@ -78,7 +82,8 @@ def with_own(state: Mapping[str, Any], own: Mapping[str, Any], *, cursor: Cursor
 class StateKeeper:
     """One generation's keeper of the state; ``cursor`` holds the run's progress.
 
-    ``of_leader`` are tracked entries of which rank 0's plain values count.
+    ``of_leader`` are tracked entries of which rank 0's plain values count. ``stages`` are this
+    rank's stages of a pipeline, by number; ``replaceable`` says of which a rank can do without.
 
     A nonempty ``anew`` is the reason why nothing is restored; ``ahead`` holds the prefetched
     chunks.
@@ -116,6 +121,8 @@ class StateKeeper:
         self._left_out = 0
         self._stored = self._requested = 0  # newest step in the store before; newest requested
         self._taken = -1  # newest step with a snapshot in this generation
+        self.stages: dict[int, torch.nn.Module] = {}
+        self.replaceable: dict[str, Json] = {}
 
     def open_ahead(self) -> None:
         """Begin to open the restore point while the state is being built."""
@@ -131,6 +138,10 @@ class StateKeeper:
         if any(isinstance(each, Rebuilt) for _, each in leaves_of(state)):
             flat = flatten(self._state, rank=self._world.rank)
             rebuilt.inspect(flat.rebuilt, gather=self._world.gather)
+        if (rule := self._settings.neighbors) is not None:
+            replacing = agree(self._world, self._state, stages=self.stages, beyond=rule.beyond)
+            self._restorer.replacing = replacing
+            self.replaceable = announced(replacing.needs)
         restored = self._restore()
         if restored.step != self.cursor.step:
             raise HoldfastError(
@@ -163,6 +174,7 @@ class StateKeeper:
             poll=self._world.guard.check,
             before_step=self._before_step,
             inspect=inspect,
+            together=self._world.any_of if self.cursor.approximate else None,
         )
         self._protection = ProtectionWatch(
             self.client,
@@ -215,6 +227,7 @@ class StateKeeper:
             restored = self._restorer.restore(self._state, root=root)
         self._restorer.close()  # prefetched chunks take as much memory as the state
         self._take_fence()
+        self._mark(restored)
         if restored.tier == "checkpoint":
             self._stored = restored.step
         self._channel.emit(
@@ -232,6 +245,21 @@ class StateKeeper:
             )
         )
         return restored
+
+    def _mark(self, restored: Restored) -> None:
+        """Add the mark of stages that were set from others; tell of all marks of the state."""
+        if restored.mark is not None:
+            self.cursor.approximate = (*self.cursor.approximate, restored.mark)
+        if self._world.rank == 0:
+            for mark in self.cursor.approximate:
+                event = StateApproximate(
+                    generation=self._world.generation,
+                    step=mark.step,
+                    stages=mark.stages,
+                    fresh=mark is restored.mark,
+                    text=mark.text,
+                )
+                self._channel.emit(event)
 
     def _told_ranks(self, ranks: Inheritance) -> dict[str, tuple[str, ...]]:
         """Return what became of per-rank values, for the event; warn of what is dropped."""

@@ -43,7 +43,9 @@ from holdfast.elastic.errors import StateLostError
 from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Origin
+from holdfast.elastic.neighbors.marks import Mark
 from holdfast.elastic.tracked.sources.opening import Opening
+from holdfast.elastic.tracked.sources.replacing import Replacing
 from holdfast.elastic.tracked.sources.restored import Restored
 from holdfast.elastic.tracked.sources.spilled import spilled_points
 from holdfast.elastic.tracked.sources.stored import StoredCheckpoints
@@ -55,7 +57,10 @@ _ADOPT_POLL_S = 0.01
 
 
 class Restorer(Closing):
-    """Restores one rank's part of the state, in step with all other ranks."""
+    """Restores one rank's part of the state, in step with all other ranks.
+
+    ``replacing`` sets lost stages from others, None if the run does not want that.
+    """
 
     def __init__(
         self,
@@ -74,6 +79,7 @@ class Restorer(Closing):
         self._down_to = self._sought_above = sys.maxsize
         self._elsewhere: list[str] = []
         self._opening: Opening | None = None
+        self.replacing: Replacing | None = None
 
     def open_ahead(self) -> None:
         """Begin to open the blocks of the first attempt; `restore` uses them."""
@@ -100,6 +106,8 @@ class Restorer(Closing):
         while course.point is not None:
             if (newer := self._newer(state, course.point, root=root)) is not None:
                 return newer
+            if (near := self._near(state, course.point, root=root)) is not None:
+                return near
             restored, faults = self._attempt(state, course.point)
             faults = self._agree(faults)
             if restored is not None and not faults:
@@ -144,7 +152,7 @@ class Restorer(Closing):
         """Restore from ``point``; return the result, and the faults found."""
         with self._open(point) as memory:
             try:
-                report = self._fill(state, memory)
+                report, mark = self._filled(state, memory)
             except (CapacityError, CorruptError, NotFoundError, PeerError, StoreError) as error:
                 self._world.guard.check()
                 self._touched |= memory.touched
@@ -157,12 +165,13 @@ class Restorer(Closing):
             used = [tier for tier in TIERS if tiers.get(tier, {}).get("bytes")]
             restored = Restored(
                 tier=used[-1] if used else TIERS[0],
-                how=memory.how,
+                how=f"{memory.how}; {mark.origins}" if mark else memory.how,
                 step=report.step,
                 bytes=report.bytes,
                 sent_bytes=memory.sent_bytes,
                 tiers=tiers,
                 ranks=report.ranks,
+                mark=mark,
             )
             return restored, []
 
@@ -170,6 +179,18 @@ class Restorer(Closing):
         """Return this rank's share of the node's cores; all its ranks restore at once."""
         ranks = self._world.record.snapshots.rank_nodes.count(self._channel.node)
         return max(1, len(os.sched_getaffinity(0)) // max(ranks, 1))
+
+    def _filled(
+        self, state: Mapping[str, Any], memory: MemorySource
+    ) -> tuple[RestoreReport, Mark | None]:
+        """Restore this rank's part; stages that the point does without are set from others."""
+        if not memory.point.lost:
+            return self._fill(state, memory), None
+        if self.replacing is None:
+            raise CorruptError(f"{memory.origin}: stages are lost; use another restore point")
+        return self.replacing.fill(
+            state, memory, elsewhere=self._elsewhere, generation=self._world.generation
+        )
 
     def _fill(self, state: Mapping[str, Any], source: ShardSource) -> RestoreReport:
         """Restore this rank's part; it excludes state that belongs to other pipeline stages."""
@@ -247,16 +268,41 @@ class Restorer(Closing):
         if not timeline or point.step >= self._sought_above:
             return None
         self._sought_above = point.step
+        why = f"newer than step {point.step} of generation {point.world.generation} in memory"
+        return self._after(state, point.step, root=root, timeline=timeline, why=why)
+
+    def _near(
+        self, state: Mapping[str, Any], point: RestorePoint, *, root: str | None
+    ) -> Restored | None:
+        """Restore a checkpoint or a spilled snapshot that is hardly older than ``point``.
+
+        Only where the point does without stages: then it is better to go back a few steps.
+        """
+        if not point.lost or self.replacing is None:
+            return None
+        beyond, timeline = self.replacing.beyond, self._world.record.timeline
+        why = f"instead of step {point.step}, of which stages are lost: at most {beyond} steps back"
+        return self._after(state, point.step - beyond - 1, root=root, timeline=timeline, why=why)
+
+    def _after(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        *,
+        root: str | None,
+        timeline: Sequence[Origin],
+        why: str,
+    ) -> Restored | None:
+        """Restore the newest step after ``step`` in the store or on disks, None for none."""
         if root is None:
-            newer = self._from_disk(state, point.step + 1, root=None, timeline=timeline)
+            newer = self._from_disk(state, step + 1, root=None, timeline=timeline)
         else:
             stored = self._stored(state, root, timeline=timeline)
-            newer = stored.newer(point.step, timeline=timeline)
+            newer = stored.newer(step, timeline=timeline)
             self._touched |= stored.touched
         if newer is None:
             return None
         self._settle(None)
-        why = f"newer than step {point.step} of generation {point.world.generation} in memory"
         return dataclasses.replace(newer, how=f"{newer.how}: {why}")
 
     def _without_memory(

@@ -22,6 +22,7 @@ from .elastic.groups.alltoall import all_to_all as all_to_all
 from .elastic.loop.generations import resilient as resilient
 from .elastic.loop.run import Run as Run
 from .elastic.loss import LossGuard as LossGuard
+from .elastic.neighbors.settings import Neighbors as Neighbors
 from .elastic.sea.settings import Islands as Islands
 from .elastic.sea.settings import Nesterov as Nesterov
 from .elastic.sea.settings import Quorum as Quorum

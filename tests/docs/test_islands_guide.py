@@ -22,7 +22,7 @@ CLI = (sys.executable, "-m", "holdfast.tools.cli")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The place of the sea, and what each island printed."""
     place = tmp_path_factory.mktemp("islands")
-    (source,) = blocks(GUIDE, "python")
+    source, *_ = blocks(GUIDE, "python")
     (place / "train.py").write_text(source)
     running = [
         subprocess.Popen(

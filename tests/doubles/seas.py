@@ -6,7 +6,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.elastic.sea.records import Entered, Founded, Left, Merged, Parameter, Work, agreed
+from holdfast.elastic.sea.records import (
+    DealtData,
+    Entered,
+    Founded,
+    Left,
+    Merged,
+    Parameter,
+    Work,
+    agreed,
+)
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
 
@@ -16,8 +25,8 @@ def digest(text: object) -> str:
     return str(text).encode().hex().rjust(16, "0")[-64:]
 
 
-def founded(islands: Islands) -> View:
-    """Return the view of a sea that was just founded."""
+def founded(islands: Islands, *, dealt: DealtData | None = None) -> View:
+    """Return the view of a sea that was just founded; ``dealt`` is the data that it deals."""
     shapes = (("weight", (2, 3)), ("bias", (3,)))
     return View().after(
         Founded(
@@ -25,6 +34,7 @@ def founded(islands: Islands) -> View:
             settings=agreed(islands),
             parameters=tuple(Parameter(name=name, shape=shape) for name, shape in shapes),
             digest=digest("first"),
+            dealt=dealt,
         )
     )
 

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
-from holdfast.elastic.islands.messages import Sign
+from holdfast.elastic.islands.messages import LineFigures, Sign
 from holdfast.elastic.sea import payload
 from holdfast.elastic.sea.portions import portions_of
 from holdfast.elastic.sea.records import (
@@ -109,7 +109,7 @@ class WrittenSea:
         self.truth.merge(record, [self.box.payload(each.island, each.digest) for each in parts])
         self.append(record)
 
-    def stir(self, island: str) -> None:
+    def stir(self, island: str, *, line: LineFigures = LineFigures()) -> None:  # noqa: B008
         """Give a sign of life of an island."""
         self._beat += 1
         self.box.show(
@@ -123,6 +123,8 @@ class WrittenSea:
                 tide=self.view.tide,
                 waiting_s=2.5,
                 sent_bytes=3 << 20,
+                step_s=0.5,
+                line=line,
             ),
         )
 

@@ -36,7 +36,11 @@ RENAMED = {
     ("rollout_tail", "carried"): "carried_tokens",
 }
 SINCE = {
+    "approximate",
     "events_lost",
+    "group_left_out",
+    "groups_borrowed",
+    "groups_shared",
     "island_joined",
     "island_left",
     "ledger",

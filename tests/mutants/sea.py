@@ -11,9 +11,10 @@ import msgspec
 
 from holdfast.elastic.islands.commands import AdoptMerge, AwaitNews
 from holdfast.elastic.sea import records
+from holdfast.elastic.sea.dealing import count, cut
 from holdfast.elastic.sea.records import Merged, Part, Record
-from holdfast.elastic.sea.view import View
-from holdfast.elastic.testing.seas.drawing import voyage
+from holdfast.elastic.sea.view import SeaMember, View
+from holdfast.elastic.testing.seas.drawing import Voyage, dealt, voyage
 from holdfast.elastic.testing.seas.oracle import SeaFaultError
 from holdfast.elastic.testing.seas.sea import SeaStrike, sail
 from mutants.bug import Bug
@@ -21,7 +22,15 @@ from mutants.bug import Bug
 
 def trial(seed: int) -> str:
     """Run the voyage of a seed; return the promise that was broken, or ""."""
-    drawn = voyage(seed)
+    return _sailed(voyage(seed), seed)
+
+
+def dealt_trial(seed: int) -> str:
+    """Run the same with samples that the logbook deals: each must be in the sea once."""
+    return _sailed(dealt(voyage(seed), seed), seed)
+
+
+def _sailed(drawn: Voyage, seed: int) -> str:
     try:
         found = sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
         if drawn.is_alike:
@@ -126,6 +135,31 @@ def _is_no_stranger(_real: Any) -> Any:
     return asked
 
 
+def _keeps_blocks_of_leavers(_real: Any) -> Any:
+    return lambda self, blocks: self
+
+
+def _returns_what_is_merged(_real: Any) -> Any:
+    def after_merge(self: SeaMember, portion: int, trained: int) -> SeaMember:
+        found = (*self.trained[:portion], trained, *self.trained[portion + 1 :])
+        return replace(self, trained=found)
+
+    return after_merge
+
+
+def _counts_one_portion(_real: Any) -> Any:
+    def after_merge(self: SeaMember, portion: int, trained: int) -> SeaMember:
+        found = (*self.trained[:portion], trained, *self.trained[portion + 1 :])
+        _, blocks = cut(self.blocks, max(found) - self.dealt + count(self.blocks))
+        return replace(self, trained=found, blocks=blocks)
+
+    return after_merge
+
+
+def _hands_out_again(real: Callable[..., Any]) -> Any:
+    return lambda self, _count: real(self, 0)
+
+
 def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
     return Bug(name=name, about=about, where=where, broken=broken, trial="sea", seed=seed)
 
@@ -211,6 +245,38 @@ BUGS: Final = (
         where=f"{_VIEW}._majority",
         broken=_lets_the_minority_decide,
         trial="damage",
+        seed=0,
+    ),
+    Bug(
+        name="samples-kept",
+        about="the samples of an island that is put out are not dealt anew",
+        where="holdfast.elastic.sea.dealing:Supply.give_back",
+        broken=_keeps_blocks_of_leavers,
+        trial="dealt",
+        seed=4,
+    ),
+    Bug(
+        name="samples-returned",
+        about="merged samples are dealt anew when their island leaves",
+        where="holdfast.elastic.sea.view:SeaMember.after_merge",
+        broken=_returns_what_is_merged,
+        trial="dealt",
+        seed=0,
+    ),
+    Bug(
+        name="samples-of-one-portion",
+        about="samples count as trained when one portion has merged them",
+        where="holdfast.elastic.sea.view:SeaMember.after_merge",
+        broken=_counts_one_portion,
+        trial="dealt",
+        seed=0,
+    ),
+    Bug(
+        name="samples-twice",
+        about="an island takes blocks that it has trained for new ones",
+        where=f"{_ISLANDS}.logbook:SeaLogbook.dealt_since",
+        broken=_hands_out_again,
+        trial="dealt",
         seed=0,
     ),
 )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.elastic.sea.settings import Islands, Quorum
-from holdfast.elastic.testing.seas.drawing import Voyage, voyage
+from holdfast.elastic.testing.seas.drawing import Voyage, dealt, voyage
 from holdfast.elastic.testing.seas.fleet import Fleet
 from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
 
@@ -218,3 +218,25 @@ def many(count: int, tides: int, wait: object, *, seed: int = 1) -> None:
     assert fleet.view.tide == tides
     assert fleet.view.length == sum(fleet.records.values())
     assert fleet.lost or count > 64, "no two islands decided at once"
+
+
+def check_dealt(seed: int) -> None:
+    """Run the voyage of a seed with samples that the logbook deals; the oracle counts each once."""
+    drawn = dealt(voyage(seed), seed)
+    found = sailed(drawn, seed)
+    if drawn.is_alike and found.left.keys() == {"done"}:
+        assert found.final == sail(drawn.crews, (), seed=seed).final, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_sample_that_a_drawn_sea_deals_is_in_it_once(
+    seed: int, request: pytest.FixtureRequest
+) -> None:
+    replayed = request.config.getoption("--sim-seed", None)
+    check_dealt(seed if replayed is None else replayed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", MANY)
+def test_every_sample_that_many_drawn_seas_deal_is_in_them_once(seed: int) -> None:
+    check_dealt(1000 + seed)

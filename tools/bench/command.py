@@ -29,6 +29,7 @@ _SLACK_BYTES: Final = 64 << 20
 _PLAIN_WIDTH: Final = 136
 _MEGABYTES: Final = 512
 _QUICK_MEGABYTES: Final = 32
+_LEAST_MBIT, _MOST_MBIT = 0.1, 10_000.0
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -86,6 +87,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="processes of that store's server on this machine, whose processor time is shown too",
     )
     parser.add_argument(
+        "--lines",
+        type=_limits,
+        default=(),
+        metavar="MBIT[,MBIT]",
+        help="limits of the section lines in Mbit/s, 0 for none, as in 5,1 (default: "
+        "0,100,20,5,1; with --quick: 0,20)",
+    )
+    parser.add_argument(
         "--json",
         metavar="FILE",
         help="also write the figures and every sample as JSON, anew after each section (- means "
@@ -121,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
                 minutes=args.minutes,
                 store=args.store,
                 server=args.server,
+                lines=args.lines,
             )
             for name, found, seconds in measured(chosen, setup, console=Console(stderr=True)):
                 results.add(name, found, seconds=seconds)
@@ -150,6 +160,20 @@ def _processes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r} does not name running processes; write numbers, as in 4711,4712"
         ) from error
+    return found
+
+
+def _limits(text: str) -> tuple[float, ...]:
+    """Parse limits of lines in Mbit/s, 0 for none; an argparse type."""
+    try:
+        found = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(each == 0 or _LEAST_MBIT <= each <= _MOST_MBIT for each in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give limits of {_LEAST_MBIT:g} to {_MOST_MBIT:g} Mbit/s, or 0 for none, as "
+            "in 0,5,1"
+        )
     return found
 
 

@@ -28,7 +28,8 @@ class BenchSetup:
     ``lap`` is called after each round, ``say`` with the current activity. ``free_bytes`` is the
     machine's free memory, for sections that adapt to it. ``minutes`` is the duration of sections
     that train for a given time; None leaves it to the section. ``store`` is the root of the
-    section of that name, ``server`` the processes of its server that are on this machine.
+    section of that name, ``server`` the processes of its server that are on this machine. ``lines``
+    are the limits of the section of that name, in Mbit/s; 0: none, (): those that it has.
     """
 
     size_bytes: int
@@ -41,6 +42,7 @@ class BenchSetup:
     minutes: float | None = None
     store: str | None = None
     server: tuple[int, ...] = ()
+    lines: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from holdfast.ckpt.format.manifest import Manifest
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.neighbors.marks import in_words, marks_of
 from holdfast.tools.commands.checkpoints import (
     add_path,
     add_select,
@@ -72,12 +73,14 @@ def run(args: argparse.Namespace) -> int:
             return _run_foreign(foreign, args)
     root, named = pointed_at(args.path, args.step)
     step = choose(root, named)
-    manifest = _selected(quick_verify(open_store(root), step), args.select, origin=str(args.path))
+    whole = quick_verify(open_store(root), step)
+    manifest = _selected(whole, args.select, origin=str(args.path))
+    marks = in_words(marks_of(whole.values))
     if args.json:
-        print_json(_described(manifest, root, args))
+        print_json(_described(manifest, root, args) | ({"approximate": marks} if marks else {}))
         return 0
     shown = console()
-    show_summary(manifest, steps(root), console=shown)
+    show_summary(manifest, steps(root), console=shown, marks=marks)
     if args.tree:
         shown.print()
         shown.print(names_tree.draw(_tree(manifest), title="tensors"))
@@ -188,8 +191,10 @@ def describe(manifest: Manifest, there: list[StepInfo]) -> Json:
     }
 
 
-def show_summary(manifest: Manifest, there: list[StepInfo], *, console: Console) -> None:
-    """Print the properties of the checkpoint: step, run, mesh, size."""
+def show_summary(
+    manifest: Manifest, there: list[StepInfo], *, console: Console, marks: str = ""
+) -> None:
+    """Print the properties of the checkpoint: step, run, mesh, size, and any ``marks``."""
     summary = Table.grid(padding=(0, 2))
     mesh = " x ".join(f"{axis}={n}" for axis, n in manifest.mesh.items()) or "none"
     rows = {
@@ -199,6 +204,8 @@ def show_summary(manifest: Manifest, there: list[StepInfo], *, console: Console)
         "size": _size(manifest),
         "written by": ", ".join(f"{name} {v}" for name, v in manifest.created_by.items()),
     }
+    if marks:
+        rows["model"] = marks
     if bases := manifest.bases():
         homes = sorted({path.split("/")[1] for path in bases})
         rows["refers to"] = f"{len(bases)} packs of {', '.join(homes)}, which must be kept"

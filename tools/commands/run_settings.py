@@ -86,6 +86,12 @@ def add_options(add: Callable[..., Any]) -> None:
         help="place where the islands meet: a directory, s3://bucket/prefix, gs:// or az:// "
         "(default: the script's value)",
     )
+    add(
+        "--sea-key",
+        metavar="FILE",
+        help="key file with which islands give each other their payloads without the store; "
+        "`holdfast islands key FILE` makes it (default: the script's value, or by the store)",
+    )
 
 
 def add_story(add: Callable[..., Any]) -> None:

@@ -1,1 +1,1 @@
-"""The command `holdfast islands`: the status of a sea, and the merges of its logbook once more."""
+"""The command `holdfast islands`: the status of a sea, its merges once more, and its samples."""

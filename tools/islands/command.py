@@ -1,18 +1,25 @@
-"""`holdfast islands`: look at a sea, and repeat its merges."""
+"""`holdfast islands`: look at a sea, repeat its merges, check its samples, make its key."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, cast
 
+import msgspec
 from rich.live import Live
 
 from holdfast.ckpt.store.places import open_store
-from holdfast.tools.islands.glance import PATIENCE_S, listen, look
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.channel.shared_key import expanded
+from holdfast.elastic.errors import ConfigError
+from holdfast.tools.chaos.judging.history import read
+from holdfast.tools.islands.glance import PATIENCE_S, listen, look, records_of
+from holdfast.tools.islands.samples import samples_of
 from holdfast.tools.islands.status import SeaStatus, status
-from holdfast.tools.islands.tables import sea_view
+from holdfast.tools.islands.tables import samples_view, sea_view
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
 from holdfast.tools.terminal import console, place, print_json, step_number
 
@@ -24,6 +31,15 @@ examples:
 
 The files of a store have no ages that all clocks agree on. So the command reads them twice, and an
 island whose sign of life has changed between is alive. It writes nothing.
+"""
+
+_KEY: Final = """\
+example:
+  holdfast islands key sea.key          once; then copy it to the machines of all islands
+  holdfast run --island oslo --sea s3://bucket/sea --sea-key sea.key train.py
+
+Whoever has the key can ask islands for payloads, and give them some, which are compared with the
+digests of works. No snapshot can be read with it, and no process of a run commanded.
 """
 
 _REPLAY: Final = """\
@@ -41,6 +57,18 @@ Exit codes: 0 nothing is wrong, 1 a result differs or a payload is damaged, 2 wr
 """
 
 
+_SAMPLES: Final = """\
+examples:
+  holdfast islands samples --sea s3://bucket/sea
+  holdfast islands samples --sea runs/sea --run oslo=runs/oslo/history --run lyon=runs/lyon/history
+
+A sample is merged when all portions have merged works that hold it. Those of an island that left
+before that are dealt anew. A history is what `holdfast chaos check` reads: holdfast.chaos.samples
+reports the numbers of samples in the data set, with their epoch.
+Exit codes: 0 nothing is wrong, 1 a sample is merged twice or not at all, 2 wrong command line.
+"""
+
+
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Declare the arguments."""
     parser = subparsers.add_parser(
@@ -54,6 +82,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     _declare_status(inner)
     _declare_replay(inner)
+    _declare_samples(inner)
+    _declare_key(inner)
     return parser
 
 
@@ -105,8 +135,46 @@ def _declare_replay(inner: Subparsers) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
+def _declare_samples(inner: Subparsers) -> None:
+    parser = inner.add_parser(
+        "samples",
+        help="check that every sample that a logbook deals is merged once",
+        description="Checks the samples that a logbook deals (data='dealt'): each of an epoch is "
+        "merged once, by one island. With histories it also checks that the island trained it.",
+        epilog=_SAMPLES,
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
+    add(
+        "--run",
+        dest="runs",
+        action="append",
+        default=[],
+        metavar="ISLAND=DIR",
+        help="the history of an island: its run directory, or the folder of HOLDFAST_HISTORY",
+    )
+    add("--json", action="store_true", help="print JSON")
+
+
+def _declare_key(inner: Subparsers) -> None:
+    parser = inner.add_parser(
+        "key",
+        help="make the key with which islands give each other their payloads",
+        description="Makes the sea's key file, with which islands give each other their payloads "
+        "without the store. It is worth nothing inside a run.",
+        epilog=_KEY,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("file", type=place, metavar="FILE", help="the new file; 0600")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the inner command."""
+    if args.islands == "samples":
+        return _check_samples(args)
+    if args.islands == "key":
+        return _make_key(expanded(args.file))
     if args.islands == "replay":
         from holdfast.tools.islands import replaying  # with torch, which the status does not need
 
@@ -123,6 +191,42 @@ def run(args: argparse.Namespace) -> int:
     with Live(sea_view(next(found)), console=shown, auto_refresh=False) as live:
         for each in found:
             live.update(sea_view(each), refresh=True)
+    return 0
+
+
+def _check_samples(args: argparse.Namespace) -> int:
+    """Check the samples; 1 if one is merged twice, or missing at the end."""
+    trained = dict(_trained(each) for each in args.runs)
+    found = samples_of(records_of(open_store(args.sea)), trained)
+    if args.json:
+        print_json({"sea": args.sea, **msgspec.structs.asdict(found)})
+    else:
+        console().print(samples_view(args.sea, found))
+    return 1 if found.wrong else 0
+
+
+def _trained(said: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return an island's name, and the samples of its history that no restart undid."""
+    island, equals, folder = said.partition("=")
+    if not equals:
+        raise ConfigError(f"--run {said}: give the island's name and its history, NAME=DIR")
+    history = read(Path(folder))
+    kept = [each for each in history.consumed if history.survives(each)]
+    if not kept:
+        raise ConfigError(
+            f"{folder}: no sample is reported here; call holdfast.chaos.samples in the training "
+            "loop, with the number of each sample in the data set"
+        )
+    return island, [(each.epoch, int(name)) for each in kept for name in each.ids]
+
+
+def _make_key(path: Path) -> int:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        RunKey.new().save(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file that is not there yet") from error
+    console().print(f"{path} is the key of a sea: copy it to the machines of all its islands")
     return 0
 
 

@@ -14,6 +14,7 @@ from holdfast.elastic.sea import payload
 from holdfast.elastic.sea.portions import portions_of
 from holdfast.elastic.sea.records import Founded, Left, Record, Work
 from holdfast.elastic.sea.view import View
+from holdfast.tools.islands.lines import LineStatus, lines_of
 
 FORMER: Final = 8
 """The islands that left of which the status tells, the last ones."""
@@ -37,7 +38,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``work_bytes`` is the size of its payload for the next merge, None while there is none. ``sign``
     is its last sign of life, with its step, the merges that it has adopted, the seconds that it
     waits by now and the bytes of payloads; ``heard_s`` is the longest that the sign can be old,
-    None if it did not change while this command listened.
+    None if it did not change while this command listened. ``up`` and ``down`` are the directions of
+    its line.
     """
 
     island: str
@@ -46,6 +48,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     work_bytes: int | None
     sign: Sign | None
     heard_s: float | None
+    up: LineStatus
+    down: LineStatus
 
 
 class FormerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +100,21 @@ def status(sea: str, before: Glance, after: Glance) -> SeaStatus:
     whole = sum(view.weights.values())
     waiting = {island: _fitting(view, works) for island, works in after.works.items()}
     alive, listened_s = heard(before, after), after.at_s - before.at_s
+    counts = elements_of(view.founded)
+    largest = max(
+        sum(payload.nbytes(counts[at], view.settings.bits) for at in portion)
+        for portion in portions_of(counts, view.settings.portions)
+    )
+    received = largest * max(len(view.members) - 1, 0)
+    lines = {
+        island: lines_of(
+            after.signs.get(island),
+            stride=view.stride(island),
+            sent_bytes=largest,
+            received_bytes=received,
+        )
+        for island in view.members
+    }
     members = tuple(
         MemberStatus(
             island=island,
@@ -104,13 +123,10 @@ def status(sea: str, before: Glance, after: Glance) -> SeaStatus:
             work_bytes=found.nbytes if (found := waiting.get(island)) else None,
             sign=after.signs.get(island),
             heard_s=listened_s if island in alive else None,
+            up=lines[island][0],
+            down=lines[island][1],
         )
         for island, member in view.members.items()
-    )
-    counts = elements_of(view.founded)
-    largest = max(
-        sum(payload.nbytes(counts[at], view.settings.bits) for at in portion)
-        for portion in portions_of(counts, view.settings.portions)
     )
     return SeaStatus(
         sea=sea,
@@ -128,7 +144,7 @@ def status(sea: str, before: Glance, after: Glance) -> SeaStatus:
         waits_for=tuple(each.island for each in members if each.work_bytes is None),
         asking=after.asked,
         sent_bytes=largest,
-        received_bytes=largest * max(len(members) - 1, 0),
+        received_bytes=received,
         listened_s=listened_s,
         tides_seen=view.tide - before.view.tide,
     )

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.elastic.islands.messages import Sign
+from holdfast.tools.islands.lines import LineStatus
 from holdfast.tools.islands.replay import Outcome, Replayed
+from holdfast.tools.islands.samples import SamplesVerdict
 from holdfast.tools.islands.status import MemberStatus, SeaStatus
 from holdfast.tools.terminal import readable
 
@@ -24,6 +26,8 @@ _COLUMNS = (
     "waits",
     "sent",
     "fetched",
+    "line up",
+    "line down",
     "last sign of life",
 )
 _WHY = {
@@ -42,6 +46,12 @@ def sea_view(found: SeaStatus) -> RenderableType:
     parts += [Text(f"{each.island} left: {_WHY[each.why]}") for each in found.former]
     parts += [Text(f"{each} asks for the sea's weights", "yellow") for each in found.asking]
     parts += [Text(line) for line in _lines(found)]
+    parts += [
+        Text(_too_slow(each.island, way), "yellow")
+        for each in found.members
+        for way in (each.up, each.down)
+        if not way.fits
+    ]
     return Group(*parts)
 
 
@@ -71,6 +81,8 @@ def _members(found: SeaStatus) -> Table:
             f"{each.share:.0%}",
             _NONE if each.work_bytes is None else readable(each.work_bytes),
             *_of_sign(each.sign),
+            _line(each.up),
+            _line(each.down),
             _heard(each, listened_s=found.listened_s),
             style="" if each.heard_s is not None else "yellow",
         )
@@ -89,6 +101,29 @@ def _of_sign(sign: Sign | None) -> tuple[str, ...]:
     )
 
 
+def _line(way: LineStatus) -> str:
+    """Return the rate that tides need, of the one that the line gives."""
+    if way.needed is None and way.given is None:
+        return _NONE
+    needed = _NONE if way.needed is None else _mbit(way.needed)
+    return f"{needed} of {_NONE if way.given is None else _mbit(way.given)} Mbit/s"
+
+
+def _mbit(bytes_per_s: float) -> str:
+    """Return megabits per second, with two digits that count."""
+    mbit = 8 * bytes_per_s / 1e6
+    return f"{mbit:,.0f}" if mbit >= 10 else f"{mbit:.2g}"
+
+
+def _too_slow(island: str, way: LineStatus) -> str:
+    assert way.given
+    return (
+        f"{island}: a tide of {readable(way.tide_bytes)} {way.way} takes {way.passes_s:.1f} s of "
+        f"its line of {_mbit(way.given)} Mbit/s, and one comes every {way.tide_s:.1f} s: training "
+        "waits for it; raise every, take fewer bits, or get a faster line"
+    )
+
+
 def _heard(member: MemberStatus, *, listened_s: float) -> str:
     if member.heard_s is not None:
         return f"within {member.heard_s:.1f} s"
@@ -98,9 +133,10 @@ def _heard(member: MemberStatus, *, listened_s: float) -> str:
 def _lines(found: SeaStatus) -> list[str]:
     steps = found.every // found.portions
     lines = [
+        "line: what tides need, of what the line gives (declared or measured, the smaller one)",
         f"a tide every {_count(steps, 'step')}, of {_count(found.portions, 'portion')} of "
         f"{_count(found.elements, 'parameter')} in {found.bits} bits: an island sends "
-        f"{readable(found.sent_bytes)} and receives as much from each of the others"
+        f"{readable(found.sent_bytes)} and receives as much from each of the others",
     ]
     if (tide_s := found.tide_s) is not None:
         lines.append(
@@ -159,6 +195,39 @@ def replay_view(sea: str, found: Sequence[Replayed], *, ends_equal: bool | None)
             )
         )
     return Group(*parts)
+
+
+def samples_view(sea: str, found: SamplesVerdict) -> RenderableType:
+    """Return a line for each epoch and each lineage, and what is wrong."""
+    epochs = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("epoch", "samples", "merged", "in hand", "not dealt"):
+        epochs.add_column(name, justify="right", no_wrap=True)
+    for epoch in found.epochs:
+        cells = (epoch.epoch, epoch.samples, epoch.merged, epoch.held, epoch.free)
+        epochs.add_row(*(f"{cell:,}" for cell in cells))
+    islands = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    islands.add_column("island", no_wrap=True)
+    for name in ("entered in record", "dealt", "merged"):
+        islands.add_column(name, justify="right", no_wrap=True)
+    for each in found.lineages:
+        numbers = [f"{number:,}" for number in (each.lineage, each.dealt, each.merged)]
+        islands.add_row(each.island, *numbers, style="" if each.takes_part else "dim")
+    trained = [
+        Text(
+            f"{island} trained all of its merged samples, and {count:,} that are not in all "
+            "portions"
+        )
+        for island, count in found.trained.items()
+    ]
+    head = Text(f"sea {sea}: the samples that its logbook deals", style="bold")
+    end = [Text(each, "red") for each in found.wrong] or [Text(_held(found), "green")]
+    return Group(head, epochs, islands, *trained, *end)
+
+
+def _held(found: SamplesVerdict) -> str:
+    if found.is_over:
+        return "no sample is merged twice, and none of a full epoch is missing"
+    return "no sample is merged twice, and each is merged, in one hand, or not dealt yet"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -13,8 +13,8 @@ from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.reporting import NodeProcesses, read_all_processes
-from holdfast.elastic.events import JobEnded, decode
-from holdfast.elastic.events.log import events_file
+from holdfast.elastic.events import JobEnded, StateApproximate, decode
+from holdfast.elastic.events.log import EVENTS_PATTERN, events_file
 from holdfast.elastic.launch.run_folder import KEY
 from holdfast.tools.show.node_status import NodeStatus
 
@@ -31,7 +31,9 @@ def ask(run_dir: Path) -> list[NodeStatus]:
     Raises ``NotFoundError`` if there is no job or it is over, and ``PeerError`` if no node answers.
     A single node that does not answer is in the list with the reason.
     """
-    return ask_all([run_dir])
+    nodes = ask_all([run_dir])
+    marks = _marks(run_dir, generation=max(node.generation for node in nodes))
+    return [msgspec.structs.replace(nodes[0], approximate=marks), *nodes[1:]]
 
 
 def ask_all(
@@ -57,6 +59,22 @@ def ask_all(
         errors = "; ".join(f"{node.node}: {node.error}" for node in nodes)
         raise PeerError(f"{place}: no sidecar answers, the job was killed or stopped ({errors})")
     return nodes
+
+
+def _marks(run_dir: Path, *, generation: int) -> str:
+    """Return the marks of the model that a generation trains, "" for none.
+
+    Every generation tells the marks of its state, so older ones do not count.
+    """
+    found: list[str] = []
+    for file in sorted(run_dir.glob(EVENTS_PATTERN)):
+        for line in file.read_bytes().splitlines():
+            if b'"kind":"approximate"' not in line:
+                continue
+            match decode(line):
+                case StateApproximate(generation=told, text=text) if told == generation:
+                    found.append(text)
+    return "; ".join(dict.fromkeys(found))
 
 
 def sidecars(

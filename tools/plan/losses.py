@@ -10,7 +10,7 @@ repair of a group is one act, not one for each disk.)
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -106,7 +106,7 @@ def failure_rates(job: PlannedJob, *, window_s: float) -> FailureRates:
     }
     chains: Counter[LossChain] = Counter()
     for size, held in shapes:
-        shared: Counter[int] = Counter()
+        shared: dict[int, float] = defaultdict(float)
         for kind, name, count in held:
             if (kind, name) not in fatal:
                 shared[count] += rates[kind]

@@ -25,13 +25,14 @@ OPTIONS: Final = {
     "stop_grace_s": ("timeouts", "stop_grace_s"),
     "island": ("islands", "name"),
     "sea": ("islands", "meet"),
+    "sea_key": ("islands", "key"),
 }
 """Destination of an option -> the group and the field of the script's settings that it sets."""
 
 GIVEN: Final = "given_settings"
 """Name of the arguments' attribute with the settings of `holdfast.toml` and the environment."""
 
-SECRET: Final = ("key_file", "etcd", "notice_header", "token", "token_file", "header")
+SECRET: Final = ("key_file", "etcd", "notice_header", "token", "token_file", "header", "sea_key")
 """Options that name a key, a secret or a program: no file may set them."""
 
 NOT_SETTINGS: Final = ("help", "config", "module", "export", "bundle", "svg", *SECRET)
@@ -54,8 +55,8 @@ OWN_VARIABLES: Final = {
 """Options whose command reads a variable by itself: the variable wins over the file."""
 
 _SCRIPT: Final = Settings(checkpoint=Checkpoints("a script's own"), islands=Islands())
-_UNSAID: Final = {"wait", "outer"}
-"""Fields of islands whose values are objects of Python."""
+_UNSAID: Final = {"wait", "outer", "key"}
+"""Fields of islands whose values are objects of Python, or that name a key."""
 
 
 def variable(*words: str) -> str:

@@ -42,6 +42,7 @@ _OF_KIND: Final = {
         "violation",
     ),
     Importance.WARNING: (
+        "approximate",
         "back_pressure",
         "checkpoint_retried",
         "checkpoint_skipped",

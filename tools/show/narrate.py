@@ -25,6 +25,7 @@ from holdfast.elastic.events import (
     RestoreProgressed,
     SidecarFailed,
     SnapshotsLeftOut,
+    StateApproximate,
     StragglerFound,
     StragglerOver,
     TrainingResumed,
@@ -127,6 +128,8 @@ def _remark(event: Event) -> Iterator[str]:
                 f"{event.seat}: SNAPSHOTS ARE SKIPPED since step {event.newest}, "
                 f"{event.count} so far: {event.reason}"
             )
+        case StateApproximate(text=text, fresh=fresh):
+            yield f"{'THE MODEL IS' if fresh else 'the model is'} {text}"
         case SidecarFailed(error=error):
             yield f"the sidecar of {event.node} does not start: {error}"
         case WorkerStack(at=at) if at:

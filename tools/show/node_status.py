@@ -22,7 +22,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``stragglers`` maps seats to a sentence about the straggler there, on the one node that reports
     for all. ``data_troubles`` describes lost data-loading processes of its living workers.
     ``unreachable`` lists the nodes that this node cannot reach. ``held_off`` says why it is not let
-    in yet, if it is not.
+    in yet, if it is not. ``approximate`` is the mark of a model of which stages were set from others, on the first node alone.
     """
 
     node: str
@@ -34,6 +34,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     data_troubles: dict[str, str] = {}
     unreachable: tuple[str, ...] = ()
     held_off: str = ""
+    approximate: str = ""
 
     def step(self, what: str) -> int | None:
         """Return the newest ``committed``, ``protected`` or ``durable`` step, None for none.
@@ -102,6 +103,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Return the problems that a person should know about, one sentence each."""
         status = self.status
         found = [self.error] if self.error else []
+        found += [f"the model is {self.approximate}"] if self.approximate else []
         found += [*self.stragglers.values(), *self.data_troubles.values()]
         found += [f"does not reach node {name}" for name in self.unreachable]
         found += [

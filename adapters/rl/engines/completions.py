@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
@@ -59,6 +59,7 @@ class CompletionServer:
     headers: Mapping[str, str] = field(default_factory=dict)
     pause_path: str = "/pause"
     resume_path: str = "/resume"
+    answer_path: ClassVar[str] = "/v1/completions"
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -139,7 +140,7 @@ class CompletionServer:
         """Yield the chunks of an answer; they may end before it does."""
         with self._failing():
             request = self._client.sse(
-                f"{self.url}/v1/completions",
+                self.url + self.answer_path,
                 method="POST",
                 json=body,
                 max_event_size=_MOST_DELTA_BYTES,

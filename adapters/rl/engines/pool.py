@@ -23,16 +23,24 @@ from holdfast.ckpt.errors import CkptError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 
 _POLL_S: Final = 0.05
+_ASK_S: Final = 0.05
 _MOST_TOKENS: Final = 4096
 """Tokens that streams are ahead of the caller's thread."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """An answer that is not finished; ``since`` is the time of its last token or its first try."""
+    """An answer that is not finished; ``since`` is the time of its last token or its first try.
+
+    ``floor`` is the oldest version that its next token may be of.
+    """
 
     answer: Sample
     since: float | None = None
+    floor: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.floor = self.answer.version
 
 
 @dataclass(slots=True)
@@ -77,7 +85,8 @@ class EnginePool:
         self._last_failure = "none"
         self._loaded: tuple[Mapping[str, Tensor], int] | None = None
         self._rests_until = [0.0] * len(self._engines)
-        self._is_stale = [False] * len(self._engines)
+        self._given: list[object] = [None] * len(self._engines)
+        self._refused: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         self._locks = [threading.Lock() for _ in self._engines]
 
     @property
@@ -94,11 +103,20 @@ class EnginePool:
         """
         self._loaded = (weights, version)
         for number in range(len(self._engines)):
-            self._is_stale[number] = True
             try:
                 self._renew(number)
             except CkptError as error:
                 self._fail(number, error)
+
+    def offer(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Have every engine sample with these weights soon, without waiting for it.
+
+        Each loads them beside its streams, at the latest before its next answer. The tensors must
+        stay as they are.
+        """
+        self._loaded = (weights, version)
+        for number in range(len(self._engines)):
+            threading.Thread(target=self._renew_beside, args=(number,), daemon=True).start()
 
     def finish(
         self, answers: Sequence[Sample], *, idle: Callable[[], object] | None = None
@@ -109,24 +127,51 @@ class EnginePool:
         has got no token for ``wait_s``, in all its tries, and ``ConfigError`` for what no engine
         will do.
         """
+        self._run(list(answers), idle=idle, more=None)
+
+    def work(self, more: Callable[[int], Sequence[Sample]]) -> None:
+        """Finish the answers that ``more`` gives, with the newest weights that were offered.
+
+        ``more`` is called now and then, and with the number of answers that the engines have room
+        for, which may be 0. It ends when ``more`` raises ``StopIteration``, and raises as `finish`.
+        """
+        self._run([], idle=None, more=more)
+
+    def _run(
+        self,
+        answers: list[Sample],
+        *,
+        idle: Callable[[], object] | None,
+        more: Callable[[int], Sequence[Sample]] | None,
+    ) -> None:
         waiting = deque(_Work(each) for each in answers if not each.finished)
-        idle_since = time.monotonic()
+        idle_since = asked_s = time.monotonic()
         running: list[_Attempt] = []
         reports: queue.Queue[_Report] = queue.Queue(_MOST_TOKENS)
         try:
-            while waiting or running:
+            while waiting or running or more is not None:
+                if more is not None and (not running or time.monotonic() > asked_s + _ASK_S):
+                    room = self.capacity - len(waiting) - len(running)
+                    waiting += [_Work(each) for each in more(max(0, room)) if not each.finished]
+                    idle_since = asked_s = time.monotonic()
                 self._begin(waiting, running, reports)
+                if not self._refused.empty():
+                    raise self._refused.get()
                 try:
                     report = reports.get(timeout=_POLL_S)
                 except queue.Empty:
+                    for attempt in [each for each in running if each.work.answer.finished]:
+                        _end(attempt, running)
                     if idle is not None:
                         idle()
-                    if not running:
+                    if not running and waiting:
                         self._check_patience(idle_since)
                     continue
                 idle_since = time.monotonic()
                 if report.attempt in running:
                     self._take(report, waiting, running)
+        except StopIteration:
+            return
         finally:
             for attempt in running:
                 attempt.stopped.set()
@@ -182,9 +227,9 @@ class EnginePool:
             return None
         if self._pinned and token.version != answer.version:
             return f"a token of version {token.version} for a sample of version {answer.version}"
-        if token.version < answer.version:
-            return f"a token of version {token.version} after one of version {answer.version}"
-        answer.version = token.version
+        if token.version < work.floor:
+            return f"a token of version {token.version} after one of version {work.floor}"
+        answer.version = work.floor = token.version
         answer.extend([token.token], [token.logprob])
         work.since = time.monotonic()
         return None
@@ -192,15 +237,23 @@ class EnginePool:
     def _fail(self, number: int, why: object) -> None:
         """Let an engine rest; it needs the weights again before it samples."""
         self._rests_until[number] = time.monotonic() + self._retry_s
-        self._is_stale[number], self._last_failure = self._loaded is not None, str(why)
+        self._given[number], self._last_failure = None, str(why)
 
     def _renew(self, number: int) -> None:
-        """Give an engine the weights, if it has failed since it got them."""
+        """Give an engine the newest weights, if it has others or has failed since it got them."""
         with self._locks[number]:
-            if self._is_stale[number] and self._loaded is not None:
-                weights, version = self._loaded
+            while (loaded := self._loaded) is not None and self._given[number] is not loaded:
+                weights, version = loaded
                 self._engines[number].load(weights, version=version)
-                self._is_stale[number] = False
+                self._given[number] = loaded
+
+    def _renew_beside(self, number: int) -> None:
+        try:
+            self._renew(number)
+        except CkptError as error:
+            self._fail(number, error)
+        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
+            self._refused.put(error)
 
     def _stream(
         self, start: tuple[Tokens, TokenPlace], attempt: _Attempt, reports: queue.Queue[_Report]

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from holdfast.adapters.rl.ledger.borrowed_rules import BorrowedRow, BorrowedRules, borrowed_row
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.states import OrdinalState
+from holdfast.adapters.rl.samples.borrowed import Borrowed, GroupOrigin
 from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory
 from holdfast.ckpt.types import Json
 
@@ -68,7 +70,8 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     ones, including this step's. ``in_order``: step t trains the next ordinals, each once.
     ``reused`` are ordinals that are trained again on purpose; they may be staler by ``reuse_age``
     steps, and their rows come last. ``pinned``: a consumer may go back to an older version, for
-    work that another one lost.
+    work that another one lost. ``borrowed`` are the rows of other runs, ``recorded`` the origins
+    that the state before the step names, and ``island`` is the name that this run shares under.
     """
 
     step: int
@@ -84,6 +87,9 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     reuse_age: int = 0
     in_order: bool = True
     pinned: bool = True
+    island: str = ""
+    borrowed: tuple[BorrowedRow, ...] = ()
+    recorded: frozenset[GroupOrigin] = frozenset()
 
 
 class StepChecker:
@@ -95,6 +101,7 @@ class StepChecker:
         self._below = 0
         self._beyond: set[int] = set()
         self._consumers: dict[str, tuple[int, int]] = {}
+        self._borrowed = BorrowedRules()
 
     def check(self, seen: ObservedStep) -> list[str]:
         """Return the violations of a step as text, and count its ordinals as trained."""
@@ -105,6 +112,13 @@ class StepChecker:
             *self._trained(seen, ordinals),
             *self._elsewhere(seen, ordinals),
             *self._progress(seen),
+            *self._borrowed.check(
+                seen.step,
+                seen.borrowed,
+                group=seen.group,
+                island=seen.island,
+                recorded=seen.recorded,
+            ),
         ]
         self._beyond |= ordinals - seen.reused
         while self._below in self._beyond:
@@ -124,18 +138,20 @@ class StepChecker:
         )
 
     def state_dict(self) -> dict[str, Json]:
-        """Return the trained ordinals and the violations."""
+        """Return the trained ordinals, the origins of borrowed groups, and the violations."""
         return {
             "below": self._below,
             "beyond": sorted(self._beyond),
             "violations": list(self.violations),
             "count": self.count,
+            "borrowed": self._borrowed.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Replace both by what ``state_dict`` returned."""
+        """Replace all by what ``state_dict`` returned."""
         self._below, self._beyond = state["below"], set(state["beyond"])
         self.violations, self.count = list(state["violations"]), state["count"]
+        self._borrowed.load_state_dict(state.get("borrowed", ()))
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -168,7 +184,7 @@ class StepChecker:
         both = sorted(o for o in open_ - ordinals if self._is_trained(o))
         if both:
             yield f"step {seen.step}: ordinals {both} are trained and {seen.states[both[0]]}"
-        known = set(OrdinalState) - {OrdinalState.TRAINED}
+        known = set(OrdinalState) - {OrdinalState.TRAINED, OrdinalState.BORROWED}
         if unexpected := sorted(o for o, state in seen.states.items() if state not in known):
             yield f"step {seen.step}: open ordinals {unexpected} are {seen.states[unexpected[0]]}"
         missing = [
@@ -197,14 +213,22 @@ class StepChecker:
 
 
 def observe(
-    ledger: Ledger, step: int, batch: Sequence[Trajectory], *, consumers: Iterable[Consumer] = ()
+    ledger: Ledger,
+    step: int,
+    batch: Sequence[Trajectory],
+    *,
+    consumers: Iterable[Consumer] = (),
+    island: str = "",
 ) -> ObservedStep:
-    """Return the observation of ``step``, before the ledger counts it as trained."""
+    """Return the observation of ``step``, before the ledger counts it as trained.
+
+    ``island`` is the name that this run shares samples under, empty if it does not.
+    """
     plan, states = ledger.plan, ledger.states()
     taken, again = ledger.takes()
     return ObservedStep(
         step=step,
-        rows=tuple(map(row_of, batch)),
+        rows=tuple(row_of(each) for each in batch if not isinstance(each, Borrowed)),
         group=plan.group,
         eta=plan.eta,
         admitted=ledger.admitted,
@@ -216,6 +240,9 @@ def observe(
         reuse_age=plan.replay.max_age,
         in_order=not plan.by_arrival,
         pinned=plan.pinned,
+        island=island,
+        borrowed=tuple(borrowed_row(each) for each in batch if isinstance(each, Borrowed)),
+        recorded=ledger.borrowing.recorded(step),
     )
 
 

@@ -11,7 +11,8 @@ class Counters(msgspec.Struct, kw_only=True):
     ``tokens_recovered`` came out of a lost worker's log; ``tokens_resampled`` had been reported by
     a lost worker and were not in its log. ``samples_set_aside`` were beyond the token budget.
     ``samples_too_old`` were held by a late worker when the steps that could have taken them were
-    already promised to other samples.
+    already promised to other samples. ``groups_borrowed`` came from other runs,
+    ``groups_missed`` are those that steps could have borrowed and found no group for.
     """
 
     samples_accepted: int = 0
@@ -26,3 +27,5 @@ class Counters(msgspec.Struct, kw_only=True):
     samples_set_aside: int = 0
     samples_too_old: int = 0
     groups_reused: int = 0
+    groups_borrowed: int = 0
+    groups_missed: int = 0

@@ -23,6 +23,7 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.adapters.rl.ledger.borrowing import Borrowing
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
 from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
 from holdfast.adapters.rl.ledger.counters import Counters
@@ -67,6 +68,7 @@ class Ledger:
         self._taken: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_RECORDED_STEPS)
         self._budget = TokenBudget(limit=plan.scheduling.token_budget)
         self._lengths = Lengths()
+        self.borrowing = Borrowing()
 
     # -- admission and work ------------------------------------------------------------------
 
@@ -354,6 +356,7 @@ class Ledger:
                 self.staleness_max = max(self.staleness_max, step - min(sample.versions))
         self._taking.train(ordinals)
         self._taken.append((step, tuple(ordinals)))
+        self.counters.groups_borrowed += self.borrowing.train(step)
         self._budget.renew()
         self.trained_steps = step + 1
 
@@ -388,6 +391,7 @@ class Ledger:
         """Return how many ordinals are in each state."""
         counts = {state.value: 0 for state in OrdinalState}
         counts[OrdinalState.TRAINED] = self.trained_steps * self.plan.fresh
+        counts[OrdinalState.BORROWED] = self.borrowing.waiting
         for group in self._groups.values():
             counts[group.state] += 1
         return counts
@@ -428,6 +432,7 @@ class Ledger:
             "replay": self._replay.state_dict(),
             "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
             "lengths": self._lengths.state_dict(),
+            "borrowing": self.borrowing.state_dict(),
             "dropped": {str(o): each.reason for o, each in self._groups.items() if each.reason},
             "samples": samples,
             "staleness_max": self.staleness_max,
@@ -467,6 +472,8 @@ class Ledger:
         self._replay.load_state_dict(state["replay"])
         self._taken.extend((step, tuple(ordinals)) for step, ordinals in state["taken"])
         self._lengths = Lengths(state["lengths"])
+        if "borrowing" in state:  # snapshots of older versions have none
+            self.borrowing.load_state_dict(state["borrowing"])
 
     # -- inside ------------------------------------------------------------------------------
 

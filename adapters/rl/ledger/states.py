@@ -15,13 +15,14 @@ class LedgerError(HoldfastError):
 
 
 class OrdinalState(StrEnum):
-    """The state of an ordinal."""
+    """The state of an ordinal; a borrowed one is that of another run's prompt."""
 
     PENDING = "pending"
     RUNNING = "running"
     READY = "ready"
     TRAINED = "trained"
     DROPPED = "dropped"
+    BORROWED = "borrowed"
 
 
 class OrdinalEvent(StrEnum):
@@ -43,6 +44,7 @@ TRANSITIONS: dict[tuple[OrdinalState, OrdinalEvent], OrdinalState] = {
     (OrdinalState.RUNNING, OrdinalEvent.COMPLETE): OrdinalState.READY,
     (OrdinalState.READY, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
     (OrdinalState.DROPPED, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
+    (OrdinalState.BORROWED, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
 }
 """(state, event) → state. A dropped ordinal leaves with its step, having contributed nothing."""
 

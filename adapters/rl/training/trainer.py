@@ -25,9 +25,12 @@ from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.loss.batch import TrainingBatch, collate, packed_shape
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names, reshard, shard
+from holdfast.adapters.rl.samples.borrowed import Borrowed
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Trajectory
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 from holdfast.adapters.rl.server.server import LedgerState, RolloutServer, Term, rollout_workers
+from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
+from holdfast.adapters.rl.sharing.sharing import GroupSharing
 from holdfast.adapters.rl.training.assessment import episode_figures, make_assessment
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
 from holdfast.adapters.rl.training.recheck import Recheck, row_at
@@ -70,6 +73,7 @@ class _TrainerJob:
     history: dict[str, list[Json]]
     proximal: Ewma | Recomputed | None
     retained: Retained | None
+    sharing: GroupSharing | None
 
 
 class Trainer:
@@ -116,6 +120,8 @@ class Trainer:
             more[RETAINED] = retained
         if (frozen := self._policies.frozen_weights) is not None:
             more["frozen"] = Rebuilt(frozen)
+        if (sharing := self._sharing(run)) is not None:
+            more["sharing"] = sharing
         run.track(
             model=model,
             optimizer=optimizer,
@@ -124,7 +130,8 @@ class Trainer:
             history=history,
             **more,
         )
-        elastic.session_of(run).count_on_leader("ledger", "checker", "history")
+        counted = ("ledger", "checker", "history", *(more.keys() & {"sharing"}))
+        elastic.session_of(run).count_on_leader(*counted)
         job = _TrainerJob(
             run=run,
             session=elastic.session_of(run),
@@ -136,6 +143,7 @@ class Trainer:
             history=history,
             proximal=proximal,
             retained=retained,
+            sharing=sharing,
         )
         try:
             if run.is_leader:
@@ -179,6 +187,23 @@ class Trainer:
         for policy in policies:
             shard(policy, run.mesh)
         return Retained(policies)
+
+    def _sharing(self, run: elastic.Run) -> GroupSharing | None:
+        if (share := self._config.sharing) is None:
+            return None
+
+        def refuses(ordinal: int, prompt: Tokens) -> str:
+            is_ours = prompt == self._prompt(ordinal)
+            return "" if is_ours else f"its prompt is not prompt {ordinal} of this job's task"
+
+        return GroupSharing(
+            share,
+            mailbox=GroupMailbox.at(share.meet),
+            group=self._config.group,
+            context=self._config.model.context,
+            emit=elastic.session_of(run).emit,
+            refuses=refuses,
+        )
 
     def _recheck(self, run: elastic.Run, model: nn.Module) -> Recheck:
         names, retained = parameter_names(model), self._config.retained
@@ -270,15 +295,25 @@ class Trainer:
         session.emit(RolloutsAwaited(step=step + 1, seconds=time.perf_counter() - began))
         self._await_release(job, step)
         rewards = [self._assessment.reward(sample) for sample in samples]
+        island = job.sharing.share.name if job.sharing else ""
         with self._server.lock:
-            seen = observe(ledger, step, samples, consumers=self._server.consumers())
+            others = ledger.borrowing.due(step)
+            both = [*samples, *others]
+            consumers = self._server.consumers()
+            seen = observe(ledger, step, both, consumers=consumers, island=island)
             tail = self._server.train(step, samples, rewards)
+            if job.sharing is not None:
+                job.sharing.settle(
+                    step, ledger, samples=samples, borrowed=others, protected=protected
+                )
         session.emit(tail)
         if config.environment is not None and samples:
             session.emit(episode_figures(samples, step=step + 1))
         self._judge(job, step, job.checker.check(seen))
         length = config.model.context
-        batch = collate(samples, torch.tensor(rewards), rows=config.rows, length=length)
+        rewards += [self._assessment.reward(sample) for sample in others]
+        both = [*samples, *(_as_ours(sample, run.generation, step) for sample in others)]
+        batch = collate(both, torch.tensor(rewards), rows=config.rows, length=length)
         self._look_again(job, step, batch, samples)
         return batch
 
@@ -370,6 +405,12 @@ def write_result(path: Path, outcome: dict[str, Json]) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=1))
     draft.replace(path)
+
+
+def _as_ours(sample: Borrowed, generation: int, step: int) -> Trajectory:
+    """Return a borrowed sample without the versions of its own run, which say nothing here."""
+    stamp = Stamp(generation=generation, version=step, count=sample.sampled)
+    return msgspec.structs.replace(sample, stamps=(stamp,))
 
 
 def _restores(run: elastic.Run) -> bool:

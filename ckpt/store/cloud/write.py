@@ -19,17 +19,21 @@ from holdfast.ckpt.store.cloud.calls import CloudConnection, CloudTarget
 from holdfast.ckpt.store.cloud.errors import FAILURES, is_transient, is_upload_gone, refusal, said
 from holdfast.ckpt.store.cloud.read import CloudFile
 from holdfast.ckpt.store.handover import Handover
+from holdfast.ckpt.store.paced import PacedParts
 
 
 def write(connection: CloudConnection, target: CloudTarget, parts: Iterable[Buffer]) -> int:
     """Publish a file made of ``parts``; return its size in bytes. Raises ``StoreError``."""
+    part_bytes = connection.config.part_bytes
+    if isinstance(parts, PacedParts):
+        part_bytes = parts.part_bytes(part_bytes)
     source = _UploadSource(connection, target, parts)
-    first = source.take(connection.config.part_bytes)
-    if source.nbytes < connection.config.part_bytes:
+    first = source.take(part_bytes)
+    if source.nbytes < part_bytes:
         with connection.refusing(target.where, "write it"):
             obstore.put(connection.store, target.key, b"".join(first), use_multipart=False)
     else:
-        _CloudUpload(connection, target).run(source, first)
+        _CloudUpload(connection, target, part_bytes=part_bytes).run(source, first)
     return source.nbytes
 
 
@@ -39,8 +43,10 @@ class _CloudUpload:
     So the source of the parts may read from such a store too.
     """
 
-    def __init__(self, connection: CloudConnection, target: CloudTarget) -> None:
-        self._connection, self._target = connection, target
+    def __init__(
+        self, connection: CloudConnection, target: CloudTarget, *, part_bytes: int
+    ) -> None:
+        self._connection, self._target, self._part_bytes = connection, target, part_bytes
         self._began = self._ended = False
         self._doubt: BaseException | None = None
         """The failure of an upload that may be complete all the same."""
@@ -73,7 +79,7 @@ class _CloudUpload:
                 self._target.key,
                 self._noticed(pulled),
                 use_multipart=True,
-                chunk_size=config.part_bytes,
+                chunk_size=self._part_bytes,
                 max_concurrency=config.threads,
             )
         except FAILURES as error:

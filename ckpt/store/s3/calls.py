@@ -21,6 +21,7 @@ from holdfast.ckpt.store.s3.errors import FAILURES, FAULTS, refusal
 
 _T = TypeVar("_T")
 _BLOCK_BYTES: Final = 256 << 10
+_PACED_BYTES: Final = 32 << 10
 
 
 class S3Connection:
@@ -99,10 +100,21 @@ def _client(session: Any, config: S3Config) -> Any:
 
 
 class Body(io.RawIOBase):
-    """Buffers as the body of a request, sent without a copy; a slow send ends at the deadline."""
+    """Buffers as the body of a request, sent without a copy; a slow send ends at the deadline.
 
-    def __init__(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        self._views, self._deadline = views, deadline
+    ``pay`` gets the bytes of each piece as it is sent, and waits as long as the pace demands. The
+    first reading is that of the signature, which sends nothing.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[memoryview],
+        deadline: Deadline,
+        *,
+        pay: Callable[[int], None] | None = None,
+    ) -> None:
+        self._views, self._deadline, self._pay = views, deadline, pay
+        self._is_signed = False
         self._nbytes = sum(view.nbytes for view in views)
         self._left = self._from_start()
 
@@ -110,14 +122,19 @@ class Body(io.RawIOBase):
         return self._nbytes
 
     def _from_start(self) -> Iterable[memoryview]:
+        step = _BLOCK_BYTES if self._pay is None else _PACED_BYTES
         for view in self._views:
-            for at in range(0, view.nbytes, _BLOCK_BYTES):
-                yield view[at : at + _BLOCK_BYTES]
+            for at in range(0, view.nbytes, step):
+                yield view[at : at + step]
 
     def read(self, size: int = -1) -> Any:
         """Return the next bytes as a view, in blocks of our own size; HTTP clients send it."""
         self._deadline.check()
-        return next(iter(self._left), b"")
+        piece = next(iter(self._left), memoryview(b""))
+        if self._pay is not None and piece.nbytes and self._is_signed:
+            self._pay(piece.nbytes)
+        self._is_signed |= not piece.nbytes
+        return piece if piece.nbytes else b""
 
     def seekable(self) -> bool:
         """Return True; only the start can be sought."""

@@ -12,7 +12,7 @@ cannot harm its owner, judged by the server's clock alone:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -30,11 +30,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadTarget:
-    """A file in a bucket; ``where`` is its address for people."""
+    """A file in a bucket; ``where`` is its address for people.
+
+    ``pay`` is called after each piece that is sent, with its bytes, and waits as long as the pace
+    demands; None: there is no pace.
+    """
 
     bucket: str
     key: str
     where: str
+    pay: Callable[[int], None] | None = None
 
     @property
     def address(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import md5
 from typing import Final
 
@@ -23,6 +23,7 @@ from typing_extensions import Buffer
 from holdfast.ckpt.errors import StoreError
 from holdfast.ckpt.store.objects.retries import Deadline
 from holdfast.ckpt.store.objects.threads import settle
+from holdfast.ckpt.store.paced import PacedParts
 from holdfast.ckpt.store.s3.calls import Body, S3Connection
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import code_of, is_missing
@@ -47,9 +48,14 @@ def write(connection: S3Connection, target: UploadTarget, parts: Iterable[Buffer
     Raises ``StoreError``; the parts that arrived are then kept for the next try. When ``parts``
     raises, nothing is kept.
     """
-    pieces = _pieces(parts, connection.config)
+    config = connection.config
+    if isinstance(parts, PacedParts):
+        target = replace(target, pay=parts.pay)
+        config = replace(config, part_bytes=parts.part_bytes(config.part_bytes))
+        parts = [parts.whole]
+    pieces = _pieces(parts, config)
     first = next(pieces, [])
-    if (nbytes := _nbytes(first)) < connection.config.nbytes_of_part(1):
+    if (nbytes := _nbytes(first)) < config.nbytes_of_part(1):
         put(connection, target, first)
         return nbytes
     return _Upload(connection, target).run(first, pieces)
@@ -72,7 +78,7 @@ def put_once(
     **condition: str,
 ) -> str:
     """Like `put`, in one attempt: raises the errors of boto3. The signature covers the bytes."""
-    body = Body(views, deadline)
+    body = _body(target, views, deadline)
     reply = connection.client.put_object(
         **target.address,
         Body=body,
@@ -80,6 +86,13 @@ def put_once(
         **condition,
     )
     return str(reply["ETag"]).strip('"')
+
+
+def _body(target: UploadTarget, views: Views, deadline: Deadline) -> Body:
+    """Return the body of one attempt; one that nobody wants any more ends here."""
+    if target.pay is not None:
+        target.pay(0)  # boto3 would try again after an error while it sends
+    return Body(views, deadline, pay=target.pay)
 
 
 def _nbytes(views: Views) -> int:
@@ -127,7 +140,8 @@ class _Upload:
 
     def __init__(self, connection: S3Connection, target: UploadTarget) -> None:
         self._connection, self._target = connection, target
-        self._window = threading.BoundedSemaphore(connection.config.threads)
+        at_once = connection.config.threads if target.pay is None else 1
+        self._window = threading.BoundedSemaphore(at_once)
         self._gone = threading.Event()
         self._failed = threading.Event()
         self._id, self._there = "", dict[int, tuple[str, int]]()
@@ -188,7 +202,7 @@ class _Upload:
         """Send a part; return the server's tag for it."""
         if self._gone.is_set():
             return _md5(views)
-        body = Body(views, deadline)
+        body = _body(self._target, views, deadline)
         try:
             reply = self._connection.client.upload_part(
                 **self._target.address,

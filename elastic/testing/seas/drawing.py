@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from holdfast.elastic.sea.records import DealtData
 from holdfast.elastic.sea.settings import Islands, Nesterov, Quorum
+from holdfast.elastic.testing.seas.model import SAMPLES
 from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaStrike
 
 PATIENCE_S: Final = 40.0
@@ -81,6 +83,21 @@ def voyage(seed: int, *, trio: bool = False) -> Voyage:
         times = draw.choice((2, 3))
         crews = [_by_speed(crew, times=times) for crew in crews]
     return Voyage(crews=crews, strikes=strikes, exact=exact, is_calm=is_calm, is_alike=is_alike)
+
+
+def dealt(drawn: Voyage, seed: int) -> Voyage:
+    """Return a voyage whose logbook deals about as many samples as the islands would train."""
+    draw = Random(f"dealt {seed}")
+    samples = draw.randint(20, 150)
+    total = SAMPLES * sum(crew.steps for crew in drawn.crews)
+    data = DealtData(samples=samples, order='"none"', seed=0, epochs=-(-total // samples))
+    crews = [
+        dataclasses.replace(
+            crew, data=data, islands=dataclasses.replace(crew.islands, data="dealt")
+        )
+        for crew in drawn.crews
+    ]
+    return dataclasses.replace(drawn, crews=crews)
 
 
 def _by_speed(crew: SeaCrew, *, times: int) -> SeaCrew:

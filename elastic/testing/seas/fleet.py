@@ -14,7 +14,16 @@ from random import Random
 from typing import Final
 
 from holdfast.elastic.sea.decide import Since, decide
-from holdfast.elastic.sea.records import Entered, Founded, Left, Merged, Parameter, Work, agreed
+from holdfast.elastic.sea.records import (
+    Entered,
+    Founded,
+    Left,
+    Merged,
+    Parameter,
+    Record,
+    Work,
+    agreed,
+)
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
 from holdfast.elastic.testing.seas.oracle import SeaFaultError
@@ -167,7 +176,7 @@ class Fleet:
                 continue
             self._write(record)
 
-    def _write(self, record: Founded | Entered | Left | Merged) -> None:
+    def _write(self, record: Record) -> None:
         if isinstance(record, Merged):
             self._judge(record)
         elif isinstance(record, Left) and record.why == "silent":

@@ -29,17 +29,17 @@ def sent(own: Units) -> Units:
     return {step: q - q % 2 for step, q in own.items() if q - q % 2}
 
 
-def packed(units: Units, *, island: str, lineage: int) -> bytes:
-    """Return a payload."""
-    body = json.dumps([island, lineage, sorted(units.items())]).encode()
+def packed(units: Units, *, island: str, lineage: int, trained: int = 0) -> bytes:
+    """Return a payload; ``trained`` samples of those dealt to the lineage are in it."""
+    body = json.dumps([island, lineage, sorted(units.items()), trained]).encode()
     assert len(body) <= PAYLOAD_BYTES
     return body.ljust(PAYLOAD_BYTES)
 
 
-def unpacked(payload: bytes) -> tuple[str, int, Units]:
-    """Return a payload's island, its lineage and its work."""
-    island, lineage, units = json.loads(payload)
-    return island, lineage, dict(units)
+def unpacked(payload: bytes) -> tuple[str, int, Units, int]:
+    """Return a payload's island, its lineage, its work, and the number of samples in it."""
+    island, lineage, units, trained = json.loads(payload)
+    return island, lineage, dict(units), trained
 
 
 def without(own: Units, merged: Units) -> Units:

@@ -6,14 +6,18 @@ It does between steps what `holdfast.elastic.islands.island` does, with integers
 from __future__ import annotations
 
 import copy
+import functools
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.ckpt.errors import StoreError
+from holdfast.elastic.data.hand import Hand
 from holdfast.elastic.errors import SeaError
-from holdfast.elastic.islands.arriving import Arrival
+from holdfast.elastic.islands.arriving import Arrival, Asking
 from holdfast.elastic.islands.commands import (
     AdoptMerge,
     AwaitNews,
@@ -25,11 +29,12 @@ from holdfast.elastic.islands.commands import (
 from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
 from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.haul.freight import Freight, carry_out
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.islands.pace import OwnPace
-from holdfast.elastic.sea.records import Parameter
+from holdfast.elastic.sea.records import DealtData, Parameter
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
 from holdfast.elastic.testing.seas.ledger import Units
@@ -42,13 +47,17 @@ TURNED_AWAY: Final = "turned away"
 """In place of final weights: the island came without a state when the sea was over."""
 
 _HALT_S: Final = 1000.0
+_T = TypeVar("_T")
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
 
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """The tracked state of a run after ``step`` steps; the last tide began after ``departed``."""
+    """The tracked state of a run after ``step`` steps; the last tide began after ``departed``.
+
+    ``trained`` are the positions of the samples that the lineage has trained, where they are dealt.
+    """
 
     step: int
     numbers: IslandNumbers
@@ -57,17 +66,20 @@ class RunState:
     payloads: dict[int, bytes] = field(default_factory=dict)
     expected: list[int] = field(default_factory=list)
     departed: int | None = None
+    trained: list[int] = field(default_factory=list)
 
 
 class ModelIsland:
     """An island that trains ``steps`` steps; kills and restores are the simulation's.
+
+    With ``data`` the logbook deals it samples, and it trains as long as there are some.
 
     ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
     work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for
     nobody before that; ``handed_over`` has the seconds that it took.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
         self,
         islands: Islands,
         *,
@@ -78,7 +90,9 @@ class ModelIsland:
         oracle: Oracle,
         random: Random,
         exact: bool,
+        data: DealtData | None = None,
     ) -> None:
+        self.data = data
         self.islands, self.steps, self.seconds = islands, steps, seconds
         self._tasks, self._store, self._oracle, self._random = tasks, store, oracle, random
         self._exact = exact
@@ -177,6 +191,13 @@ class _Run:
         self._error: Exception | None = None
         self._turns = 0
         self._pace = OwnPace(model._tasks.clock)
+        self._hand: Hand | None = None
+        if model.data is not None:
+            assert model.data.epochs is not None
+            self._hand = Hand(lambda: self._counters.now)
+            self._hand.deal_from(model.data, batch=SAMPLES, ahead=0)
+            self._hand.limit(model.data.epochs)
+            self._hand.refill = self._refill
 
     def main(self) -> None:
         s, m = self._s, self._m
@@ -186,6 +207,7 @@ class _Run:
             if s.numbers.place:
                 self._logbook.resume(s.numbers.place)
             self._logbook.poll()
+            self._go_on_in_hand()
         self._open()
         if s.numbers.sents:
             self._send()
@@ -193,12 +215,14 @@ class _Run:
             self._arrive(may_put_off=True)
             if self._is_due() and m.noticed_s is not None:
                 m.hand_over()
-        while s.step < m.steps:
+        is_last = self._is_over()
+        while not is_last:
             self._pace.begin_step()
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
             self._train()
-            is_last = s.step == m.steps
+            is_last = self._is_over()
             self._end_step(last=is_last)
+            is_last = is_last or (self._hand is not None and self._hand.is_empty)
             self._snapshot()
             if m.noticed_s is not None and not is_last:
                 m.hand_over()
@@ -216,9 +240,23 @@ class _Run:
         sums = random.choice(self._s.sea)
         sums[self._m.name] = sums.get(self._m.name, 0) + 1
 
+    def _is_over(self) -> bool:
+        if self._hand is None:
+            return self._s.step >= self._m.steps
+        self._refill()
+        return self._hand.is_empty
+
     def _train(self) -> None:
-        s = self._s
+        s, hand = self._s, self._hand
         s.step += 1
+        if hand is not None and hand.data is not None:
+            step = hand.next_step()
+            first = step.epoch * hand.data.samples
+            parts = hand.positions(range(step.start, step.start + step.count))
+            new = [first + at for part in parts for at in part]
+            self._m._oracle.trains(self._m.name, s.numbers.lineage, len(s.trained), new)
+            s.trained += new
+            hand.advance(step.count)
         for portion, own in enumerate(s.own):
             q = ledger.quantity(self._m.name, s.step, portion, attempt=self._attempt)
             own[s.step] = own.get(s.step, 0) + q
@@ -236,8 +274,52 @@ class _Run:
 
     # -- entering --------------------------------------------------------------------------------
 
-    def _enter(self) -> None:
-        m, s = self._m, self._s
+    def _go_on_in_hand(self) -> None:
+        """Take the hand of the state, or enter anew if the sea has a later lineage."""
+        hand, view, name = self._hand, self._logbook.view, self._m.name
+        if hand is None:
+            return
+        known = view.members.get(name) or view.former[name]
+        if known.lineage > self._s.numbers.lineage:
+            self._m._oracle.stateless.add(name)
+            self._counters.begin_anew(keeps=True)
+            self._enter(keeps=True)
+        else:
+            hand.begin()
+
+    def _enter_anew(self, *, keeps: bool) -> None:
+        self._closed()
+        self._courier = None
+        if not keeps:
+            self._logbook = self._first_page()
+        self._counters.begin_anew(keeps=keeps)
+        self._s.numbers = self._counters.now
+        self._enter(keeps=keeps)
+        self._open()
+
+    def _refill(self) -> None:
+        hand, courier, now = self._hand, self._courier, self._counters.now
+        if hand is None or courier is None or hand.is_over or hand.left >= hand.batch:
+            return
+        asking = Asking(
+            courier,
+            upto=hand.taken + now.need,
+            dealt=lambda: self._counters.now.dealt,
+            await_news=self._await_news,
+            check=self._check,
+        )
+        while isinstance(said := asking.next()[0], AwaitNews):
+            self._m._tasks.sleep(0.1)
+        match said:
+            case GoOn():
+                hand.receive(said.dealt)
+            case EnterAnew():
+                self._enter_anew(keeps=said.keeps)
+
+    def _enter(self, *, keeps: bool = False) -> None:
+        m, s, hand = self._m, self._s, self._hand
+        steps = self._islands.stride + self._islands.overlap + 1
+        s.numbers.need = 0 if hand is None else steps * SAMPLES
         entrance = Entrance(
             self._logbook,
             self._mailbox,
@@ -247,6 +329,9 @@ class _Run:
             weight=self._islands.every * SAMPLES,
             run=f"{m.name}-{m.runs}",
             clock=m._tasks.clock,
+            adopted=s.numbers.adopted if keeps else None,
+            dealt=None if hand is None else hand.data,
+            need=s.numbers.need,
         )
         s.numbers.states = [ledger.digest(each) for each in s.sea]
         while True:
@@ -262,7 +347,9 @@ class _Run:
                     m._tasks.sleep(0.2)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
         s.numbers.place, s.numbers.departs = said.place, s.step + self._islands.stride
-        s.departed = None
+        s.departed, s.trained = None, []
+        if hand is not None:
+            hand.begin(said.dealt)
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
         m._oracle.astray.discard(m.name)
@@ -287,9 +374,16 @@ class _Run:
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,
             remove=self._remove,
+            freight=Freight(self._mailbox, submit=self._haul, clock=m._tasks.clock),
         )
         courier = self._courier
         self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+
+    def _haul(self, transfer: Callable[[], _T], /) -> Future[_T]:
+        """Carry a transfer out beside the courier, as a thread of the process does."""
+        m, future = self._m, Future[_T]()
+        m._tasks.start(functools.partial(carry_out, transfer, future), group=m.name)
+        return future
 
     def _remove(self, root: str) -> None:
         self._m._store.delete([root.removeprefix("sea/") + "/weights"])
@@ -323,6 +417,8 @@ class _Run:
         courier, self._courier = self._courier, None
         while task is not None and not task.is_over:
             self._m._tasks.sleep(0.1)
+        while courier is not None and not courier.freight.rest(0.0):
+            self._m._tasks.sleep(0.1)
         self._courier = courier
 
     # -- the end of a step -----------------------------------------------------------------------
@@ -338,12 +434,14 @@ class _Run:
                 self._depart()
                 self._send()
                 self._arrive(hurries=True)
-            s.own = [{} for _ in s.own]
+            s.own, s.numbers.over = [{} for _ in s.own], True
         elif self._counters.departs(s.step, self._islands):
             if s.departed is not None:
                 m._oracle.check_stride(m.name, now.adopted, s.step - s.departed)
             s.departed = s.step
             self._depart()
+        if not last:
+            self._refill()
 
     def _is_due(self) -> bool:
         now = self._s.numbers
@@ -353,7 +451,9 @@ class _Run:
         now, s, step_us = self._s.numbers, self._s, self._pace.take_us()
         for portion in self._counters.due():
             units = ledger.sent(s.own[portion])
-            payload = ledger.packed(units, island=self._m.name, lineage=now.lineage)
+            payload = ledger.packed(
+                units, island=self._m.name, lineage=now.lineage, trained=len(s.trained)
+            )
             s.payloads[portion] = payload
             self._counters.note_departed(
                 portion,
@@ -383,6 +483,7 @@ class _Run:
             check=self._check,
             clock=self._m._tasks.clock,
             nbytes=lambda _portion: ledger.PAYLOAD_BYTES,
+            dealt=lambda: self._s.numbers.dealt,
             hurries=hurries,
         )
         while True:
@@ -397,14 +498,11 @@ class _Run:
                 case AwaitNews() if may_put_off and self._m.noticed_s is not None:
                     return  # the next life begins with this
                 case EnterAnew():
-                    self._closed()
-                    self._courier, self._logbook = None, self._first_page()
-                    self._counters.begin_anew()
-                    self._s.numbers = self._counters.now
-                    self._enter()
-                    self._open()
+                    self._enter_anew(keeps=said.keeps)
                     first = self._s.numbers.adopted
                     break
+        if self._hand is not None and isinstance(said, GoOn):
+            self._hand.receive(said.dealt)
         several = self._islands.wait != "all"
         self._counters.note_arrived(
             self._s.numbers.adopted - first if several else 1,
@@ -425,7 +523,7 @@ class _Run:
         s, portion = self._s, said.portion
         sums = dict(s.sea[portion])
         for one in data:
-            island, _, units = ledger.unpacked(one)
+            island, _, units, _ = ledger.unpacked(one)
             sums[island] = sums.get(island, 0) + sum(units.values())
         s.sea[portion] = sums
         if said.own >= 0:

@@ -58,6 +58,11 @@ class Oracle:
         self._units: defaultdict[tuple[str, int, int, int], int] = defaultdict(int)
         self.astray: set[str] = set()
         self.stateless: set[str] = set()
+        self._streams: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+        self._in_sea: Counter[tuple[str, int, int]] = Counter()
+        self._trained_s: dict[str, float] = {}
+        self._returned_s = -math.inf
+        self._done = set[str]()
         self.is_lost: Callable[[str], bool] = lambda _: False
         files.watch = self._written
 
@@ -85,6 +90,42 @@ class Oracle:
             raise SeaFaultError(
                 f"{island} took {steps} steps to its tide after {tide} merges, agreed are {right}"
             )
+
+    def trains(self, island: str, lineage: int, first: int, positions: list[int]) -> None:
+        """Judge the samples that a lineage trains after ``first`` others: always the same ones."""
+        known = self._streams[island, lineage]
+        if island in self.members and self._lineages[island] == lineage:
+            self._trained_s[island] = self._clock()
+        for at, position in enumerate(positions, start=first):
+            if known.setdefault(at, position) != position:
+                raise SeaFaultError(
+                    f"{island} trains sample {position} as number {at} of lineage {lineage}; it "
+                    f"was {known[at]}"
+                )
+
+    def check_samples(self, total: int) -> None:
+        """Judge that every sample is in the sea once, at its end.
+
+        Some may be missing if an island did not come to its end, and nobody trained any more who
+        could have got them.
+        """
+        portions = range(self._settings.portions)
+        whole, part = Counter[int](), Counter[int]()
+        for (island, lineage), stream in self._streams.items():
+            upto = [self._in_sea[island, lineage, portion] for portion in portions]
+            for at, position in stream.items():
+                whole[position] += at < min(upto)
+                part[position] += at < max(upto)
+        if twice := [at for at, count in whole.items() if count > 1]:
+            raise SeaFaultError(f"samples {twice[:5]} are in the sea more than once")
+        missing = sorted(set(range(total)) - {at for at, count in whole.items() if count})
+        never = -math.inf
+        trained_s = max((self._trained_s.get(each, never) for each in self._done), default=never)
+        if missing and trained_s > self._returned_s + LATELY_S:
+            raise SeaFaultError(f"{len(missing)} samples are not in the sea: {missing[:5]}")
+        doubled = [at for at, count in part.items() if count > 1]
+        if doubled and self._returned_s < 0:
+            raise SeaFaultError(f"samples {doubled[:5]} are in some portion more than once")
 
     def _agreed_strides(self) -> dict[str, int]:
         """Return the steps to the next tide of the members, by the speeds in the records."""
@@ -143,6 +184,10 @@ class Oracle:
         if self.members.pop(island, None) is None:
             raise SeaFaultError(f"{island} left, but took no part")
         self.left[why] += 1
+        if why == "done":
+            self._done.add(island)
+        if why != "done" or self._settings.share is not None:
+            self._returned_s = self._clock()
         if why == "silent":
             self._silent(island)
             self.stateless.add(island)  # the others may remove what it would need
@@ -191,9 +236,13 @@ class Oracle:
         self.tide += 1
 
     def _add(self, part: dict[str, Any], portion: int) -> None:
-        island, lineage, units = ledger.unpacked(self.payload(part["island"], part["digest"]))
+        payload = self.payload(part["island"], part["digest"])
+        island, lineage, units, trained = ledger.unpacked(payload)
         if (island, lineage) != (part["island"], self._lineages[island]):
             raise SeaFaultError(f"tide {self.tide} merges work of {island} from lineage {lineage}")
+        if part["trained"] != trained:
+            raise SeaFaultError(f"{island} says {part['trained']} samples, its work has {trained}")
+        self._in_sea[island, lineage, portion] = trained
         sums = self.weights[portion]
         for step, q in units.items():
             key = island, lineage, step, portion

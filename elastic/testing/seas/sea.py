@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal, TypeAlias
 
-from holdfast.elastic.sea.records import agreed
+from holdfast.elastic.sea.records import DealtData, agreed
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
@@ -36,12 +36,16 @@ class SeaStrike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeaCrew:
-    """An island's plan: it begins ``after_s``, and trains ``steps`` steps of ``seconds``."""
+    """An island's plan: it begins ``after_s``, and trains ``steps`` steps of ``seconds``.
+
+    With ``data`` it trains those samples of them that it is dealt.
+    """
 
     islands: Islands
     steps: int
     seconds: float
     after_s: float = 0.0
+    data: DealtData | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,7 @@ class _Sea:
                 oracle=self._oracle,
                 random=Random(f"island {seed} {crew.islands.name}"),
                 exact=exact,
+                data=crew.data,
             )
             for crew in crews
         }
@@ -134,6 +139,8 @@ class _Sea:
         self._oracle.is_lost = self._is_lost
 
     def _is_lost(self, island: str) -> bool:
+        if self._crews[0].data is not None and not self._oracle.members:
+            return True  # one that was put out gave its samples up, so the sea went on to its end
         others = (model for name, model in self._models.items() if name != island)
         return not any(model.final is None and model.snapshots for model in others)
 
@@ -154,6 +161,8 @@ class _Sea:
         over = {name for name, model in self._models.items() if model.final != TURNED_AWAY}
         if oracle.members.keys() & over:
             raise SeaFaultError(f"{sorted(oracle.members)} are at the end, but did not leave")
+        if (data := self._crews[0].data) is not None:
+            oracle.check_samples(data.samples * (data.epochs or 0))
         return SeaReport(
             final=oracle.final,
             left=dict(oracle.left),

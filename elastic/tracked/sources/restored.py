@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.ckpt.state.trees.per_rank import Inheritance
+from holdfast.elastic.neighbors.marks import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,7 @@ class Restored:
     ``tier`` is ``arena``, ``prefetched``, ``peer``, ``parity``, ``disk``, ``checkpoint`` or
     ``none``; ``tiers`` gives the bytes of each tier and the seconds that threads spent on them.
     ``sent_bytes`` were sent by sidecars while the other ranks waited. ``ranks`` says what became
-    of per-rank values.
+    of per-rank values. ``mark``, if not None, is that of stages that were set from others.
     """
 
     tier: str
@@ -24,3 +25,4 @@ class Restored:
     sent_bytes: int = 0
     tiers: dict[str, dict[str, float]] = field(default_factory=dict)
     ranks: Inheritance = field(default_factory=Inheritance)
+    mark: Mark | None = None

@@ -3,13 +3,26 @@
 from holdfast.adapters.rl.engines.completions import CompletionServer
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
+from holdfast.adapters.rl.engines.sampling import sample_for
+from holdfast.adapters.rl.engines.vllm import VLLMServer
+from holdfast.adapters.rl.engines.weight_folder import WeightFolder
 from holdfast.adapters.rl.environments.base import Action, Observation
-from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample, Trajectory, TurnLimits
+from holdfast.adapters.rl.library import (
+    BatchPlan,
+    Borrowed,
+    Mode,
+    Rollouts,
+    Sample,
+    Share,
+    Trajectory,
+    TurnLimits,
+)
 from holdfast.adapters.rl.sampler_process import attach
 
 __all__ = [
     "Action",
     "BatchPlan",
+    "Borrowed",
     "CompletionServer",
     "EnginePool",
     "Mode",
@@ -18,8 +31,12 @@ __all__ = [
     "Sample",
     "SampledToken",
     "SamplingEngine",
+    "Share",
     "TokenPlace",
     "Trajectory",
     "TurnLimits",
+    "VLLMServer",
+    "WeightFolder",
     "attach",
+    "sample_for",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from island_jobs import SCRIPT, sea
 from jobs import Job, hurt, launched, trainers
 
 import holdfast
+from holdfast.ckpt.transport import RunKey
 
 TWO = ("--founders", 2)
 NAMES = ("bari", "lima", "oslo")
@@ -61,8 +62,11 @@ def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_
     with sea(tmp_path) as waters:
         gate, other_gate = tmp_path / "gate", tmp_path / "other gate"
         flags = waters.flags("lima", *TWO, "--fsdp", "--parity", 1, "--gate", 13, gate)
+        RunKey.new().save(tmp_path / "sea.key")
+        apart = ("--line", "1Mbit/s", "--key", str(tmp_path / "sea.key"))
+        flags += apart
         config = trainers(SCRIPT, flags, run_dir=tmp_path / "run", nodes=2)
-        waters.start("oslo", *TWO, "--gate", 13, other_gate)
+        waters.start("oslo", *TWO, *apart, "--gate", 13, other_gate)
         with launched(config) as job:
             _lose(job, "trainer/1")
             gate.touch()
@@ -76,6 +80,10 @@ def test_two_sharded_ranks_that_lose_a_worker_and_a_node_are_an_island_like_one_
             assert handed[0]["step"] <= 18
             other_gate.touch()
             assert job.finish().ok
+            sent, adopted = job.events("tide_published"), job.events("tide_adopted")
+            assert all(each["seconds"] > 0 for each in sent)
+            assert all(each["bytes"] and each["seconds"] > 0 for each in adopted)
+            assert any(each["direct_bytes"] for each in adopted)
         (other,) = waters.finish("oslo")
         found = json.loads(waters.result("lima").read_text())
         assert found["hash"] == other["hash"] == quiet["hash"]
@@ -187,6 +195,53 @@ def test_three_islands_of_two_ranks_that_lose_workers_end_as_undisturbed_ones(
         assert all(job.finish().ok for job in running)
         hashes = {json.loads(waters.result(name).read_text())["hash"] for name in NAMES}
         assert hashes == {three}
+
+
+def _kill_whole(job: Job) -> None:
+    """Kill all processes of all nodes of an island at once."""
+    for node in job.launcher.processes().values():
+        for pid in (node.agent, node.sidecar, *node.workers.values()):
+            with suppress(ProcessLookupError):
+                hurt(pid)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(20))
+def test_three_islands_of_two_ranks_that_are_killed_whole_end_as_undisturbed_ones(
+    tmp_path: Path, three: str, seed: int
+) -> None:
+    """One goes on from the memory of its nodes; one loses that too, and has its checkpoints."""
+    random = Random(seed)
+    with sea(tmp_path) as waters, ExitStack() as jobs:
+        gate, running = tmp_path / "gate", dict[str, Job]()
+
+        def start(name: str, run: str) -> None:
+            stored = ("--checkpoint", tmp_path / name, "--checkpoint-every", 3)
+            flags = ("--founders", 3, "--fsdp", "--parity", 1, "--gate", 13, gate, *stored)
+            words = waters.flags(name, *flags)
+            config = trainers(SCRIPT, words, run_dir=tmp_path / run / name, nodes=2)
+            running[name] = jobs.enter_context(launched(config))
+
+        for name in NAMES:
+            start(name, "first")
+        killed, lost = random.sample(NAMES, 2)
+        running[killed].await_step(random.randrange(1, 14))
+        _kill_whole(running[killed])
+        waters.until((tmp_path / lost / "step-000000000003" / "manifest.json").exists)
+        running[lost].await_step(random.randrange(3, 14))
+        running[lost].launcher.kill()
+        _kill_whole(running[lost])
+        assert running[lost].finish().ok is False
+        start(lost, "again")
+        running[killed].await_event(lambda e: e["kind"] == "restored")
+        running[lost].await_event(lambda e: e["kind"] == "restored")
+        gate.touch()
+        assert all(job.finish().ok for job in running.values())
+        hashes = {json.loads(waters.result(name).read_text())["hash"] for name in NAMES}
+        assert hashes == {three}
+        assert [each["kind"] for each in waters.records()[1:4]] == ["entered"] * 3
+        assert len(waters.records("entered")) == 3, "nobody began anew"
 
 
 def test_what_does_not_fit_the_sea_is_refused_by_name(

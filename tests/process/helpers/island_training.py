@@ -1,12 +1,15 @@
 """An island that takes very little time: its name and its way of sharding are flags.
 
-With ``--gate STEP FILE`` it waits once that step is complete, until the file exists.
+With ``--gate STEP FILE`` it waits once that step is complete, until the file exists. With
+``--epochs N`` the logbook deals it the samples; with ``--history DIR`` it reports those that it
+trains.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -19,6 +22,8 @@ import holdfast
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
 from holdfast.elastic.islands import tensors
+from holdfast.tools import chaos
+from holdfast.tools.chaos.hooks import HISTORY
 
 
 def settings(args: argparse.Namespace) -> holdfast.Islands:
@@ -34,12 +39,18 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
         patience_s=args.patience,
         founders=args.founders,
         least_every=args.least_every,
+        data="dealt" if args.epochs or args.undealt else "own",
+        uplink=args.line,
+        downlink=args.line,
+        key=args.key,
     )
 
 
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
+    if args.history:
+        os.environ[HISTORY] = args.history
     tensors.LEAST_BYTES = tensors.LEAST_ROW_BYTES = 1  # of small tensors, too, few rows are read
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
 
@@ -58,14 +69,28 @@ def main(args: argparse.Namespace) -> None:
             fully_shard(model, mesh=run.data_mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         run.track(model=model, optimizer=optimizer)
-        for step in run.steps(args.steps):
+        loop = run.steps(args.steps)
+        if args.epochs:
+            numbered = run.loader(list(enumerate(data)), batch=8, num_workers=args.workers)
+            loop = run.epochs(args.epochs, numbered)
+        for step in loop:
             if args.gate and step == int(args.gate[0]):
                 wait_for(Path(args.gate[1]), run)
-            for batch in run.microbatches(data):
+            if args.stop and step == args.stop:
+                run.stop()
+            trained: list[int] = []
+            for batch in run.microbatches(numbered if args.epochs else data):
+                if args.epochs:
+                    numbers, batch = batch  # noqa: PLW2901 - of one kind of data or the other
+                    trained += numbers.tolist()
                 loss = (model(batch).squeeze(-1) - batch.sum(-1).sin()).square().mean()
                 run.backward(loss)
                 run.log(loss=loss)
+            line = {"rank": run.rank, "attempt": args.attempt + run.generation}
+            if args.epochs:
+                chaos.samples(step + 1, trained, epoch=numbered.epoch, **line)
             run.step(optimizer)
+            chaos.step(step + 1, **line)
             time.sleep(args.pace)
         result = {"hash": state_hash({"model": model}), "loss": run.metrics["loss"]}
         if run.is_leader:
@@ -80,12 +105,20 @@ if __name__ == "__main__":
     parser.add_argument("--meet", required=True)
     parser.add_argument("--result", required=True)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=0)
+    parser.add_argument("--undealt", action="store_true")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--stop", type=int, default=0)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--history")
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--least-every", type=int)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--founders", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--quorum", type=float, default=0.0)
+    parser.add_argument("--line")
+    parser.add_argument("--key", default="")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--parity", type=int, default=0)
     parser.add_argument("--checkpoint")

@@ -6,29 +6,35 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx2
 import pytest
 from completion_server import FIRST, LIMITS, engine, weights_of
+from engine_contract import (
+    ContractedEngine,
+    EngineContract,
+    TokenSink,
+    answers,
+    of_ordinal,
+    tokens_of,
+)
 from ports import free_ports
 from tree import HELPERS
 
 from holdfast.adapters.rl.engines.completions import CompletionServer
 from holdfast.adapters.rl.engines.pool import EnginePool
-from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
-from holdfast.adapters.rl.samples.sample import Sample
-from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory, TurnLimits
+from holdfast.adapters.rl.engines.protocol import SamplingEngine
+from holdfast.adapters.rl.samples.trajectory import TurnLimits
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 
 pytestmark = [pytest.mark.timeout(300)]
 
 SERVER = HELPERS / "completion_server.py"
-SEED, START_S = 7, 120
-PROMPTS = [tuple(each) for each in (b"abc>", b"zebra>", b"q>", b"xy>", b"words>", b"hello>")]
+START_S = 120
 
 
 def started(port: int, *flags: str) -> subprocess.Popen[bytes]:
@@ -70,152 +76,44 @@ def client_of(port: int, **given: Any) -> CompletionServer:
     return CompletionServer(url=url, **given)
 
 
-def of_ordinal(ordinal: int) -> tuple[tuple[int, ...], TokenPlace]:
-    """Return the prompt and the place of an answer."""
-    prompt = PROMPTS[ordinal % len(PROMPTS)]
-    return prompt, TokenPlace(seed=SEED, ordinal=ordinal, sample=0, prompt=len(prompt))
-
-
-def alike(one: Sequence[SampledToken], other: Sequence[SampledToken]) -> bool:
-    """Compare tokens and versions, and log-probabilities up to rounding."""
-    return [(a.token, a.version) for a in one] == [(b.token, b.version) for b in other] and [
-        a.logprob for a in one
-    ] == pytest.approx([b.logprob for b in other], abs=1e-5)
-
-
 # -- the contract --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["built in", "server", "server of one version"])
-def any_engine(request: pytest.FixtureRequest) -> Iterator[SamplingEngine]:
+def contracted(request: pytest.FixtureRequest) -> Iterator[ContractedEngine]:
     """Return each kind of engine, with the first version."""
-    if request.param == "built in":
-        yield engine()
-        return
+
+    def of(subject: SamplingEngine, *, changes: bool = True) -> ContractedEngine:
+        return ContractedEngine(
+            engine=subject,
+            limits=LIMITS,
+            first=FIRST,
+            weights_of=weights_of if changes else None,
+            alone=lambda ids, place: list(engine().generate(ids, place)),
+        )
+
     (port,) = free_ports(1)
-    if request.param == "server":
+    if request.param == "built in":
+        yield of(engine())
+    elif request.param == "server":
         with serving(port, "--pinned", "--tells"):
-            yield client_of(port)
+            yield of(client_of(port))
     else:
         with serving(port, "--pinned"):
-            yield client_of(port, version=FIRST, load_with=None)
+            yield of(client_of(port, version=FIRST, load_with=None), changes=False)
 
 
-@pytest.fixture(autouse=True)
-def fresh(request: pytest.FixtureRequest) -> None:
-    """Give the engine of a contract test the first version again."""
-    if "any_engine" in request.fixturenames:
-        found = request.getfixturevalue("any_engine")
-        if getattr(found, "version", None) is None:
-            found.load(weights_of(FIRST), version=FIRST)
-
-
-def test_an_answer_has_the_tokens_of_its_place_up_to_the_limits(any_engine: Any) -> None:
-    for ordinal in range(4):
-        ids, place = of_ordinal(ordinal)
-        found = list(any_engine.generate(ids, place))
-        tokens = [each.token for each in found]
-        assert LIMITS.over(len(ids), len(tokens), tokens[-1])
-        assert not any(LIMITS.over(len(ids), n, tokens[n - 1]) for n in range(1, len(tokens)))
-        assert {each.version for each in found} == {FIRST}
-        assert alike(found, list(engine().generate(ids, place)))
-
-
-def test_an_answer_goes_on_from_any_begin_of_it(any_engine: Any) -> None:
-    ids, place = of_ordinal(1)
-    whole = list(any_engine.generate(ids, place))
-    for count in range(len(whole) + 1):
-        begun = (*ids, *(each.token for each in whole[:count]))
-        assert alike(list(any_engine.generate(begun, place)), whole[count:])
-
-
-def test_a_stream_may_be_closed_and_its_place_is_free(any_engine: Any) -> None:
-    for _ in range(2 * any_engine.capacity):
-        stream = any_engine.generate(*of_ordinal(1))
-        next(stream)
-        stream.close()
-    assert list(any_engine.generate(*of_ordinal(1)))
-
-
-def in_threads(work: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run all at the same time; return what they return."""
-    found: list[Any] = [None] * len(work)
-
-    def keep(number: int) -> None:
-        found[number] = work[number]()
-
-    threads = [threading.Thread(target=keep, args=(n,), daemon=True) for n in range(len(work))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(START_S)
-    return found
-
-
-def test_many_streams_at_once_are_as_each_alone(any_engine: Any) -> None:
-    alone = [list(any_engine.generate(*of_ordinal(n))) for n in range(9)]
-    streams = [lambda n=n: list(any_engine.generate(*of_ordinal(n))) for n in range(9)]
-    for one, other in zip(in_threads(streams), alone, strict=True):
-        assert alike(one, other)
-
-
-def test_no_token_is_sampled_between_pause_and_resume(any_engine: Any) -> None:
-    if getattr(any_engine, "version", None) is not None:
-        with pytest.raises(ConfigError, match="its weights never change"):
-            any_engine.load(weights_of(2), version=2)
-        return
-    any_engine.pause()
-    found: list[SampledToken] = []
-    thread = threading.Thread(
-        target=lambda: found.extend(any_engine.generate(*of_ordinal(0))), daemon=True
-    )
-    thread.start()
-    any_engine.load(weights_of(2), version=2)
-    any_engine.resume()
-    thread.join(START_S)
-    assert {each.version for each in found} == {2}
+class TestContract(EngineContract):
+    """The included engine and two kinds of servers keep the contract."""
 
 
 # -- servers that fail ---------------------------------------------------------------------------
 
 
-class Sink:
-    """Keeps every token that is added, and calls ``after`` with their number."""
-
-    limits, seed, generation = LIMITS, SEED, 1
-
-    def __init__(self, after: Callable[[int], object] = lambda _: None) -> None:
-        self.places: list[tuple[int, int]] = []
-        self._after = after
-
-    def added(self, sample: Sample, delta: Delta) -> None:
-        """Take tokens."""
-        places = range(delta.start, delta.start + len(delta.tokens))
-        self.places += [(sample.ordinal, each) for each in places]
-        self._after(len(self.places))
-
-
-def answers(sink: Sink, count: int = 6, version: int = FIRST) -> list[Sample]:
-    """Return answers that have not begun."""
-    return [
-        Sample(
-            sink,
-            Trajectory(ordinal=n, sample=0, prompt=PROMPTS[n % len(PROMPTS)]),
-            version=version,
-        )
-        for n in range(count)
-    ]
-
-
-def tokens_of(found: Sequence[Sample]) -> list[tuple[int, ...]]:
-    """Return the tokens of each."""
-    return [each.tokens for each in found]
-
-
 @pytest.fixture(scope="module")
 def undisturbed() -> list[tuple[int, ...]]:
     """Return the tokens of all answers, sampled by one engine that lives."""
-    found = answers(Sink())
+    found = answers(TokenSink(LIMITS))
     EnginePool([engine()]).finish(found)
     assert all(each.finished for each in found)
     return tokens_of(found)
@@ -225,7 +123,7 @@ def undisturbed() -> list[tuple[int, ...]]:
 def test_another_server_goes_on_where_one_failed(
     fault: str, undisturbed: list[tuple[int, ...]]
 ) -> None:
-    sink, ports = Sink(), free_ports(2)
+    sink, ports = TokenSink(LIMITS), free_ports(2)
     with ExitStack() as stack:
         first = stack.enter_context(serving(ports[0], "--pinned", "--tells", f"--{fault}", "5"))
         stack.enter_context(serving(ports[1], "--pinned", "--tells"))
@@ -243,9 +141,9 @@ def test_a_server_that_is_restarted_gets_the_weights_again() -> None:
     (port,), flags = free_ports(1), ("--pinned", "--tells")
     alone = engine()
     alone.load(weights_of(2), version=2)
-    expected = answers(Sink(), version=2)
+    expected = answers(TokenSink(LIMITS), version=2)
     EnginePool([alone]).finish(expected)
-    sink = Sink()
+    sink = TokenSink(LIMITS)
     found = answers(sink, version=2)
     with ExitStack() as stack:
         first = stack.enter_context(serving(port, *flags, "--die", "7"))
@@ -267,7 +165,7 @@ def test_versions_may_rise_within_an_answer() -> None:
     with serving(port, "--wait", "6", "--tells"):
         server = client_of(port)
         loads = {4: lambda: server.load({}, version=2)}
-        found = answers(Sink(lambda count: loads.pop(count, lambda: None)()))
+        found = answers(TokenSink(LIMITS, lambda count: loads.pop(count, lambda: None)()))
         EnginePool([server], pinned=False, retry_s=0.0).finish(found)
     versions = [each.trajectory().token_versions for each in found]
     assert all(each == sorted(each) for each in versions)
@@ -279,7 +177,7 @@ def test_versions_may_rise_within_an_answer() -> None:
 
 
 def test_an_engine_with_other_weights_samples_nothing_that_is_pinned() -> None:
-    found = answers(Sink(), version=2)
+    found = answers(TokenSink(LIMITS), version=2)
     pool = EnginePool([engine()], wait_s=0.3, retry_s=0.05)
     with pytest.raises(JobFailedError, match="a token of version 1 for a sample of version 2"):
         pool.finish(found)
@@ -291,7 +189,7 @@ def test_no_engine_at_all_is_told_after_a_while() -> None:
     with pytest.raises(
         JobFailedError, match=r"no token for 0.3 s from any of 1 .*is lost.*start eng"
     ):
-        pool.finish(answers(Sink()))
+        pool.finish(answers(TokenSink(LIMITS)))
     with pytest.raises(ConfigError, match="give one engine or more"):
         EnginePool([])
 
@@ -302,7 +200,7 @@ def test_a_server_without_token_ids_is_refused() -> None:
         serving(port, "--mute"),
         pytest.raises(ConfigError, match="start a server that knows return_token_ids"),
     ):
-        EnginePool([client_of(port)]).finish(answers(Sink()))
+        EnginePool([client_of(port)]).finish(answers(TokenSink(LIMITS)))
 
 
 def test_weights_in_the_middle_of_an_answer_are_refused_where_bits_count() -> None:
@@ -343,4 +241,4 @@ def test_a_server_that_is_not_there_is_lost() -> None:
 def test_a_server_whose_weights_change_must_tell_their_version() -> None:
     (port,) = free_ports(1)
     with serving(port), pytest.raises(ConfigError, match="do not tell their weight_version"):
-        EnginePool([client_of(port)]).finish(answers(Sink()))
+        EnginePool([client_of(port)]).finish(answers(TokenSink(LIMITS)))

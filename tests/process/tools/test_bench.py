@@ -44,7 +44,7 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    *("rl", "store", "tuning", "islands", "lines", "surface"),
+    *("rl", "store", "tuning", "islands", "learning", "lines", "surface"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -162,6 +162,14 @@ def test_islands_are_timed_beside_ddp_and_send_far_less(tmp_path: Path) -> None:
     values = {figure["name"]: figure["value"] for figure in found}
     assert values["no limit, DDP: sent"] == 4.0
     assert values["no limit, islands: fewer"] > 100
+
+
+@pytest.mark.exhaustive
+def test_what_islands_learn_stands_beside_ddp_and_one_alone(tmp_path: Path) -> None:
+    found = figures_of("learning", tmp_path, megabytes=1, timeout_s=900)
+    values = {figure["name"]: figure["value"] for figure in found}
+    assert values["4 islands: the end"] < values["one island alone: step 2"]
+    assert values["4 islands: sent"] < values["DDP of 4: sent"]
 
 
 @pytest.mark.exhaustive

@@ -18,9 +18,10 @@ OF_OTHERS = (
     PACKAGE / "adapters" / "hf",
     PACKAGE / "adapters" / "torchtitan",
     PACKAGE / "adapters" / "lightning" / "fitting",
+    PACKAGE / "adapters" / "vllm",
 )
 """Subclasses of transformers' Trainer, torchtitan's manager and Lightning's loops; methods private
-to these."""
+to these, and vLLM's record of a request."""
 
 
 OTHERS = {

@@ -21,6 +21,7 @@ NAMES = [
     "Loader",
     "LossGuard",
     "Mesh",
+    "Neighbors",
     "Nesterov",
     "Quorum",
     "Run",

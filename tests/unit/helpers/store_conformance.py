@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.paced import PacedParts
 
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -45,6 +46,25 @@ class StoreConformance:
         assert file.read_into([whole], 0) == len(data)
         assert whole == data
         file.close()
+
+    @pytest.mark.parametrize("nbytes", [0, 100_000, 11 * MIB])
+    def test_parts_with_a_pace_are_all_paid_for(self, store: Store, nbytes: int) -> None:
+        paid, data = list[int](), os.urandom(nbytes)
+        parts = PacedParts(data, pay=paid.append, bytes_per_s=1, piece_bytes=32 << 10)
+        assert store.write("f", parts) == nbytes
+        assert store.read("f") == data
+        assert sum(paid) == nbytes
+        assert max(paid, default=0) <= 32 << 10
+
+    def test_a_pace_that_ends_leaves_the_old_file(self, store: Store) -> None:
+        def pay(nbytes: int) -> None:
+            raise StoreError("nobody needs it any more")
+
+        store.write("f", [b"old"])
+        parts = PacedParts(bytes(200_000), pay=pay, bytes_per_s=1, piece_bytes=32 << 10)
+        with pytest.raises(StoreError, match="nobody needs it any more"):
+            store.write("f", parts)
+        assert store.read("f") == b"old"
 
     def test_an_empty_file_is_a_file(self, store: Store) -> None:
         assert store.write("f", []) == 0

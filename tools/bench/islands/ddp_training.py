@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.tools.bench.islands.learner import Windows, held_out, learner, parameters_of
+from holdfast.tools.bench.islands.learner import RATE, Windows, held_out, learner, parameters_of
 from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, WindowClock
 
 
@@ -19,10 +19,10 @@ def main(args: argparse.Namespace) -> None:
     dist.init_process_group(
         "gloo", init_method=f"tcp://{args.address}", rank=args.rank, world_size=args.world
     )
-    data = Windows()
-    model, optimizer = learner(seed=0)
+    data, curve = Windows(), list[float]()
+    model, optimizer = learner(args.seed, rate=args.rate)
     parallel = DistributedDataParallel(model)
-    generator = torch.Generator().manual_seed(args.rank + 1)
+    generator = torch.Generator().manual_seed(args.rank + 1 + args.world * args.seed)
     for step in range(args.steps + 1):
         chosen = torch.randint(len(data), (args.samples,), generator=generator).tolist()
         loss = parallel(torch.stack([data[number] for number in chosen]))
@@ -32,11 +32,14 @@ def main(args: argparse.Namespace) -> None:
         if step == 0:
             dist.barrier()
             clock = WindowClock(args.device)
+        if args.look and (step + 1) % args.look == 0:
+            curve.append(held_out(model))
     parameters = parameters_of(model)
     found = Outcome(
         window=clock.window(args.steps),
         parameters=parameters,
-        held_out=held_out(model, data),
+        held_out=held_out(model),
+        curve=tuple(curve),
         content=_of_ring(parameters * args.steps, world=args.world),
     )
     Path(args.result).write_bytes(msgspec.json.encode(found))
@@ -58,5 +61,8 @@ if __name__ == "__main__":
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--address", required=True)
     parser.add_argument("--device", default="")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--look", type=int, default=0, help="steps between looks at the loss")
     parser.add_argument("--result", required=True)
     main(parser.parse_args())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -26,7 +26,9 @@ SAMPLES: Final = 8
 _PACKAGE: Final = "holdfast.tools.bench.islands"
 _POLL_S: Final = 0.05
 _END_S: Final = 20.0
+_START_S: Final = 120.0
 _TOLD_LINES: Final = 12
+_TOLD_CHARACTERS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,18 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def ddp(directory: Path, places: Sequence[Place], *, steps: int, port: int) -> list[Outcome]:
-    """Train under DDP, a rank at each place; return the outcomes."""
+def ddp(
+    directory: Path,
+    places: Sequence[Place],
+    *,
+    steps: int,
+    port: int,
+    more: Sequence[str] = (),
+) -> list[Outcome]:
+    """Train under DDP, a rank at each place; return the outcomes.
+
+    ``more`` are further words of the trainings' command line, as for the other ways.
+    """
     world = len(places)
 
     def argv(rank: int, result: Path) -> list[str]:
@@ -53,13 +65,20 @@ def ddp(directory: Path, places: Sequence[Place], *, steps: int, port: int) -> l
             *("--steps", str(steps), "--samples", str(SAMPLES)),
             *("--rank", str(rank), "--world", str(world)),
             *("--address", f"{places[0].address}:{port}"),
-            *("--device", places[rank].device, "--result", str(result)),
+            *("--device", places[rank].device, "--result", str(result), *more),
         ]
 
     return _run(directory, places, argv)
 
 
-def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -> list[Outcome]:
+def islands(
+    directory: Path,
+    places: Sequence[Place],
+    *,
+    steps: int,
+    sea: str,
+    more: Sequence[str] = (),
+) -> list[Outcome]:
     """Train as islands, one at each place, which meet at ``sea``; return the outcomes."""
     founders = len(places)
 
@@ -71,13 +90,43 @@ def islands(directory: Path, places: Sequence[Place], *, steps: int, sea: str) -
             *("-m", f"{_PACKAGE}.island_training"),
             *("--steps", str(steps), "--samples", str(SAMPLES)),
             *("--founders", str(founders)),
-            *("--device", places[number].device, "--result", str(result)),
+            *("--device", places[number].device, "--result", str(result), *more),
         ]
 
     found = _run(directory, places, argv)
     if len({each.digest for each in found}) != 1:
         raise InternalError(f"{directory}: the islands end with different weights; report this")
     return [_with_payloads(each, directory / f"{number}.run") for number, each in enumerate(found)]
+
+
+def torchft(directory: Path, places: Sequence[Place], *, steps: int, hub: Place) -> list[Outcome]:
+    """Train under torchft's DiLoCo, a replica at each place; return the outcomes.
+
+    Its lighthouse is at ``hub``.
+    """
+    directory.mkdir()
+    found = directory / "lighthouse"
+    module = (sys.executable, "-m", f"{_PACKAGE}.torchft_training", "--world", str(len(places)))
+    with (directory / "lighthouse.out").open("wb") as output, ExitStack() as stack:
+        words = ["--serve", "--host", hub.address, "--result", str(found)]
+        serving = _started(hub, [*module, *words], output)
+        stack.callback(_end, serving)
+        until_s = time.monotonic() + _START_S
+        while not found.exists():
+            if serving.poll() is not None or time.monotonic() > until_s:
+                said = (directory / "lighthouse.out").read_text(errors="replace")
+                raise PeerError(f"torchft's lighthouse does not start: {said[-_TOLD_CHARACTERS:]}")
+            time.sleep(_POLL_S)
+        address = found.read_text()
+
+        def argv(rank: int, result: Path) -> list[str]:
+            return [
+                *(*module, "--steps", str(steps), "--samples", str(SAMPLES)),
+                *("--rank", str(rank), "--host", places[rank].address, "--lighthouse", address),
+                *("--device", places[rank].device, "--result", str(result)),
+            ]
+
+        return _run(directory / "replicas", places, argv)
 
 
 def _with_payloads(outcome: Outcome, run_dir: Path) -> Outcome:
@@ -107,13 +156,7 @@ def _run(
         running = []
         for number, place in enumerate(places):
             output = stack.enter_context(results[number].with_suffix(".out").open("wb"))
-            process = subprocess.Popen(
-                [*place.within, *argv(number, results[number])],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **place.env},
-                start_new_session=True,
-            )
+            process = _started(place, argv(number, results[number]), output)
             stack.callback(_end, process)
             running.append(process)
         while any(process.poll() is None for process in running):
@@ -123,6 +166,16 @@ def _run(
                     raise PeerError("\n".join(["a process failed:", *said[-_TOLD_LINES:]]))
             time.sleep(_POLL_S)
     return [msgspec.json.decode(result.read_bytes(), type=Outcome) for result in results]
+
+
+def _started(place: Place, argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*place.within, *argv],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **place.env},
+        start_new_session=True,
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

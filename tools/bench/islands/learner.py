@@ -14,17 +14,21 @@ CONTEXT: Final = 64
 """Tokens of a sample."""
 
 _WIDTH, _HEADS, _BLOCKS, _VOCABULARY = 64, 4, 4, 256
-_FILES: Final = 80
+RATE: Final = 2e-3
+"""The optimizer's rate where speed and bytes are measured."""
+
+_TRAINED, _HELD_OUT = slice(80), slice(80, 100)
+_LOOKS: Final = 128
 
 
 class Windows:
     """Bytes of the standard library: sample ``i`` is a window of `CONTEXT` of them, and the next.
 
-    They are int64, of shape (CONTEXT + 1,).
+    They are int64, of shape (CONTEXT + 1,), from the ``files`` of all in the order of their names.
     """
 
-    def __init__(self) -> None:
-        paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:_FILES]
+    def __init__(self, files: slice = _TRAINED) -> None:
+        paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[files]
         data = bytearray(b"".join(path.read_bytes() for path in paths))
         self._bytes = torch.frombuffer(data, dtype=torch.uint8)
 
@@ -36,9 +40,12 @@ class Windows:
 
 
 class SmallGPT(nn.Module):
-    """A GPT of 0.24 million parameters; called with windows, it returns the mean loss of a byte."""
+    """A GPT of 0.24 million parameters; called with windows, it returns the mean loss of a byte.
 
-    def __init__(self) -> None:
+    Of more ``blocks`` than four it has more parameters, 0.05 million each.
+    """
+
+    def __init__(self, *, blocks: int = _BLOCKS) -> None:
         super().__init__()
         self.token = nn.Embedding(_VOCABULARY, _WIDTH)
         self.place = nn.Embedding(CONTEXT, _WIDTH)
@@ -46,7 +53,7 @@ class SmallGPT(nn.Module):
             nn.TransformerEncoderLayer(
                 _WIDTH, _HEADS, 4 * _WIDTH, dropout=0.0, batch_first=True, norm_first=True
             )
-            for _ in range(_BLOCKS)
+            for _ in range(blocks)
         )
         self.head = nn.Linear(_WIDTH, _VOCABULARY)
         later = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).triu(1)
@@ -60,12 +67,12 @@ class SmallGPT(nn.Module):
         return F.cross_entropy(self.head(found).flatten(0, 1), windows[:, 1:].flatten())
 
 
-def learner(seed: int) -> tuple[SmallGPT, torch.optim.Optimizer]:
+def learner(seed: int, *, rate: float = RATE) -> tuple[SmallGPT, torch.optim.Optimizer]:
     """Return the model, the same for equal seeds, and its optimizer; training has one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = SmallGPT()
-    return model, torch.optim.AdamW(model.parameters(), lr=2e-3)
+    return model, torch.optim.AdamW(model.parameters(), lr=rate)
 
 
 def parameters_of(model: nn.Module) -> int:
@@ -74,7 +81,8 @@ def parameters_of(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def held_out(model: nn.Module, data: Windows, *, count: int = 128) -> float:
-    """Return the mean loss on ``count`` windows, evenly spread: the measure that ways share."""
-    stride = len(data) // count
-    return float(model(torch.stack([data[number * stride] for number in range(count)])))
+def held_out(model: nn.Module) -> float:
+    """Return the mean loss on text that no way trains on: the measure that they share."""
+    data = Windows(_HELD_OUT)
+    stride = len(data) // _LOOKS
+    return float(model(torch.stack([data[number * stride] for number in range(_LOOKS)])))

@@ -53,7 +53,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The window, the loss on held-out text at the end, and the bytes of gradients or payloads.
 
     ``waited_s`` are the seconds of the window in which an island waited for merges. ``digest`` is
-    that of the weights at the end, empty where they are not compared.
+    that of the weights at the end, empty where they are not compared. ``curve`` has the losses on
+    the way that were asked for.
     """
 
     window: Window
@@ -62,6 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     content: LineBytes = LineBytes(0, 0)
     waited_s: float = 0.0
     digest: str = ""
+    curve: tuple[float, ...] = ()
 
 
 class WindowClock:

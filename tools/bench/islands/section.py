@@ -1,5 +1,7 @@
 """Sections islands and lines: islands beside DDP, between the same processes on the same cores.
 
+On lines torchft's streaming DiLoCo stands beside them, if torchft can be imported.
+
 Section islands has no limit of bandwidth, and the islands meet in a directory. Section lines trains
 in network namespaces, each on a line that a token bucket limits both ways; the islands meet at the
 object store that ``--store`` names, across these lines.
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from holdfast.elastic.errors import ConfigError
+from holdfast.tools.bench.faults.peers import has_torchft
 from holdfast.tools.bench.islands import jobs
 from holdfast.tools.bench.islands.jobs import SAMPLES, Place
 from holdfast.tools.bench.islands.learner import CONTEXT, SmallGPT, parameters_of
@@ -25,7 +28,7 @@ from holdfast.tools.bench.islands.outcome import Outcome
 from holdfast.tools.bench.islands.relay import Relay
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo, by_line
 
-ISLANDS, DDP = "islands", "DDP"
+ISLANDS, DDP, TORCHFT = "islands", "DDP", "torchft"
 COUNT: Final = 2
 """Islands, and ranks of DDP."""
 
@@ -122,13 +125,14 @@ def lines(setup: BenchSetup) -> list[Figure]:
     if reason := why_not():
         raise ConfigError(f"the section lines cannot be measured here: {reason}")
     steps = _QUICK_STEPS if setup.quick else _STEPS
-    limits = _QUICK_LIMITS_MBIT if setup.quick else LIMITS_MBIT
+    limits = setup.lines or (_QUICK_LIMITS_MBIT if setup.quick else LIMITS_MBIT)
+    ways = (DDP, *((TORCHFT,) if has_torchft() else ()), ISLANDS)
     figures: list[Figure] = []
-    with Tempo(setup, total=2 * len(limits)) as tempo:
+    with Tempo(setup, total=len(ways) * len(limits)) as tempo:
         for mbit in limits:
             line = f"{mbit:g} Mbit/s" if mbit else "no limit"
             found = {}
-            for way in (DDP, ISLANDS):
+            for way in ways:
                 tempo.say(f"{way}, {line}")
                 found[way] = _on_lines(setup, way, mbit=mbit, steps=steps)
                 tempo.beat()
@@ -151,6 +155,9 @@ def _on_lines(setup: BenchSetup, way: str, *, mbit: float, steps: int) -> Traine
         if way == DDP:
             few = steps_of_ddp(steps, mbit=mbit, parameters=parameters_of(SmallGPT()))
             return trained(jobs.ddp(directory, places, steps=few, port=_PORT))
+        if way == TORCHFT:
+            hub = Place(address=made.HUB, within=made.hub.command())
+            return trained(jobs.torchft(directory, places, steps=steps, hub=hub))
         sea = f"{setup.store}/bench-{secrets.token_hex(4)}"
         return trained(jobs.islands(directory, places, steps=steps, sea=sea))
 
@@ -189,7 +196,7 @@ def figures_of(section: str, line: str, found: Mapping[str, Trained]) -> list[Fi
             "waits": (each.waits, "%"),
             "sent": (each.sent, "bytes"),
             "received": (each.received, "bytes"),
-            "fewer": (ddp.sent / each.sent, "×"),
+            "fewer": (ddp.sent / each.sent if each.sent else None, "×"),
             "line sent": (each.line_sent, "bytes"),
             "line received": (each.line_received, "bytes"),
             "line fewer": (each.fewer(ddp), "×"),
@@ -219,6 +226,8 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
         "that its line carried. fewer: than DDP "
         "sends.\nloss: on held-out text; DDP trains fewer steps on slow lines.\n"
     )
+    if figures[0].section == "lines" and not has_torchft():
+        console.print("torchft: not installed\n")
 
 
 def _cell(figure: Figure) -> str:

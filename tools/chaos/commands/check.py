@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from holdfast.tools.chaos.commands import Add, Words
-from holdfast.tools.chaos.judging.checker import CHECKS, HistoryVerdict, Promises, check
+from holdfast.tools.chaos.judging.checker import HistoryVerdict, Promises, check
 from holdfast.tools.chaos.judging.history import read
 from holdfast.tools.terminal import console, place, print_json, step_number
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def show(verdict: HistoryVerdict, *, console: Console) -> None:
     """Print every check, its violations, and the totals of the job."""
     broken = {violation.check for violation in verdict.violations}
-    for name in CHECKS:
+    for name in verdict.names:
         if name in broken:
             console.print(f"  ✕ {name}", style="bold red")
             for violation in verdict.violations:

@@ -47,6 +47,11 @@ class HistoryVerdict(msgspec.Struct, frozen=True, kw_only=True):
         """True if nothing is wrong."""
         return not self.violations
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All checks of a history, and those of a sea if it was one."""
+        return tuple(dict.fromkeys((*CHECKS, *self.checked)))
+
 
 class Promises(msgspec.Struct, frozen=True, kw_only=True):
     """Promises of a job beyond those that always hold.

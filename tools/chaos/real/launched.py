@@ -36,11 +36,21 @@ _WITH_LAUNCHER: Final = ("launcher", "job")
 
 
 class HoldfastJob(LaunchedSite):
-    """A `RealJob` that Holdfast's own launcher runs."""
+    """A `RealJob` that Holdfast's own launcher runs.
 
-    def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
+    ``timing`` is that of its agents; None: as the coordinator needs it.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        place: JobFolders,
+        *,
+        source: Path,
+        timing: AgentTiming | None = None,
+    ) -> None:
         self.mark, self._place = new_mark(), place
-        self._workload, self._source = workload, source
+        self._workload, self._source, self._timing = workload, source, timing
         config = self._config({})
         launcher = LauncherProcess(config) if workload.return_s else Launcher(config)
         super().__init__(launcher, place.folder)
@@ -71,7 +81,7 @@ class HoldfastJob(LaunchedSite):
             capture_output=True,
             max_attempts=MANY,
             node_restarts=MANY,
-            timing=_timing(load, address),
+            timing=self._timing or _timing(load, address),
             return_s=load.return_s,
             preload=_preload(env),
             agent_env=environment(load, self._place, source=self._source, mark=self.mark, more=env),

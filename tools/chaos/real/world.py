@@ -21,6 +21,8 @@ from holdfast.tools.chaos.judging.history import HistoryError, read
 from holdfast.tools.chaos.judging.record import History
 from holdfast.tools.chaos.judging.result import CALM, HISTORY, STRIKES, Result, Struck, save
 from holdfast.tools.chaos.real.due import Due
+from holdfast.tools.chaos.real.islands import story
+from holdfast.tools.chaos.real.islands.job import IslandsJob
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, RealJob, words
 from holdfast.tools.chaos.real.launched import HoldfastJob
 from holdfast.tools.chaos.real.leaks import Leaks
@@ -51,9 +53,10 @@ def _silent(text: str) -> None:
 
 
 class Calm(msgspec.Struct, frozen=True, kw_only=True):
-    """The undisturbed run of a scenario's job: its history, its ending, and its problems."""
+    """The undisturbed run of a scenario's job: history, work, ending, and problems."""
 
     history: Path
+    work: Path
     ending: Ending
     problems: tuple[str, ...] = ()
 
@@ -97,7 +100,7 @@ def run(
     place = JobFolders.made(folder, history=HISTORY, work=_WORK)
     job = _job(scenario, place, source)
     play = _play(scenario, strikes, job, place, source=source, tell=tell)
-    verdict, unread = _judge(scenario, place.history, calm)
+    verdict, unread = _judge(scenario, place, calm)
     problems = [*_of_calm(calm), *_of_ending(scenario, play.ending), *play.problems, *unread]
     result = Result(
         name=scenario.name,
@@ -138,7 +141,7 @@ def undisturbed(
     source = source or Path.cwd()
     play = _play(alone, (), _job(alone, place, source), place, source=source, tell=tell)
     ending = play.ending or Ending(ok=False, message="it was stuck")
-    return Calm(history=place.history, ending=ending, problems=play.problems)
+    return Calm(history=place.history, work=place.work, ending=ending, problems=play.problems)
 
 
 def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
@@ -147,6 +150,8 @@ def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
         from holdfast.tools.chaos.real.managed import ManagedJob  # needs the extra etcd
 
         return ManagedJob(load, place, source=source)
+    if load.islands:
+        return IslandsJob(load, place, source=source)
     make = HoldfastJob if load.nodes else PlainJob
     return make(load, place, source=source)
 
@@ -272,10 +277,15 @@ def _of_ending(scenario: Scenario, ending: Ending | None) -> list[str]:
     return [] if ending.message.strip() else ["the job failed without an error message"]
 
 
-def _judge(scenario: Scenario, folder: Path, calm: Calm | None) -> tuple[HistoryVerdict, list[str]]:
+def _judge(
+    scenario: Scenario, place: JobFolders, calm: Calm | None
+) -> tuple[HistoryVerdict, list[str]]:
     checks, problems = scenario.checks, []
+    if scenario.workload.islands:
+        undisturbed = (calm.history, calm.work) if calm else None
+        return story.judge(place.history, place.work, calm=undisturbed, checks=checks)
     try:
-        history = read(folder)
+        history = read(place.history)
     except HistoryError as error:
         history, problems = History(commits=()), [str(error)]
     reference: History | None = None

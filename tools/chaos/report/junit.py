@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Final
 from xml.etree import ElementTree
 
-from holdfast.tools.chaos.judging.checker import CHECKS
 from holdfast.tools.chaos.report.run import ReportedRun
 
 ENDED: Final = "the job ended as it should, and left nothing behind"
@@ -25,7 +24,7 @@ def to_junit(runs: Iterable[ReportedRun]) -> str:
 
 def _suite(root: ElementTree.Element, run: ReportedRun) -> None:
     suite = ElementTree.SubElement(root, "testsuite", name=run.label, time=f"{run.seconds:.3f}")
-    for name in CHECKS:
+    for name in run.verdict.names:
         case = _case(suite, run, name)
         broken = [_plain(v.message) for v in run.verdict.violations if v.check == name]
         if broken:

@@ -8,7 +8,6 @@ from typing import Final
 
 from markupsafe import Markup
 
-from holdfast.tools.chaos.judging.checker import CHECKS
 from holdfast.tools.chaos.report import charts as own_charts
 from holdfast.tools.chaos.report.losses import OUTCOMES
 from holdfast.tools.chaos.report.run import ReportedRun
@@ -83,7 +82,7 @@ def _shown(run: ReportedRun) -> dict[str, object]:
         "run": run,
         "checks": [
             (name, None if name not in run.verdict.checked else name not in broken)
-            for name in CHECKS
+            for name in run.verdict.names
         ],
         "timeline": Markup(
             charts.timeline(story, era="generation" if run.generations else "attempt")

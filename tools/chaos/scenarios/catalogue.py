@@ -7,12 +7,12 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 Part: TypeAlias = Literal[
-    "worker", "sidecar", "agent", "node", "launcher", "coordinator", "store", "job"
+    "worker", "sidecar", "agent", "node", "launcher", "coordinator", "store", "job", "island"
 ]
 """Parts that can be hit.
 
-"job" is the whole job, "launcher" the process that starts its nodes. A job without Holdfast has
-only "job" and its workers.
+"job" is the whole job, "launcher" the process that starts its nodes, "island" all nodes of one of
+its islands. A job without Holdfast has only "job" and its workers.
 """
 
 World: TypeAlias = Literal["real", "simulated"]
@@ -40,20 +40,21 @@ _SIMULATED: Final[tuple[World, ...]] = ("simulated",)
 CATALOGUE: Final[dict[str, FaultInfo]] = {
     "kill": FaultInfo(
         about="SIGKILL",
-        parts=("worker", "sidecar", "agent", "node", "launcher", "coordinator", "job"),
+        parts=("worker", "sidecar", "agent", "node", "launcher", "coordinator", "job", "island"),
         worlds=BOTH,
         memory=True,
     ),
     "lose": FaultInfo(
-        about="a machine vanishes with its memory; it returns after lasts_s",
-        parts=("node",),
+        about="a machine vanishes with its memory; it returns after lasts_s. An island is started "
+        "anew then",
+        parts=("node", "island"),
         worlds=BOTH,
         lasts=True,
         memory=True,
     ),
     "stop": FaultInfo(
         about="SIGSTOP, and SIGCONT after lasts_s",
-        parts=("worker", "sidecar", "agent", "node", "coordinator", "job"),
+        parts=("worker", "sidecar", "agent", "node", "coordinator", "job", "island"),
         worlds=BOTH,
         lasts=True,
         memory=True,
@@ -65,12 +66,13 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "slow": FaultInfo(
         about="stopped and continued, again and again",
-        parts=("worker", "sidecar", "agent", "node"),
+        parts=("worker", "sidecar", "agent", "node", "island"),
         lasts=True,
         amount="share of the time in which it is stopped (0.8)",
     ),
     "join": FaultInfo(
-        about="an absent node joins: a spare one, or one that was lost or left",
+        about="an absent node joins: a spare one, or one that was lost or left, or that of an "
+        "absent island, with the whole island",
         parts=("job",),
     ),
     "leave": FaultInfo(
@@ -217,6 +219,11 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         lasts=True,
         amount="seconds gained per second, also negative (0.1)",
     ),
+    "sea-cut": FaultInfo(
+        about="reads and writes of an island at the meeting place of its sea time out",
+        parts=("island",),
+        lasts=True,
+    ),
     "store-error": FaultInfo(
         about="the S3 store answers every request with an error",
         parts=("store",),
@@ -356,3 +363,11 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
 }
 """Kind → its description. `registry.INJECTORS` has the injector of each kind."""
+
+OF_ISLANDS: Final = frozenset(
+    {
+        *("kill", "lose", "stop", "slow", "join", "leave", "preempt", "sea-cut"),
+        *("disk-full", "disk-error", "disk-write-error", "disk-readonly", "disk-slow"),
+    }
+)
+"""Kinds of faults that hit a job of several islands."""

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, Part
+from holdfast.elastic.sea.settings import NAME
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, OF_ISLANDS, Part
 from holdfast.tools.chaos.scenarios.moments import RESTARTED, wrong_moment
 
 COORDINATOR_ENV: Final = "HOLDFAST_CHAOS_COORDINATOR"
@@ -20,6 +21,9 @@ COORDINATOR_ENV: Final = "HOLDFAST_CHAOS_COORDINATOR"
 An injector that starts its own etcd returns the variable from ``prepare``.
 """
 
+
+SEA: Final = "sea"
+"""The folder below a job's work in which its islands meet."""
 
 MANAGED: Final = "managed"
 """The coordinator of a job whose launchers run its etcd."""
@@ -63,6 +67,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hit; a killed launcher is started again at once. With the coordinator "managed" every node is a
     machine with a launcher of its own, and the launchers run the job's etcd. Poor ``surroundings``
     are for a command without ``nodes``; the undisturbed job has those of this machine.
+
+    With ``islands`` (name → further words of its command) the job is as many runs, each on such
+    ``nodes`` of its own, which meet in a folder of the job. The ``absent`` ones begin with a
+    "join".
     """
 
     command: tuple[str, ...]
@@ -76,6 +84,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     apart: bool = False
     return_s: float = 0.0
     surroundings: JobSurroundings = JobSurroundings()
+    islands: dict[str, tuple[str, ...]] = {}
+    absent: tuple[str, ...] = ()
 
 
 class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,10 +199,10 @@ def parse(found: dict[str, Any], *, source: str) -> Scenario:
         scenario = msgspec.convert(found, Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{source}: {error}") from error
-    if wrong := _wrong_workload(scenario.workload):
+    if wrong := _wrong_workload(scenario.workload) or _wrong_islands(scenario.workload):
         raise ScenarioError(f"{source}: workload.{wrong}")
     for number, fault in enumerate(scenario.fault, 1):
-        if wrong := _wrong(fault):
+        if wrong := _wrong(fault) or _wrong_strike(fault, scenario.workload):
             raise ScenarioError(f"{source}: fault {number} ({fault.kind}): {wrong}")
     return scenario
 
@@ -226,6 +236,40 @@ def _wrong_machines(load: Workload) -> str:
         return f"nodes: machines of a managed etcd have numbers; name them {', '.join(wanted)}"
     if load.spares or load.domains or load.apart:
         return "spares, domains and apart are not for a managed coordinator; leave them out"
+    return ""
+
+
+def _wrong_islands(load: Workload) -> str:
+    """Return what is wrong with the islands of a workload, "" if nothing is."""
+    if unknown := sorted(set(load.absent) - load.islands.keys()):
+        return f"absent: there is no island {unknown[0]}; name it in islands"
+    if not load.islands:
+        return ""
+    if wrong := next((name for name in load.islands if not NAME.fullmatch(name)), None):
+        return f"islands: {wrong!r} is no name of an island; give letters, digits, . _ -"
+    if set(load.absent) >= load.islands.keys():
+        return "absent has all islands; let one begin with the job"
+    if not load.nodes:
+        return "islands are runs of Holdfast: give nodes, which each of them has"
+    if load.coordinator != "embedded":
+        return f"islands have embedded coordinators, not {load.coordinator}; leave it out"
+    if load.spares or load.wanted or load.return_s:
+        return "spares, wanted and return_s are not for islands; leave them out"
+    return ""
+
+
+def _wrong_strike(fault: FaultSpec, load: Workload) -> str:
+    """Return why a fault is not for a workload with, or without, islands; "" if it is."""
+    target = fault.target
+    part = target.part or CATALOGUE[fault.kind].parts[0]
+    if not load.islands:
+        return "there are no islands; give workload.islands" if part == "island" else ""
+    if fault.kind not in OF_ISLANDS:
+        return f"a job of islands is not hit so; choose from {', '.join(sorted(OF_ISLANDS))}"
+    if part in ("launcher", "coordinator", "store") or (part == "job" and fault.kind != "join"):
+        return f"target.part {part!r} is not for islands; give island, node or another part"
+    if target.which not in ("random", "all") or target.role or target.rank is not None:
+        return "role, rank, leader and slowest are of one run; name an island, or a node as oslo/a"
     return ""
 
 

@@ -64,7 +64,7 @@ class Member:
             clock=lambda: self.now_s,
             protected=lambda _: self.protected,
             sign=lambda n: Sign(island=self.name, run=self.name, number=n, needs=self.needs),
-            told=lambda work: self.told.append(work.tide),
+            told=lambda work, _: self.told.append(work.tide),
         )
 
     def go_back(self, adopted: int, *, place: str) -> None:
@@ -231,7 +231,7 @@ def test_an_island_whose_payloads_are_gone_enters_anew(two: tuple[Member, Member
     late.logbook.poll()
     for member in two:
         member.mailbox.store.delete([f"payloads/a/{digest_of(b'a0000000')}"])
-    late.courier._payloads.clear()
+    late.courier.freight.keep(set())
     assert late.says(late.arrival()) == EnterAnew()
 
 

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast.ckpt.errors import StoreError
+from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.errands import Errands
+from holdfast.elastic.islands.haul.freight import Freight
+from holdfast.elastic.islands.mailbox import Mailbox
 
 DEADLINE_S = 60.0
 
@@ -19,6 +22,7 @@ class Rounds:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.count, self.error = 0, error
+        self.freight = Freight(Mailbox(LocalStore("/nowhere")))
         self.reached = threading.Semaphore(0)
 
     def turn(self) -> bool:

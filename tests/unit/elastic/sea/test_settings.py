@@ -41,12 +41,35 @@ def test_settings_have_defaults_and_a_stride() -> None:
         ({"least_every": 42, "every": 80}, "give a multiple of 4, at most 80"),
         ({"least_every": 44}, "give a multiple of 4, at most 40"),
         ({"least_every": 20}, "begins after 5 steps, and overlap is 5"),
+        ({"uplink": 2.5}, "give a rate, as in '20Mbit/s'"),
+        ({"uplink": "fast"}, "is not a rate"),
+        ({"downlink": 0}, "give a rate, as in '20Mbit/s'"),
+        ({"downlink": "0.1Mbit/s"}, "give 0.25Mbit/s or more"),
+        ({"key": 3}, "give the path of a key file"),
+        ({"address": "tcp://oslo:4711"}, "give HOST, HOST:PORT or :PORT"),
+        ({"address": "oslo:65536"}, "give HOST, HOST:PORT or :PORT"),
+        ({"address": "::1"}, "give HOST, HOST:PORT or :PORT"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as found:
         Islands(**wrong)
     assert next(iter(wrong)) in str(found.value)
+
+
+def test_a_line_is_declared_in_bits_or_bytes() -> None:
+    assert Islands(uplink="20Mbit/s", downlink="2.5MB/s").bytes_per_s == (2_500_000, 2_500_000)
+    assert Islands(uplink=40_000).bytes_per_s == (40_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [("", ("", 0)), ("oslo", ("oslo", 0)), ("10.0.0.3:47", ("10.0.0.3", 47)), (":47", ("", 47))],
+)
+def test_an_address_may_leave_the_host_or_the_port_open(
+    address: str, place: tuple[str, int]
+) -> None:
+    assert Islands(address=address).place == place
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0}, {"lr": float("nan")}, {"momentum": 1}])

@@ -58,7 +58,8 @@ def test_only_ordinals_whose_policy_version_exists_are_admitted() -> None:
     ledger = make_ledger()
     assert ledger.counts()["pending"] == 4  # steps 0 and 1, both by version 0
     train_step(ledger, 0)
-    assert ledger.counts() == {"pending": 4, "running": 0, "ready": 0, "trained": 2, "dropped": 0}
+    counts = {state: count for state, count in ledger.counts().items() if count}
+    assert counts == {"pending": 4, "trained": 2}
     work = ledger.claim("w", free=99, version=1)
     assert {a.trajectory.ordinal for a in work} == {4, 5}
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from holdfast.tools.bench.command import _limits
 from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, Window
 from holdfast.tools.bench.islands.section import (
     DDP,
     ISLANDS,
+    TORCHFT,
     figures_of,
     show,
     steps_of_ddp,
@@ -49,6 +52,22 @@ def test_bytes_of_the_line_are_told_beside_those_of_payloads() -> None:
 )
 def test_ddp_trains_as_many_steps_as_its_bytes_pass_in_a_minute(mbit: float, steps: int) -> None:
     assert steps_of_ddp(240, mbit=mbit, parameters=250_000) == steps
+
+
+def test_a_way_that_sent_nothing_yet_is_not_compared() -> None:
+    ways = {DDP: trained([outcome(1.0, sent=40)]), TORCHFT: trained([outcome(1.0, sent=0)])}
+    names = {figure.name for figure in figures_of("lines", "1 Mbit/s", ways)}
+    assert "1 Mbit/s, torchft: tokens" in names
+    assert "1 Mbit/s, torchft: fewer" not in names
+
+
+@pytest.mark.parametrize("text", ["", "a", "-1", "0.01", "1e9"])
+def test_limits_that_no_line_has_are_refused(text: str) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--lines", type=_limits)
+    with pytest.raises(argparse.ArgumentError, match="give limits of"):
+        parser.parse_args([f"--lines={text}"])
+    assert parser.parse_args(["--lines=0,5,1"]).lines == (0, 5, 1)
 
 
 def test_islands_stand_beside_ddp_on_the_same_line() -> None:

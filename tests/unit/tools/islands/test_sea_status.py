@@ -9,6 +9,7 @@ import pytest
 from doubles.written_seas import WrittenSea
 from rich.console import Console
 
+from holdfast.elastic.islands.messages import LineFigures
 from holdfast.tools.islands.glance import listen, look
 from holdfast.tools.islands.status import SeaStatus, status
 from holdfast.tools.islands.tables import sea_view
@@ -71,6 +72,27 @@ def test_seconds_of_a_tide_follow_from_the_merges_between_two_looks(sea: Written
     assert found.tides_seen == 1
     assert found.tide_s == found.listened_s
     assert "s while this command listened: the line of an island carries" in shown(found)
+
+
+def test_a_line_is_shown_with_what_tides_need_of_it(sea: WrittenSea) -> None:
+    sea.stir("lyon", line=LineFigures(uplink=1000, up=400.0, down=5e6))
+    sea.stir("oslo")
+    lyon, oslo = status_of(sea).members
+    assert lyon.up.tide_s == 2 * 0.5
+    assert lyon.up.needed == lyon.up.tide_bytes / 1.0
+    assert (lyon.up.declared, lyon.up.given) == (1000, 400.0)
+    assert (lyon.down.declared, lyon.down.given) == (None, 5e6)
+    assert (lyon.up.fits, lyon.down.fits) == (False, True)
+    assert (oslo.up.given, oslo.up.fits) == (None, True)
+    text = " ".join(shown(status_of(sea)).split())
+    assert f"lyon: a tide of {lyon.up.tide_bytes} B up takes" in text
+    assert "line of 0.0032 Mbit/s, and one comes every 1.0 s: training waits for it" in text
+    assert "oslo: a tide" not in text
+
+
+def test_an_island_without_a_sign_of_life_has_no_line(sea: WrittenSea) -> None:
+    lyon, _ = status_of(sea).members
+    assert (lyon.up.needed, lyon.up.given, lyon.up.fits) == (None, None, True)
 
 
 def test_islands_that_left_are_told_with_the_reason(sea: WrittenSea) -> None:

@@ -23,16 +23,18 @@ from holdfast.tools.chaos.faults.preloaded.preload import (
     WRITE,
     Preload,
 )
-from holdfast.tools.chaos.scenarios.scenario import ScenarioError
+from holdfast.tools.chaos.scenarios.scenario import SEA, ScenarioError
 from holdfast.tools.chaos.scenarios.strikes import Strike
 
 _SLOW_S: Final = 0.05
 _TORN_SHARE: Final = 0.5
+_CUT: Final = "sea-cut"
 _FAILING: Final[Mapping[str, dict[str, int]]] = {
     "disk-full": {"error": errno.ENOSPC, "ops": OPEN_NEW | WRITE | GROW},
     "disk-error": {"error": errno.EIO, "ops": WRITE | READ | SYNC},
     "disk-write-error": {"error": errno.EIO, "ops": WRITE | SYNC | GROW},
     "disk-readonly": {"error": errno.EROFS, "ops": OPEN_NEW | OPEN_WRITE | WRITE | GROW | NAME},
+    _CUT: {"error": errno.ETIMEDOUT, "ops": OPEN_NEW | OPEN_WRITE | WRITE | READ | GROW | NAME},
 }
 
 KINDS: Final = frozenset({*_FAILING, "disk-slow", "disk-torn"})
@@ -57,8 +59,10 @@ class DiskInjector:
         if not victim.pids:
             raise MissedError(f"{victim.name}: it has no process")
         kind, fields = _rule(strike)
-        folder = f"{site.folder.resolve()}/".encode()
-        undo = self._preload.add(kind, victim.pids, folder=folder, **fields)
+        folder = site.folder.resolve()
+        if strike.kind == _CUT:
+            folder = folder / "work" / SEA
+        undo = self._preload.add(kind, victim.pids, folder=f"{folder}/".encode(), **fields)
         return undo if strike.lasts_s else None
 
     def close(self) -> None:

@@ -55,7 +55,15 @@ def test_without_a_rate_nobody_waits(pieces: list[tuple[int, float]]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("500MB/s", 500_000_000), ("1GiB/s", 1 << 30), ("1.5 GB/s", 1_500_000_000), (4096, 4096)],
+    [
+        ("500MB/s", 500_000_000),
+        ("1GiB/s", 1 << 30),
+        ("1.5 GB/s", 1_500_000_000),
+        (4096, 4096),
+        ("20Mbit/s", 2_500_000),
+        ("0.5 Gbit/s", 62_500_000),
+        ("800bit/s", 100),
+    ],
 )
 def test_a_rate_is_read_as_people_write_it(text: str | int, rate: int) -> None:
     assert parse_rate(text) == rate

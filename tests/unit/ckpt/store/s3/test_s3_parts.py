@@ -12,7 +12,7 @@ from botocore.parsers import ResponseParserError
 from holdfast.ckpt.errors import NotFoundError, StoreError
 from holdfast.ckpt.store.objects.limits import RequestTiming
 from holdfast.ckpt.store.objects.retries import Deadline
-from holdfast.ckpt.store.s3.calls import S3Connection
+from holdfast.ckpt.store.s3.calls import Body, S3Connection
 from holdfast.ckpt.store.s3.config import S3Config
 from holdfast.ckpt.store.s3.errors import is_missing, is_transient, refusal
 from holdfast.ckpt.store.s3.store import S3Store
@@ -267,3 +267,13 @@ def test_roots_are_written_in_one_way(root: str, found: str, file: str) -> None:
 def test_a_root_needs_a_bucket(root: str) -> None:
     with pytest.raises(StoreError, match="s3://bucket/prefix"):
         S3Store(root, config())
+
+
+def test_a_paced_body_is_paid_for_as_it_is_sent_and_not_as_it_is_signed() -> None:
+    paid: list[int] = []
+    body = Body([memoryview(bytes(100_000))], Deadline(RequestTiming(), 10.0), pay=paid.append)
+    for _ in range(3):  # the signature, the request, and once more after a lost connection
+        assert sum(len(piece) for piece in iter(lambda: body.read(8192), b"")) == 100_000
+        body.seek(0)
+    assert sum(paid) == 2 * 100_000
+    assert max(paid) == 32 << 10

@@ -1,0 +1,1 @@
+"""Sharing of finished samples between runs that train apart."""
