@@ -103,11 +103,11 @@ class Oracle:
                     f"was {known[at]}"
                 )
 
-    def check_samples(self, total: int) -> None:
+    def check_samples(self, total: int, *, free: set[int]) -> None:
         """Judge that every sample is in the sea once, at its end.
 
-        Some may be missing if an island did not come to its end, and nobody trained any more who
-        could have got them.
+        Some may be missing if an island did not come to its end, and no other trained after the
+        last one that gave samples back. The records must say that these are ``free``.
         """
         portions = range(self._settings.portions)
         whole, part = Counter[int](), Counter[int]()
@@ -121,6 +121,8 @@ class Oracle:
         missing = sorted(set(range(total)) - {at for at, count in whole.items() if count})
         never = -math.inf
         trained_s = max((self._trained_s.get(each, never) for each in self._done), default=never)
+        if untold := [at for at in missing if at not in free]:
+            raise SeaFaultError(f"samples {untold[:5]} are neither in the sea nor told missing")
         if missing and trained_s > self._returned_s + LATELY_S:
             raise SeaFaultError(f"{len(missing)} samples are not in the sea: {missing[:5]}")
         doubled = [at for at, count in part.items() if count > 1]
@@ -186,7 +188,8 @@ class Oracle:
         self.left[why] += 1
         if why == "done":
             self._done.add(island)
-        if why != "done" or self._settings.share is not None:
+        if why != "done" or self._settings.share is not None or self._returned_s > 0:
+            # One at its last steps may have been dealt what another gave back: it gives it back.
             self._returned_s = self._clock()
         if why == "silent":
             self._silent(island)

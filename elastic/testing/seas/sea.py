@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal, TypeAlias
 
-from holdfast.elastic.sea.records import DealtData, agreed
+from holdfast.elastic.sea.records import DealtData, agreed, decode_record
 from holdfast.elastic.sea.settings import Islands
+from holdfast.elastic.sea.view import View
 from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
@@ -162,7 +163,7 @@ class _Sea:
         if oracle.members.keys() & over:
             raise SeaFaultError(f"{sorted(oracle.members)} are at the end, but did not leave")
         if (data := self._crews[0].data) is not None:
-            oracle.check_samples(data.samples * (data.epochs or 0))
+            oracle.check_samples(data.samples * (data.epochs or 0), free=self._free())
         return SeaReport(
             final=oracle.final,
             left=dict(oracle.left),
@@ -173,6 +174,17 @@ class _Sea:
             handed_over=tuple(s for model in self._models.values() for s in model.handed_over),
             seconds=self._tasks.now_s,
         )
+
+    def _free(self) -> set[int]:
+        """Return the samples that the records say nobody has, at the end."""
+        names = sorted(name for name in self._files.data if name.startswith("logbook/"))
+        records = (decode_record(self._files.data[name], origin=name) for name in names)
+        view = View.of(records)
+        held = [block for member in view.members.values() for block in member.blocks]
+        assert view.supply is not None
+        end = view.supply.end or view.supply.fresh
+        blocks = (*held, *view.supply.returned, (view.supply.fresh, end))
+        return {at for start, stop in blocks for at in range(start, stop)}
 
     def _striking(self, strike: SeaStrike) -> Callable[[], None]:
         return lambda: self._strike(strike)
