@@ -37,6 +37,7 @@ from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.events import Detected
 from holdfast.elastic.membership.records import JobOutcome, WorkerState
 from holdfast.elastic.membership.view import node_key, run_prefix
+from holdfast.elastic.planning.holdoff import why_held_off
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
 _IDLE_TICK_S = 0.25
@@ -268,6 +269,7 @@ class Agent:
                 data_troubles=self._crew.data_troubles,
                 unreachable=tuple(sorted(self._reach.probing.unreachable)),
                 progress=self._conductor.progress,
+                held_off=why_held_off(self._conductor.view, self._config.node),
             )
         )
 

@@ -28,7 +28,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     ``stragglers`` describes slow workers by seat, on the one node that reports for all;
     ``data_troubles`` describes failures of its workers' data loading processes, and ``unreachable``
     names the nodes that it does not reach. ``progress`` grows with every step that is newly
-    protected.
+    protected. ``held_off`` says why the node, which was lost before, is not let in yet.
     """
 
     agent: int
@@ -41,6 +41,7 @@ class NodeProcesses(msgspec.Struct, frozen=True, kw_only=True):
     data_troubles: dict[str, str] = {}
     unreachable: tuple[str, ...] = ()
     progress: int = -1
+    held_off: str = ""
 
 
 class Reporter:

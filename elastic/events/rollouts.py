@@ -102,6 +102,43 @@ class BackPressure(Event, frozen=True, kw_only=True, tag="back_pressure"):
     """Tokens that are held and not trained on."""
 
 
+class LedgerCounted(Event, frozen=True, kw_only=True, tag="ledger"):
+    """The states of the prompts in the ledger, a few seconds after the last count."""
+
+    pending: int
+    """Prompts that wait for a worker."""
+
+    running: int
+    """Prompts of which a worker has a sample."""
+
+    ready: int
+    """Prompts whose samples are finished, and which no step has taken yet."""
+
+    trained: int
+    """Prompts that steps were trained on."""
+
+    dropped: int
+    """Prompts that were given up, and wait for their step to pass."""
+
+    awaited: int
+    """Prompts that the next step waits for."""
+
+    samples: int
+    """Samples that were taken, a lower bound after a rollback."""
+
+    duplicates: int
+    """Samples that came twice and were refused."""
+
+    held_tokens: int
+    """Tokens of samples that are not trained on yet."""
+
+    workers: int
+    """Rollout workers that sample for the ledger."""
+
+    staleness_most: int
+    """The greatest number of steps between a sample's oldest token and its training."""
+
+
 class RolloutLeft(Event, frozen=True, kw_only=True, tag="rollout_left"):
     """A rollout worker of a node that leaves handed everything over."""
 

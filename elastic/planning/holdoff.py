@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.elastic.membership.incremental import by_nodes, once
 from holdfast.elastic.membership.readiness import lost_nodes, unmatched_nodes
-from holdfast.elastic.membership.records import NodeRecord, Setback
+from holdfast.elastic.membership.records import GenerationRecord, NodeRecord, Setback
 from holdfast.elastic.membership.view import JobView, identity
 from holdfast.elastic.planning.reach import left_out
 
@@ -118,13 +118,34 @@ def held_off(
     """
     if view.generation is None or not view.generation.setbacks:
         return {}
-    setbacks = view.generation.setbacks
     delayed: dict[str, float] = {}
     for name, mark in strangers(view).items():
-        losses = setbacks.get(name)
-        if name in view.generation.nodes and name not in leavers:  # just lost, and back
-            losses = Setback(losses=1 + (losses.losses if losses else 0))
+        losses = _setback(view.generation, name, leavers)
         until_s = since.get(mark, now_s) + patience.wait_s(losses)
         if now_s < until_s:
             delayed[name] = until_s
     return delayed
+
+
+def why_held_off(view: JobView, name: str, *, patience: HoldoffPatience | None = None) -> str:
+    """Return why a node that came back has to wait before it is let in, empty if it has not to.
+
+    It holds until the next generation, which has the node or still has not: the view has no times.
+    """
+    if view.generation is None or not view.generation.setbacks or name not in strangers(view):
+        return ""
+    setback = _setback(view.generation, name)
+    wait_s = (patience or HoldoffPatience()).wait_s(setback)
+    if setback is None or not wait_s:
+        return ""
+    return f"it was lost {setback.losses} times, and waits {wait_s:g} s before it is let in"
+
+
+def _setback(
+    generation: GenerationRecord, name: str, leavers: Collection[str] = ()
+) -> Setback | None:
+    """Return the setback of a node with an identity that the generation does not know."""
+    found = generation.setbacks.get(name)
+    if name in generation.nodes and name not in leavers:  # just lost, and back
+        return Setback(losses=1 + (found.losses if found else 0))
+    return found

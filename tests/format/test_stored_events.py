@@ -43,6 +43,7 @@ SINCE = {
     "groups_shared",
     "island_joined",
     "island_left",
+    "ledger",
     "restore_progress",
     "tide_adopted",
     "tide_published",

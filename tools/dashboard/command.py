@@ -8,7 +8,7 @@ import webbrowser
 from pathlib import Path
 from typing import Final
 
-from holdfast.elastic.errors import ConfigError
+from holdfast.tools.live.options import add_options, follower
 from holdfast.tools.subcommand import HelpFormatter, Subparsers
 from holdfast.tools.terminal import console
 
@@ -23,6 +23,8 @@ examples:
   holdfast dashboard runs/live --browser          opens it
   holdfast dashboard runs/live --checkpoints ckpt lists the checkpoints that are there
   holdfast dashboard runs/live --export run.html  one file to keep or to send
+  holdfast dashboard machine0/run machine1/run    a job on two machines, from a copy of each
+  holdfast dashboard --coordinator head:29400     its members and protection, without its past
   ssh -L 8765:localhost:8765 head                 looks at a run on another machine
 
 The dashboard reads the events in RUN_DIR and asks the nodes; the run does not need it and does
@@ -43,14 +45,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "run_dir",
-        type=Path,
-        nargs="?",
-        metavar="RUN_DIR",
-        help="the directory that `holdfast run --run-dir` got, of a run that goes or is over",
-    )
-    add("--coordinator", metavar="ADDRESS", help=argparse.SUPPRESS)
+    add_options(add)
     add(
         "--host",
         default=_LOOPBACK,
@@ -89,14 +84,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, or write the file."""
-    _check(args)
-    from holdfast.tools.live.follow import Follower
-
-    follower = Follower(args.run_dir)
+    followed = follower(args)
     if args.export:
         from holdfast.tools.dashboard.export import write
 
-        write(args.export, follower)
+        write(args.export, followed)
         console().print(f"written: {args.export}", markup=False, soft_wrap=True)
         return 0
     import uvicorn
@@ -109,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.tools.dashboard.stored import Shelf
 
     token = token_of(args.token_file)
-    hub = Hub(follower, shelf=Shelf(args.checkpoints) if args.checkpoints else None)
-    foretell = Foreteller(follower)
+    hub = Hub(followed, shelf=Shelf(args.checkpoints) if args.checkpoints else None)
+    foretell = Foreteller(followed)
     dashboard = Dashboard(
         hub,
         losses=foretell,
-        report=lambda: render(hub.view, follower.run_dir),
+        report=lambda: render(hub.view, followed.run_dirs),
     )
     with _listener(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -130,26 +122,13 @@ def run(args: argparse.Namespace) -> int:
         address = _address(host, port, token)
         hub.start()
         try:
-            _tell(args, address)
+            _tell(args, followed.place, address)
             uvicorn.Server(config).run(sockets=[listener])
         finally:
             hub.close()
             foretell.close()
+            followed.close()
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Raise ``ConfigError`` for a command line that names no run directory."""
-    if args.coordinator:
-        raise ConfigError(
-            f"--coordinator {args.coordinator}: a coordinator holds the membership of a job, and "
-            "no events, of which the page is made; give the RUN_DIR of a machine of the job, on "
-            "that machine or on a file system that its machines share"
-        )
-    if args.run_dir is None:
-        raise ConfigError(
-            "RUN_DIR is missing: give the directory that `holdfast run --run-dir` got"
-        )
 
 
 def _listener(host: str, port: int | None) -> socket.socket:
@@ -180,7 +159,7 @@ def _address(host: str, port: int, token: str) -> str:
     return f"http://{name}:{port}/#{token}"
 
 
-def _tell(args: argparse.Namespace, address: str) -> None:
+def _tell(args: argparse.Namespace, place: str, address: str) -> None:
     shown = console(stderr=True)
     if args.host not in (_LOOPBACK, "localhost", "::1"):
         shown.print(
@@ -190,7 +169,7 @@ def _tell(args: argparse.Namespace, address: str) -> None:
             style="yellow",
             markup=False,
         )
-    print(f"dashboard of {args.run_dir}: {address}", flush=True)
+    print(f"dashboard of {place}: {address}", flush=True)
     if args.browser:
         webbrowser.open(address)
 

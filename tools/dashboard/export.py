@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
 
-from holdfast.elastic.events import Event
-from holdfast.elastic.events.log import EventReader
+from holdfast.elastic.events.log import EVENTS_PATTERN, EventReader
 from holdfast.elastic.events.wire import EventFormatError
 from holdfast.tools.live.follow import Follower
+from holdfast.tools.live.telling import partly
 from holdfast.tools.live.view import Curve, RecoveryView, RunView
 from holdfast.tools.report import charts
 from holdfast.tools.report.html import environment, style
@@ -35,11 +36,11 @@ def write(path: Path, follower: Follower) -> None:
         follower.ask()
         view = follower.view()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(view, follower.run_dir), encoding="utf-8")
+    path.write_text(render(view, follower.run_dirs), encoding="utf-8")
 
 
-def render(view: RunView, run_dir: Path) -> str:
-    """Return the page; ``run_dir`` has the single steps of a short run."""
+def render(view: RunView, run_dirs: Sequence[Path]) -> str:
+    """Return the page; ``run_dirs`` have the single steps of a short run."""
     begin_s = view.started_s or 0.0
     source = files("holdfast.tools.dashboard").joinpath("run.html.j2").read_text(encoding="utf-8")
     made = environment()
@@ -51,7 +52,7 @@ def render(view: RunView, run_dir: Path) -> str:
         view=view,
         begin_s=begin_s,
         style=style(),
-        timeline=_timeline(run_dir, view),
+        timeline=_timeline(run_dirs, view),
         progress=Markup(_curve(view.progress, begin_s)),
         bars=Markup(charts.recovery_bars(losses[::-1])) if losses else "",
         phases=[(phase.removesuffix("_s"), charts.PHASE_NAMES[phase]) for phase in PHASES],
@@ -62,6 +63,7 @@ def render(view: RunView, run_dir: Path) -> str:
         curves=[
             (each.name, Markup(_curve(each, 0.0))) for each in view.curves[:_CURVES] if each.points
         ],
+        partial=partly(view),
         events=sum(view.counts.values()),
     )
 
@@ -70,13 +72,14 @@ def _is_loss(each: RecoveryView) -> bool:
     return each.cause != "start" and each.total_s is not None
 
 
-def _timeline(run_dir: Path, view: RunView) -> Markup | None:
+def _timeline(run_dirs: Sequence[Path], view: RunView) -> Markup | None:
     """Return the lanes of the workers, None for a run that is too long for them."""
-    size = sum(path.stat().st_size for path in run_dir.glob("events-*.jsonl"))
+    kept = [path for run_dir in run_dirs for path in run_dir.glob(EVENTS_PATTERN)]
+    size = sum(path.stat().st_size for path in kept)
     if size > _DETAILED_BYTES or sum(view.counts.values()) > _DETAILED_EVENTS:
         return None
     try:
-        events: list[Event] = EventReader(run_dir).new()
+        events = [event for run_dir in run_dirs for event in EventReader(run_dir).new()]
     except EventFormatError:
         return None  # a damaged line, which the view has left out
     return Markup(charts.timeline(build(events))) if events else None

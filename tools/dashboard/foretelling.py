@@ -15,9 +15,8 @@ from typing import Any, Final
 from holdfast.ckpt.errors import CkptError, NotFoundError
 from holdfast.ckpt.memory.records import SnapshotWorld
 from holdfast.ckpt.sidecar.client import SidecarClient
-from holdfast.elastic.agent.reporting import read_all_processes
 from holdfast.tools.dashboard.forecast import Held, LossForecast, forecast, groups_hit
-from holdfast.tools.live.asking import AT_ONCE, TIMEOUT_S, key_of
+from holdfast.tools.live.asking import AT_ONCE, TIMEOUT_S
 from holdfast.tools.live.follow import Follower
 from holdfast.tools.live.view import RunView
 
@@ -105,8 +104,7 @@ class Foreteller:
 
     def _meet(self) -> None:
         """Keep a connection to every sidecar that there is."""
-        run_dir = self._follower.run_dir
-        key, listed = key_of(run_dir), read_all_processes(run_dir)
+        key, listed = self._follower.sidecars()
         found = {name: each.address for name, each in listed.items() if each.address}
         with self._lock:
             for name in [*self._clients]:

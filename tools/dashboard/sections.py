@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.tools.live.telling import partly
 from holdfast.tools.live.view import Curve, NodeView, RunView
 
 FULL_NODES: Final = 64
@@ -20,7 +21,7 @@ _CURVES: Final = 12
 _HEAD: Final = (
     "run", "state", "message", "now_s", "started_s", "ended_s", "wall_s", "step", "generation",
     "world", "wanted", "step_s", "goodput", "shares", "steps_lost", "lost_s", "recoveries_s",
-    "losses", "damaged",
+    "losses", "damaged", "source", "timed",
 )  # fmt: skip
 
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
@@ -32,7 +33,8 @@ def sections(view: RunView, *, extra: Mapping[str, Any]) -> Iterator[tuple[str, 
     ``extra`` goes into the head.
     """
     head = {name: getattr(view, name) for name in _HEAD}
-    yield "head", _encode({**head, "events": sum(view.counts.values()), **extra})
+    head |= {"events": sum(view.counts.values()), "partial": partly(view)}
+    yield "head", _encode({**head, **extra})
     yield "protection", _encode(view.protection)
     yield "checkpoints", _encode(view.checkpoints)
     yield "recoveries", _encode(view.recoveries[:_RECOVERIES])

@@ -182,18 +182,21 @@ class Crews:
 
     # -- view ------------------------------------------------------------------------------------
 
+    def heard(self) -> frozenset[str]:
+        """Return the nodes that told events of their own."""
+        found = self.machines.items()
+        return frozenset(name for name, machine in found if math.isfinite(machine.heard_s))
+
     def nodes(
         self,
         statuses: Mapping[str, NodeStatus],
         *,
-        held_off: Mapping[str, str],
         rollouts: Mapping[str, Mapping[str, int]],
         is_over: bool,
     ) -> tuple[NodeView, ...]:
         """Return all nodes by name.
 
-        ``held_off`` gives for nodes that are not admitted the reason, ``rollouts`` for seats the
-        ``tokens``, ``samples`` and ``version``.
+        ``rollouts`` gives for seats the ``tokens``, ``samples`` and ``version``.
         """
         here = self._places()
         names = sorted({*self.machines, *statuses} - {""}, key=_by_number)
@@ -202,7 +205,6 @@ class Crews:
                 self.machines.get(name) or Machine(name),
                 statuses.get(name),
                 here,
-                held_off=held_off,
                 rollouts=rollouts,
                 is_over=is_over,
             )
@@ -223,7 +225,6 @@ class Crews:
         status: NodeStatus | None,
         here: Mapping[str, str],
         *,
-        held_off: Mapping[str, str],
         rollouts: Mapping[str, Mapping[str, int]],
         is_over: bool,
     ) -> NodeView:
@@ -231,6 +232,7 @@ class Crews:
             self._seat(machine, worker, status, here, rollouts.get(worker.seat, {}))
             for worker in self._shown(machine, here)
         )
+        held_off = status.held_off if status else ""
         state, why = self._state(machine, here, held_off, is_over=is_over)
         lost = state in ("lost", "left")
         view = NodeView(
@@ -276,7 +278,7 @@ class Crews:
         self,
         machine: Machine,
         here: Mapping[str, str],
-        held_off: Mapping[str, str],
+        held_off: str,
         *,
         is_over: bool,
     ) -> tuple[NodeState, str]:
@@ -292,8 +294,8 @@ class Crews:
         if not alive:
             ended = max(mine, key=lambda each: each.exited_s)
             return "restoring", f"{ended.seat} ended ({ended.ending}) and starts again"
-        if machine.node in held_off and not ranked:
-            return "held off", held_off[machine.node]
+        if held_off and not ranked:
+            return "held off", held_off
         if not ranked:
             return "spare", "its trainers wait for a rank"
         if any(each.restored < self._generation for each in ranked):

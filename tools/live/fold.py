@@ -53,6 +53,9 @@ _MOST_ROUTINE: Final = 100
 """Kept apart from the others, as there may be a checkpoint a minute for weeks."""
 
 _MOST_CURVES: Final = 24
+_UNLED: Final = 32
+"""Steps of other ranks in a generation without one of rank 0: its events are elsewhere."""
+
 _SILENT_S: Final = 120.0
 """Seconds without any event or answer after which a job counts as silent."""
 
@@ -65,7 +68,7 @@ class Fold:
         self.step, self.generation, self.last_s = 0, 0, 0.0
         self._started: JobStarted | None = None
         self._ended: JobEnded | None = None
-        self._begun_s = math.inf
+        self._begun_s, self._last_start_s = math.inf, 0.0
         self._crews, self._checkpoints = Crews(), Checkpointing()
         self._sampling, self._island = Sampling(), SeaPart()
         self._chapters: dict[int, Chapter] = {}
@@ -77,6 +80,8 @@ class Fold:
         self._recent_s: deque[float] = deque(maxlen=32)
         self._held_s = 0.0
         self._wanted: dict[str, int] = {}
+        self._led, self._unled = 0, (0, 0)
+        self._reward: tuple[int, float | None] = (-1, None)
         self._progress, self._step_times, self._stalls = Series(), Series(), Series()
         self._curves: dict[str, Series] = {}
 
@@ -95,7 +100,12 @@ class Fold:
         self._crews.step(event)
         self.step = max(self.step, event.step)
         if event.rank:
+            number, count = self._unled
+            self._unled = (number, count + 1) if event.generation == number else self._unled
+            if event.generation > max(number, self._led):
+                self._unled = event.generation, 1
             return
+        self._led = max(self._led, event.generation)
         self._chapter(event.generation).step(event)
         self._progress.add(event.time_s, float(event.step))
         self._step_times.add(event.time_s, event.seconds)
@@ -138,6 +148,7 @@ class Fold:
             case JobStarted():
                 if self._started is None or event.time_s < self._started.time_s:
                     self._started = event
+                self._last_start_s = max(self._last_start_s, event.time_s)
                 self._wanted = dict(event.wanted) or self._wanted
             case JobEnded():
                 if self._ended is None or event.time_s > self._ended.time_s:
@@ -146,6 +157,8 @@ class Fold:
                 self._held_s += seconds
 
     def _log(self, step: int, values: Mapping[str, float | None]) -> None:
+        if (reward := values.get("reward")) is not None and step >= self._reward[0]:
+            self._reward = step, reward
         for name, value in values.items():
             if name not in self._curves and len(self._curves) >= _MOST_CURVES:
                 continue
@@ -204,13 +217,11 @@ class Fold:
         *,
         now_s: float,
         statuses: Mapping[str, NodeStatus] | None = None,
-        held_off: Mapping[str, str] | None = None,
         damaged: int = 0,
     ) -> RunView:
         """Return the run as it is at ``now_s``, or as it was when it ended.
 
-        ``statuses`` are the nodes' answers, ``held_off`` the nodes that are not admitted yet with
-        the reason, ``damaged`` counts lines that are no events.
+        ``statuses`` are the nodes' answers, ``damaged`` counts lines that are no events.
         """
         answers = statuses or {}
         ended = self._ended if self._is_over else None
@@ -224,11 +235,11 @@ class Fold:
         shares = self._with_waits(told.shares)
         nodes = self._crews.nodes(
             answers,
-            held_off=held_off or {},
             rollouts=self._sampling.seats(),
             is_over=ended is not None,
         )
         alive = {seat.seat for node in nodes for seat in node.seats if seat.alive}
+        step = self.step or max((node.committed or 0 for node in nodes), default=0)
         return RunView(
             run=self._started.run if self._started else "",
             state=state,
@@ -237,7 +248,7 @@ class Fold:
             started_s=self._began_s or None,
             ended_s=ended.time_s if ended else None,
             wall_s=until_s - self._began_s if self._began_s else 0.0,
-            step=self.step,
+            step=step,
             generation=self.generation,
             world=len(newest.ranks) if newest else 0,
             wanted=self._wanted,
@@ -248,14 +259,14 @@ class Fold:
             lost_s=told.lost_s,
             recoveries_s=shares.get("recovery", 0.0) + shares.get("join", 0.0),
             losses=self._troubles.losses,
-            protection=self._protecting.view(nodes, answers, step=self.step, now_s=until_s),
+            protection=self._protecting.view(nodes, answers, step=step, now_s=until_s),
             checkpoints=self._checkpoints.view(),
             nodes=nodes,
             recoveries=tuple(reversed(told.recoveries)),
             faults=self._troubles.fault_views(),
             stragglers=self._troubles.straggler_views(),
             messages=self._told(),
-            rollouts=self._sampling.view(step=self.step, alive=alive),
+            rollouts=self._sampling.view(step=self.step, alive=alive, reward=self._reward[1]),
             island=self._island.view(),
             progress=_curve("step", self._progress),
             step_times=_curve("step seconds", self._step_times),
@@ -263,16 +274,17 @@ class Fold:
             curves=tuple(_curve(name, self._curves[name]) for name in sorted(self._curves)),
             counts=dict(sorted(self.counts.items())),
             damaged=damaged,
+            timed=self._unled[0] <= self._led or self._unled[1] < _UNLED,
         )
+
+    def heard(self) -> frozenset[str]:
+        """Return the nodes that told events of their own."""
+        return self._crews.heard()
 
     @property
     def _is_over(self) -> bool:
         """True if the job ended and was not started again since."""
         return self._ended is not None and self._ended.time_s >= self._last_start_s
-
-    @property
-    def _last_start_s(self) -> float:
-        return self._started.time_s if self._started else 0.0
 
     def _state(
         self, newest: Chapter | None, answers: Mapping[str, NodeStatus], *, now_s: float

@@ -10,6 +10,7 @@ from holdfast.elastic.events import (
     BackPressure,
     EnvironmentWaits,
     Event,
+    LedgerCounted,
     RolloutRecovered,
     RolloutsAwaited,
     RuleViolated,
@@ -108,6 +109,8 @@ class Sampling:
                 self._keep("tail", event)
             case BackPressure():
                 self._keep("pressure", event)
+            case LedgerCounted():
+                self._keep("ledger", event)
             case WeightsRefused():
                 self._add("refused", 1)
             case VersionUnavailable():
@@ -135,7 +138,9 @@ class Sampling:
             for seat, each in self._samplers.items()
         }
 
-    def view(self, *, step: int, alive: set[str]) -> RolloutsView | None:
+    def view(
+        self, *, step: int, alive: set[str], reward: float | None = None
+    ) -> RolloutsView | None:
         """Return the view; None in a run without any of it. ``alive`` are the living workers."""
         if not (self._samplers or self._newest or self._sums):
             return None
@@ -146,6 +151,7 @@ class Sampling:
         pressure = self._last("pressure")
         tailed = tail if isinstance(tail, StepTail) else None
         pressed = pressure if isinstance(pressure, BackPressure) else None
+        counted = self._last("ledger")
         held = pressed.because if pressed and pressed.because != "none" else ""
         known = math.isfinite(self._difference)
         return RolloutsView(
@@ -161,8 +167,8 @@ class Sampling:
             waited_last_s=awaited.seconds if isinstance(awaited, RolloutsAwaited) else None,
             busy=tailed.busy if tailed else None,
             carried_tokens=tailed.carried_tokens if tailed else None,
-            held_tokens=pressed.held_tokens if pressed else None,
             pressure=held,
+            reward=reward,
             length_p50_tokens=tailed.length_p50_tokens if tailed else None,
             length_p95_tokens=tailed.length_p95_tokens if tailed else None,
             sample_waited_p95_s=tailed.waited_p95_s if tailed else None,
@@ -170,6 +176,7 @@ class Sampling:
             environment_p95_s=max((each.wait_p95_s for each in living), default=None),
             environment_waiting=sum(each.waiting for each in living),
             **self._sums,
+            **_held(counted if isinstance(counted, LedgerCounted) else None, pressed),
         )
 
     def _sampler(self, seat: str) -> SamplerTotals:
@@ -186,3 +193,20 @@ class Sampling:
 
     def _add(self, name: str, count: int) -> None:
         self._sums[name] = self._sums.get(name, 0) + count
+
+
+def _held(counted: LedgerCounted | None, pressed: BackPressure | None) -> dict[str, int]:
+    """Return the fields of the view that the ledger tells itself."""
+    if counted is None:
+        return {} if pressed is None else {"held_tokens": pressed.held_tokens}
+    return {
+        "pending": counted.pending,
+        "running": counted.running,
+        "ready": counted.ready,
+        "trained": counted.trained,
+        "dropped": counted.dropped,
+        "awaited": counted.awaited,
+        "held_tokens": counted.held_tokens,
+        "staleness_most": counted.staleness_most,
+        "duplicates": counted.duplicates,
+    }

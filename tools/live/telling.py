@@ -43,12 +43,13 @@ from holdfast.elastic.events import (
     WorkerExited,
     WorkerHandedOver,
 )
-from holdfast.tools.live.view import Level, RunMessage
+from holdfast.tools.live.view import Level, RunMessage, RunView
 from holdfast.tools.show.narrate import cause_of, remarks
 
 _GOOD: Final = (NodeReachable, StragglerOver, CheckpointWaiting, WorkerHandedOver)
 _BAD: Final = (CheckpointFailed, CheckpointUnsaved)
 _LEFT_OUT: Final = (CheckpointProgress,)
+_NAMED: Final = 6
 _LONGEST: Final = 600
 """Characters of a text at most; a traceback has its place in the log."""
 
@@ -72,6 +73,28 @@ def message_of(event: Event) -> RunMessage | None:
     )
 
 
+def partly(view: RunView) -> str:
+    """Return what a view does not know of its run, and what to give; empty if it knows all."""
+    if view.source == "coordinator":
+        return (
+            "Only what the coordinator and the nodes hold now is known. Steps over time, goodput, "
+            "costs, messages and curves need events: give the job's run directories too."
+        )
+    if view.unheard:
+        more = len(view.unheard) - _NAMED
+        names = ", ".join(view.unheard[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return (
+            f"No events of {names} are read: their steps, losses and messages are missing in times "
+            "and costs. Give the run directories of their machines too."
+        )
+    if not view.timed:
+        return (
+            "No events of rank 0 are read: goodput and the costs of recoveries are not known. Give "
+            "the run directories of all machines of the job."
+        )
+    return ""
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
@@ -82,7 +105,8 @@ _Told = tuple[Level, str, str]
 def _of_job(event: Event) -> _Told | None:
     match event:
         case JobStarted(nodes=nodes):
-            return "note", f"the job starts on {len(nodes)} nodes", ""
+            noun = "node" if len(nodes) == 1 else "nodes"
+            return "note", f"the job starts on {len(nodes)} {noun}", ""
         case JobEnded(ok=ok, message=message):
             return ("good" if ok else "bad"), f"the job is over: {message or 'completed'}", ""
         case Detected(what="join", victim=victim):

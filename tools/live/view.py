@@ -20,6 +20,9 @@ generation and no state yet.
 JobState: TypeAlias = Literal["starting", "training", "recovering", "done", "failed", "silent"]
 """``silent`` is a job that did not end, and whose nodes and launcher say nothing any more."""
 
+Source: TypeAlias = Literal["events", "coordinator", "both"]
+"""``coordinator``: no run directory is read, so there is no past, and nothing has its time."""
+
 Level: TypeAlias = Literal["routine", "good", "note", "warn", "bad"]
 """``routine`` comes again and again while all is well, as with every checkpoint."""
 
@@ -75,7 +78,7 @@ class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
     ``cause`` is ``loss``, ``join``, ``rollback`` or ``start``. A phase is None where it is not over
     or cannot be told: ``detect_s`` is known only of faults that were injected. ``total_s`` goes
     from the loss to the moment when training stands where it stood, ``steps_lost`` are executed
-    again.
+    again. ``dated`` is False if it was there before the reader, so that ``at_s`` is too late.
     """
 
     generation: int
@@ -98,6 +101,7 @@ class RecoveryView(msgspec.Struct, frozen=True, kw_only=True):
     steps_lost: int = 0
     over: bool = False
     reason: str = ""
+    dated: bool = True
 
 
 class FaultView(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +192,9 @@ class RunMessage(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutsView(msgspec.Struct, frozen=True, kw_only=True):
     """Reinforcement learning: samples, waiting, staleness, and refusals.
 
-    ``staleness`` is the trainers' step less the oldest policy version of a living worker.
+    ``staleness`` is the trainers' step less the oldest policy version of a living worker,
+    ``staleness_most`` the greatest of a sample that was trained on. ``pending`` to ``awaited`` are
+    prompts by their state in the ledger, None before it told. ``reward`` is the newest mean.
     """
 
     workers: int = 0
@@ -221,6 +227,15 @@ class RolloutsView(msgspec.Struct, frozen=True, kw_only=True):
     environment_p95_s: float | None = None
     environment_waiting: int | None = None
     environment_failed: int = 0
+    pending: int | None = None
+    running: int | None = None
+    ready: int | None = None
+    trained: int | None = None
+    dropped: int | None = None
+    awaited: int | None = None
+    staleness_most: int | None = None
+    duplicates: int | None = None
+    reward: float | None = None
 
 
 class IslandView(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +277,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
     ``steps_lost`` were executed again. ``counts`` are the exact numbers of events by kind, and
     ``damaged`` those of lines that are no events. ``progress`` is the number of complete steps over
-    time, ``curves`` have the logged metrics over steps.
+    time, ``curves`` have the logged metrics over steps. ``unheard`` are nodes that the coordinator
+    knows, and of which no events are read. ``timed`` is False if events that tell the time of steps
+    are not read: then goodput, ``shares`` and costs are not those of the run.
     """
 
     run: str
@@ -298,3 +315,6 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[Curve, ...]
     counts: dict[str, int]
     damaged: int = 0
+    source: Source = "events"
+    unheard: tuple[str, ...] = ()
+    timed: bool = True

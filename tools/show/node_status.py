@@ -21,8 +21,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``stragglers`` maps seats to a sentence about the straggler there, on the one node that reports
     for all. ``data_troubles`` describes lost data-loading processes of its living workers.
-    ``unreachable`` lists the nodes that this node cannot reach. ``approximate`` is the mark of a
-    model of which stages were set from others, on the first node alone.
+    ``unreachable`` lists the nodes that this node cannot reach. ``held_off`` says why it is not let
+    in yet, if it is not. ``approximate`` is the mark of a model of which stages were set from
+    others, on the first node alone.
     """
 
     node: str
@@ -33,6 +34,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: dict[str, str] = {}
     data_troubles: dict[str, str] = {}
     unreachable: tuple[str, ...] = ()
+    held_off: str = ""
     approximate: str = ""
 
     def step(self, what: str) -> int | None:

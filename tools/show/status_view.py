@@ -25,7 +25,10 @@ def view(nodes: Sequence[NodeStatus]) -> RenderableType:
     parts += [
         Text.assemble((f"{node.node}: ", "bold"), (trouble, "yellow"))
         for node in nodes
-        for trouble in node.troubles()
+        for trouble in (
+            *([f"held off: {node.held_off}"] if node.held_off else ()),
+            *node.troubles(),
+        )
     ]
     return Group(*parts)
 

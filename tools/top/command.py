@@ -7,13 +7,13 @@ import os
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from holdfast.tools.live.follow import Follower
+from holdfast.tools.live.options import add_options, follower
 from holdfast.tools.printing import say
 from holdfast.tools.subcommand import HelpFormatter, Subparsers, positive_number
-from holdfast.tools.top.plain import OVER, RunLines, summary
+from holdfast.tools.top.plain import OVER, RunLines, whole
 
 _EVERY_S: Final = 1.0
 _ASKS_S: Final = 5.0
@@ -27,6 +27,8 @@ examples:
   holdfast top runs/live              nodes, protection, recoveries, messages, as they change
   holdfast top runs/live --lines      the same as lines, for a file or a narrow line
   holdfast top runs/live --once       the state now, in a few lines
+  holdfast top machine0/run machine1/run          a job on two machines, from a copy of each
+  holdfast top --coordinator head:29400           its members and protection, without its past
 
 keys: n, r, m go to nodes, recoveries and messages; Enter shows the whole of a row with the
 planner's reason, Escape closes it; p holds the picture; q ends the command, never the job.
@@ -45,12 +47,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "run_dir",
-        type=Path,
-        metavar="RUN_DIR",
-        help="the directory that `holdfast run --run-dir` got",
-    )
+    add_options(add)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--lines", action="store_true", help="print lines, until the job ends")
     form.add_argument("--once", action="store_true", help="print the state now, and end")
@@ -65,18 +62,19 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Show the run until the user or, with lines, the job ends it."""
-    follower = Follower(args.run_dir)
+    followed = follower(args)
     if args.once:
-        _catch_up(follower)
-        follower.ask()
-        for line in summary(follower.view()):
+        _catch_up(followed)
+        followed.ask()
+        for line in whole(followed.view()):
             say(line)
+        followed.close()
         return 0
     if args.lines or not _fits_terminal():
-        return _print_lines(follower, every_s=args.every or _LINES_S)
+        return _print_lines(followed, every_s=args.every or _LINES_S)
     from holdfast.tools.top.app import TopApp
 
-    app = TopApp(follower, every_s=args.every or _EVERY_S, asks_s=_ASKS_S)
+    app = TopApp(followed, every_s=args.every or _EVERY_S, asks_s=_ASKS_S)
     app.run()
     return app.return_code or 0
 
@@ -93,15 +91,15 @@ def _fits_terminal() -> bool:
     return True
 
 
-def _print_lines(follower: Follower, *, every_s: float) -> int:
+def _print_lines(followed: Follower, *, every_s: float) -> int:
     lines = RunLines(every_s=every_s)
     asks_s = 0.0
     while True:
-        _catch_up(follower)
+        _catch_up(followed)
         if time.monotonic() >= asks_s:
-            follower.ask()
+            followed.ask()
             asks_s = time.monotonic() + _ASKS_S
-        view = follower.view()
+        view = followed.view()
         for line in lines.lines(view):
             print(line, flush=True)
         if view.state in OVER:
@@ -109,6 +107,6 @@ def _print_lines(follower: Follower, *, every_s: float) -> int:
         time.sleep(min(every_s, _EVERY_S))
 
 
-def _catch_up(follower: Follower) -> None:
-    while follower.read():
+def _catch_up(followed: Follower) -> None:
+    while followed.read():
         pass

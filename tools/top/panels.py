@@ -61,7 +61,12 @@ def title(view: RunView) -> Text:
     text.append(view.state.upper(), _COLOURS[view.state])
     text.append(f"   generation {view.generation}   {trainers(view)}   step ")
     text.append(number(view.step), "bold")
-    text.append(f"   {span(view.step_s)} a step   {span(view.wall_s)}")
+    if view.source == "coordinator":
+        text.append("   only the present: events need a run directory", "yellow")
+    else:
+        text.append(f"   {span(view.step_s)} a step   {span(view.wall_s)}")
+    if view.unheard and view.source == "both":
+        text.append(f"   no events of {len(view.unheard)} nodes", "yellow")
     if view.message and view.state in ("done", "failed"):
         text.append(f"   {printable(view.message)}", "dim")
     return text
@@ -88,6 +93,8 @@ def protection(view: RunView) -> Text:
 
 def time_use(view: RunView) -> Text:
     """Return the goodput, and the largest parts of the wall time as bars."""
+    if not view.timed:
+        return Text("not all events are read", "dim")
     lines = _lines(("goodput", share(view.goodput)), ("losses", number(view.losses)))
     whole_s = sum(view.shares.values()) or 1.0
     largest = sorted(view.shares.items(), key=lambda item: -item[1])[:4]
@@ -140,10 +147,21 @@ def rollouts(view: RunView) -> Text | None:
     rate = NONE if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f} tokens/s"
     lines = _lines(
         ("workers", f"{found.workers}, {found.sampling} sample, {rate}"),
-        ("staleness", number(found.staleness)),
+        (
+            "staleness",
+            f"{number(found.staleness)}, of samples at most {number(found.staleness_most)}",
+        ),
         ("waited", f"{span(found.waited_s)}, last {span(found.waited_last_s)}"),
         ("recovered", f"{found.recovered:,}, {found.resampled_tokens:,} tokens again"),
     )
+    if found.pending is not None:
+        states = (("pending", found.pending), ("running", found.running), ("ready", found.ready))
+        lines.append("\nprompts    ", "dim")
+        lines.append(", ".join(f"{number(count)} {name}" for name, count in states))
+        lines.append(f"; the step awaits {number(found.awaited)}")
+    if found.reward is not None:
+        lines.append("\nreward     ", "dim")
+        lines.append(f"{found.reward:.4g}")
     if found.violations or found.refused:
         lines.append(f"\n{found.violations} violations, {found.refused} refused", "bold red")
     return lines
@@ -222,7 +240,7 @@ def recoveries(view: RunView, *, narrow: bool = False) -> list[Row]:
 def _recovery(found: RecoveryView, *, narrow: bool) -> Row:
     victims = ", ".join(found.victims) or NONE
     total = span(found.total_s) if found.over else "…"
-    at, gen = clock(found.at_s), str(found.generation)
+    at, gen = clock(found.at_s) if found.dated else NONE, str(found.generation)
     colour = "yellow" if found.cause == "loss" else ""
     if narrow:
         cells: tuple[str, ...] = (at, gen, found.cause, total, victims)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from holdfast.tools.live.telling import partly
 from holdfast.tools.live.view import RunMessage, RunView
 from holdfast.tools.printing import printable
-from holdfast.tools.top.wording import clock, headline, message, protection, span
+from holdfast.tools.top.wording import change, clock, headline, message, protection, span
 
+_CHANGES: Final = 3
 OVER: Final = ("done", "failed", "silent")
 
 
@@ -36,12 +38,21 @@ def summary(view: RunView) -> Iterator[str]:
     yield f"{at} {headline(view)}"
     yield f"{at} {protection(view)}"
     found = view.checkpoints
-    if found.durable_step is not None and found.durable_s is not None:
-        age = span(view.now_s - found.durable_s)
-        yield f"{at} the checkpoint of step {found.durable_step:,} is durable, {age} old"
+    if found.durable_step is not None:
+        age = "" if found.durable_s is None else f", {span(view.now_s - found.durable_s)} old"
+        yield f"{at} the checkpoint of step {found.durable_step:,} is durable{age}"
     troubled = [node for node in view.nodes if node.state in ("lost", "held off") or node.troubles]
     for node in troubled[:8]:
         why = next((text for text in (node.why, *node.troubles) if text), node.state)
         yield printable(f"{at} {node.node} ({node.state}): {why}")
     if len(troubled) > 8:
         yield f"{at} and {len(troubled) - 8} more nodes"
+
+
+def whole(view: RunView) -> Iterator[str]:
+    """Yield the state of a run, its newest changes of the ranks, and what is not known."""
+    yield from summary(view)
+    for found in reversed(view.recoveries[:_CHANGES]):
+        yield f"{clock(found.at_s) if found.dated else clock(view.now_s)} {change(found)}"
+    if text := partly(view):
+        yield printable(f"{clock(view.now_s)} {text}")

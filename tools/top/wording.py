@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from holdfast.tools.live.view import RunMessage, RunView
+from holdfast.tools.live.view import RecoveryView, RunMessage, RunView
 from holdfast.tools.printing import printable
 
 NONE: Final = "–"
@@ -55,14 +55,11 @@ def trainers(view: RunView) -> str:
 
 def headline(view: RunView) -> str:
     """Return the state of a run in one line."""
-    parts = [
-        f"step {number(view.step)}",
-        f"generation {view.generation}",
-        trainers(view),
-        f"{span(view.step_s)} a step",
-        f"goodput {share(view.goodput)}",
-        f"{span(view.wall_s)} in all",
-    ]
+    parts = [f"step {number(view.step)}", f"generation {view.generation}", trainers(view)]
+    if view.timed:
+        parts.append(f"{span(view.step_s)} a step")
+        parts.append(f"goodput {share(view.goodput)}")
+        parts.append(f"{span(view.wall_s)} in all")
     return f"{view.state}: {', '.join(parts)}"
 
 
@@ -75,6 +72,18 @@ def protection(view: RunView) -> str:
         return f"step {number(found.step)} was protected"
     risk = f"a loss now costs {number(found.at_risk_steps)} steps, {span(found.at_risk_s)}"
     return f"step {number(found.step)} is protected, {span(found.age_s)} old; {risk}"
+
+
+def change(found: RecoveryView) -> str:
+    """Return a change of the ranks in one line: cause, cost, and the planner's reason."""
+    who = f" of {', '.join(found.victims)}" if found.victims else ""
+    parts = [f"generation {found.generation} after {found.cause}{who}"]
+    if found.total_s is not None:
+        parts.append(f"{span(found.total_s)} in all, {found.steps_lost} steps repeated")
+    elif not found.over:
+        parts.append("not over yet")
+    reason = f" ({found.reason})" if found.reason else ""
+    return printable(f"{', '.join(parts)}{reason}")
 
 
 def message(told: RunMessage) -> str:

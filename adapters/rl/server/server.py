@@ -27,6 +27,7 @@ from holdfast.adapters.rl.ledger.plan import Assignment
 from holdfast.adapters.rl.ledger.tail_figures import Tail
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory
+from holdfast.adapters.rl.server.census import LedgerCensus
 from holdfast.adapters.rl.server.messages import (
     DIGEST,
     EXCHANGE,
@@ -96,6 +97,7 @@ class Term:
     announced: set[str] = field(default_factory=set)
     handed: list[Trajectory] = field(default_factory=list)
     tail: Tail = field(default_factory=Tail)
+    census: LedgerCensus = field(default_factory=LedgerCensus)
     pressure: Pressure = Pressure.NONE
     released: int = 0
     over: bool = False
@@ -464,8 +466,15 @@ class RolloutServer:
             term = self._term
             if term is not None:
                 self._look_for_lost(term)
+                self._count(term)
             if self._waiting:
                 self._answer_waiting()
+
+    def _count(self, term: Term) -> None:
+        now_s = time.monotonic()
+        found = term.census.take(term.ledger, workers=len(term.seen), now_s=now_s)
+        if found is not None:
+            term.emit(found)
 
     def _look_for_lost(self, term: Term) -> None:
         alive, now = term.alive(), time.monotonic()

@@ -18,8 +18,14 @@ export function head(state) {
   $("state").className = `pill ${kind}`;
   put("state", words);
   document.title = `${words} · step ${count(now.step)} · Holdfast`;
+  put("partial", now.partial);
+  $("partial").hidden = !now.partial;
   put("foot", `${count(now.events)} events read`, now.damaged ? `, ${plural(now.damaged, "damaged line")} left out` : "", ". ", now.message || "", now.state === "silent" ? `The last event is of ${clock(now.now_s)}; since then nobody wrote or answered.` : "");
 }
+
+const alone = (now) => now.source === "coordinator";
+
+const unknown = () => h("p", { class: "empty" }, "Only events tell it: give the job's run directories too.");
 
 export function figures(state) {
   const { head: now, protection, checkpoints } = state;
@@ -28,10 +34,10 @@ export function figures(state) {
   const over = now.ended_s !== null;
   const figure = (name, value, under, kind = "") =>
     h("dl", { class: "figure" }, h("dt", {}, name), h("dd", {}, h("span", { class: `value ${kind}` }, value), h("span", { class: "under" }, under || " ")));
-  const durable = checkpoints.durable_step === null ? null : now.now_s - checkpoints.durable_s;
+  const durable = checkpoints.durable_s === null ? null : now.now_s - checkpoints.durable_s;
   put("figures",
-    figure("Steps complete", count(now.step), now.step_s === null ? "no step yet" : `${seconds(now.step_s)} a step`),
-    figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
+    figure("Steps complete", count(now.step), now.step_s === null ? (now.step ? " " : "no step yet") : `${seconds(now.step_s)} a step`),
+    !now.timed ? figure("Goodput", "–", "not all events are read") : figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
     figure("Protected step", protection.step === null ? "none" : count(protection.step),
       over ? "the job is over" : protection.step === null ? "a loss costs all since the checkpoint" : `${plural(protection.at_risk_steps, "step")} at risk, ${seconds(protection.age_s)} old`,
       !over && (protection.step === null || protection.why_not) ? "warn" : ""),
@@ -39,7 +45,7 @@ export function figures(state) {
       checkpoints.in_a_row ? `${plural(checkpoints.in_a_row, "failure")} since` : durable === null ? " " : `${seconds(durable)} ${over ? "before the end" : "ago"}`, checkpoints.in_a_row ? "bad" : ""),
     figure("Trainers", `${count(now.world)}${trainers > now.world ? ` of ${count(trainers)}` : ""}`,
       `generation ${count(now.generation)}${wanted > trainers ? `, ${count(wanted - trainers)} other workers` : ""}`, trainers > now.world && !over ? "warn" : ""),
-    figure("Losses", count(now.losses), `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
+    figure("Losses", count(now.losses), !now.timed ? "as far as known" : `cost ${seconds(now.recoveries_s + now.lost_s)}, ${plural(now.steps_lost, "step")} again`));
 }
 
 let drawn = null;
@@ -47,6 +53,7 @@ let drawn = null;
 export function drawTimeline(state) {
   const { head: now, progress, recoveries, faults, checkpoints } = state;
   const place = $("timeline");
+  if (alone(now) || (!now.timed && !progress.points.length)) { drawn = null; put("timeline-legend"); return put(place, unknown()); }
   const width = Math.max(place.clientWidth, 280);
   drawn = timeline({ width, start: now.started_s || now.now_s, now: now.now_s, progress, recoveries, faults, checkpoints: checkpoints.newest });
   put(place, drawn.picture);
@@ -55,6 +62,7 @@ export function drawTimeline(state) {
     put("at", `${since(t, 0)} after the start${step === null ? "" : `: step ${count(step)}`}, ${clock((now.started_s || 0) + t)}`);
   };
   place.onpointerleave = () => { drawn.away(); put("at"); };
+  return undefined;
 }
 
 export function legends() {
@@ -80,8 +88,8 @@ export function recoveries(state) {
   const rows = all.map((each) => {
     const from = each.restore_step === null ? "nothing to restore" : `step ${count(each.restore_step)}, ${each.tier === "none" ? each.restore_how : each.tier}`;
     const why = h("details", { "data-generation": each.generation, open: open.has(String(each.generation)) }, h("summary", {}, "why"), h("p", {}, each.reason || "no reason was told"));
-    return [when(each.at_s, now.started_s), `g${each.generation}`, h("td", {}, victims(each)),
-      h("td", {}, each.total_s === null ? "not over yet" : h("b", {}, seconds(each.total_s)),
+    return [each.dated ? when(each.at_s, now.started_s) : "before", `g${each.generation}`, h("td", {}, victims(each)),
+      h("td", {}, each.total_s === null ? (each.over ? "–" : "not over yet") : h("b", {}, seconds(each.total_s)),
         stacked("stack", PHASES.map(([field, name, kind]) => ({ name, class: kind || name, value: each[field] || 0 })))),
       ...PHASES.map(([field]) => seconds(each[field])), count(each.steps_lost), from, h("td", {}, why)];
   });
@@ -220,21 +228,23 @@ function verdict(answer, rest) {
 
 export function time(state) {
   const { head: now } = state;
+  if (!now.timed) { put("time-note"); return put("time", unknown()); }
   const parts = Object.entries(now.shares).filter(([, value]) => value > 0).sort((a, b) => (b[0] === "productive") - (a[0] === "productive") || b[1] - a[1])
     .map(([name, value]) => ({ name, value, class: `t-${name.replaceAll(" ", "-")}` }));
   put("time-note", `Every second is in exactly one class. Goodput is the productive share from the first step on: ${percent(now.goodput)}.`);
   const whole = parts.reduce((sum, each) => sum + each.value, 0) || 1;
-  put("time", stacked("timebar", parts), table("Wall time by class", [column("class"), column("time", "n"), column("share", "n")],
+  return put("time", stacked("timebar", parts), table("Wall time by class", [column("class"), column("time", "n"), column("share", "n")],
     parts.map((each) => [h("td", {}, h("span", { class: "legend" }, h("span", {}, h("i", { class: each.class }), each.name))), seconds(each.value), percent(each.value / whole)])));
 }
 
 export function checkpoints(state) {
   const { head: now, checkpoints: it, stored } = state;
   const there = new Map(((stored && stored.newest) || []).map((each) => [each.step, each]));
-  put("checkpoints-note", `${count(it.done)} durable, ${count(it.failed)} failed, ${count(it.skipped)} skipped`, stored && !stored.error ? `; ${count(stored.committed)} in the store` : "");
+  put("checkpoints-note", !now.timed && !it.newest.length ? "" : `${count(it.done)} durable, ${count(it.failed)} failed, ${count(it.skipped)} skipped`, stored && !stored.error ? `; ${count(stored.committed)} in the store` : "");
   const told = new Map(it.newest.map((each) => [each.step, each]));
   const steps = [...new Set([...told.keys(), ...there.keys()])].sort((a, b) => b - a);
   const trouble = stored && stored.error ? h("p", { class: "why" }, `The store cannot be listed: ${stored.error}`) : null;
+  if (!steps.length && !now.timed) return put("checkpoints", trouble, it.durable_step === null ? unknown() : h("p", {}, `The newest that the nodes know to be durable is of step ${count(it.durable_step)}.`));
   if (!steps.length) return put("checkpoints", trouble, h("p", { class: "empty" }, "No checkpoint was begun: a loss that memory cannot make good would cost the whole run."));
   const mark = { durable: "good", failed: "bad", skipped: "warn", writing: "note" };
   const pill = (kind, words) => h("td", {}, h("span", { class: `pill ${kind}` }, words));
@@ -263,13 +273,17 @@ export function rollouts(state) {
     ["rollout workers", `${count(it.workers)}, ${count(it.sampling)} sampling`], ["samples under way", count(it.samples_under_way)],
     ["tokens sampled", `${count(it.tokens)}${it.tokens_per_s === null ? "" : `, ${count(it.tokens_per_s)}/s`}`],
     ["staleness", it.staleness === null ? "–" : `${plural(it.staleness, "step")} (versions ${it.version_oldest}–${it.version_newest})`],
+    it.pending === null ? null : ["prompts in the ledger", `${count(it.pending)} pending, ${count(it.running)} running, ${count(it.ready)} ready${it.dropped ? `, ${count(it.dropped)} dropped` : ""}; ${count(it.trained)} trained`],
+    it.awaited === null ? null : ["the next step waits for", plural(it.awaited, "prompt")],
+    it.staleness_most === null ? null : ["staleness of samples, at most", plural(it.staleness_most, "step")],
+    it.reward === null ? null : ["newest reward", short(it.reward)],
     ["trainer waited for samples", `${seconds(it.waited_s)}, last ${seconds(it.waited_last_s)}`], ["slots busy", percent(it.busy)],
     ["held and not trained on", it.held_tokens === null ? "–" : `${count(it.held_tokens)} tokens${it.pressure ? `, held back by ${it.pressure}` : ""}`],
     ["carried to later steps", it.carried_tokens === null ? "–" : `${count(it.carried_tokens)} tokens`],
     ["length of a sample", it.length_p50_tokens === null ? "–" : `${count(it.length_p50_tokens)} median, ${count(it.length_p95_tokens)} p95`],
     ["a sample waited, p95", seconds(it.sample_waited_p95_s)], ["weights pulled", `${count(it.pulled)}, ${bytes(it.pulled_bytes)}`],
     ["refused weights", count(it.refused)], ["lost workers taken back", `${count(it.recovered)}: ${count(it.salvaged_tokens)} tokens kept, ${count(it.resampled_tokens)} sampled again`],
-    ["checked anew", `${count(it.rechecked)}${it.difference_most === null ? "" : `, differ by ${short(it.difference_most)} at most`}`], ["violations", count(it.violations)],
+    ["checked anew", `${count(it.rechecked)}${it.difference_most === null ? "" : `, differ by ${short(it.difference_most)} at most`}`], ["violations", count(it.violations)], it.duplicates === null ? null : ["samples that came twice, refused", count(it.duplicates)],
     it.environment_p95_s === null ? null : ["environment waits, p95", `${seconds(it.environment_p95_s)}, ${count(it.environment_waiting)} wait now, ${count(it.environment_failed)} failed`],
   ], "facts").children);
 }
@@ -283,10 +297,11 @@ export function island(state) {
 }
 
 export function curves(state) {
+  if (alone(state.head)) return put("curves", unknown());
   const [times, stalls] = state.steps || [];
   const found = (state.curves || []).filter((each) => each.points.length);
   const steps = times ? [curve({ ...times, name: "time of a step" }, { xName: "time", unit: seconds }), curve({ ...stalls, name: "snapshots held a step up" }, { xName: "time", unit: seconds })] : [];
-  put("curves", steps, found.map((each) => curve(each)));
+  return put("curves", steps, found.map((each) => curve(each)));
 }
 
 export function stragglers(state) {
@@ -302,6 +317,7 @@ export function messages(state) {
   const { head: now, messages: all } = state;
   const wanted = { news: ["good", "note", "warn", "bad"], all: ["routine", "good", "note", "warn", "bad"], warn: ["warn", "bad"], bad: ["bad"] }[$("level").value];
   const place = $("messages"), kept = place.scrollTop;
+  if (alone(now)) return put(place, h("li", {}, h("span"), h("span"), unknown()));
   const shown = all.filter((each) => wanted.includes(each.level));
   put(place, shown.length ? shown.map((each) => h("li", { class: `l-${each.level}` }, when(each.at_s, now.started_s), h("span", { class: "dot", title: each.level }),
     h("div", { class: "text" }, each.text, each.reason ? h("span", { class: "reason" }, each.reason) : null))) : h("li", {}, h("span"), h("span"), h("span", { class: "empty" }, "nothing to tell")));
@@ -309,4 +325,5 @@ export function messages(state) {
   const bad = all.find((each) => each.level === "bad");
   if (bad && newestBad !== null && bad.at_s > newestBad) put("said", bad.text);
   newestBad = bad ? bad.at_s : 0;
+  return undefined;
 }

@@ -22,7 +22,13 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import JobView
 from holdfast.elastic.planning import holdoff
-from holdfast.elastic.planning.holdoff import HoldoffPatience, held_off, setbacks_after, strangers
+from holdfast.elastic.planning.holdoff import (
+    HoldoffPatience,
+    held_off,
+    setbacks_after,
+    strangers,
+    why_held_off,
+)
 
 PATIENCE = HoldoffPatience(free_losses=1, first_s=2.0, most_s=10.0, forgive_s=100.0)
 POLICY = AgreePatience(patience=PATIENCE)
@@ -160,3 +166,18 @@ def test_flapping_node_is_taken_in_where_it_holds_what_others_do_not() -> None:
     assert isinstance(decision, Propose)
     assert decision.record.restore is not None
     assert set(decision.record.nodes) == {"a", "b"}
+
+
+def test_a_node_that_waits_is_told_why() -> None:
+    old = generation("a", losses={"b": 3, "c": 1})
+    view = fakes.view(member("a"), returned("b"), returned("c"), generation=old)
+    why = "it was lost 3 times, and waits 4 s before it is let in"
+    assert why_held_off(view, "b", patience=PATIENCE) == why
+    assert [why_held_off(view, name, patience=PATIENCE) for name in ("a", "c", "away")] == [""] * 3
+    assert why_held_off(fakes.view(member("a")), "a") == ""
+
+
+def test_a_node_that_was_lost_just_now_and_is_back_waits_too() -> None:
+    old = generation("a", "b", losses={"b": 2})
+    view = fakes.view(member("a"), returned("b"), generation=old)
+    assert why_held_off(view, "b", patience=PATIENCE).startswith("it was lost 3 times")

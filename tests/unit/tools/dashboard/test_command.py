@@ -29,13 +29,6 @@ def test_ports_that_are_none_are_refused(port: str, capsys: pytest.CaptureFixtur
     assert "is not a port from 0 to 65535" in capsys.readouterr().err
 
 
-def test_a_coordinator_is_refused_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["dashboard", "--coordinator", "head:29400"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "no events" in said
-    assert "give the RUN_DIR of a machine of the job" in said
-
-
 def test_a_missing_directory_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["dashboard"]) == 2
     assert "RUN_DIR is missing" in capsys.readouterr().err
@@ -74,7 +67,7 @@ def test_the_token_is_behind_the_hash_of_the_address(host: str, name: str | None
 
 
 def test_an_address_on_the_network_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    command._tell(parsed("runs/live", "--host", "0.0.0.0"), "http://head:8765/#t")
+    command._tell(parsed("runs/live", "--host", "0.0.0.0"), "runs/live", "http://head:8765/#t")
     assert "can be reached from the network" in " ".join(capsys.readouterr().err.split())
-    command._tell(parsed("runs/live"), "http://127.0.0.1:8765/#t")
+    command._tell(parsed("runs/live"), "runs/live", "http://127.0.0.1:8765/#t")
     assert capsys.readouterr().err == ""

@@ -28,7 +28,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     write(tmp_path, map(hostile, training(2, steps=20, lose_every=5)))
     follower = Follower(tmp_path)
     follower.read()
-    page = render(follower.view(), tmp_path)
+    page = render(follower.view(), [tmp_path])
     assert "&lt;script&gt;" in page
     assert "<script" not in page
     assert "<img" not in page
@@ -52,4 +52,4 @@ def test_a_long_run_has_a_curve_in_place_of_lanes(
     write(tmp_path, training(2, steps=20))
     follower = Follower(tmp_path)
     follower.read()
-    assert "too long for a lane per worker" in render(follower.view(), tmp_path)
+    assert "too long for a lane per worker" in render(follower.view(), [tmp_path])

@@ -44,7 +44,7 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
     write(tmp_path, training(3, steps=20, lose_every=7))
     hub = Hub(Follower(tmp_path))
     hub.start()
-    yield Dashboard(hub, losses=Told(), report=lambda: render(hub.view, tmp_path))
+    yield Dashboard(hub, losses=Told(), report=lambda: render(hub.view, [tmp_path]))
     hub.close()
 
 

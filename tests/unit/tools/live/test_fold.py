@@ -15,6 +15,8 @@ from holdfast.elastic.events import (
     Detected,
     Event,
     JobEnded,
+    LedgerCounted,
+    MetricsLogged,
     NodeExited,
     SidecarStarted,
     StragglerFound,
@@ -176,7 +178,8 @@ def test_troubles_of_a_node_are_with_the_node() -> None:
 def test_nodes_that_are_held_off_say_why() -> None:
     about = {"node": "node3", "seat": "trainer/3", "source": "agent", "time_s": BEGIN_S + 20}
     events = [*hurt(), WorkerStarted(pid=7, attempt=2, **about)]
-    view = folded(events, held_off={"node3": "it was lost twice"})
+    told = NodeStatus(node="node3", sidecar=1, held_off="it was lost twice")
+    view = folded(events, statuses={"node3": told})
     node = next(each for each in view.nodes if each.node == "node3")
     assert (node.state, node.why) == ("held off", "it was lost twice")
 
@@ -293,3 +296,17 @@ def test_a_long_run_needs_little_memory() -> None:
     assert size_bytes < 12 << 20
     assert len(msgspec.json.encode(view)) < 512 << 10
     assert sum(view.shares.values()) == pytest.approx(view.wall_s)
+
+
+def test_the_ledger_tells_its_own_states_and_the_newest_count_stays() -> None:
+    counts = {"trained": 8, "dropped": 0, "awaited": 2, "samples": 9, "duplicates": 1}
+    about = {"held_tokens": 70, "workers": 2, "staleness_most": 1, "node": "node0", **counts}
+    newer = LedgerCounted(pending=3, running=2, ready=1, time_s=BEGIN_S + 9, **about)
+    older = LedgerCounted(pending=9, running=9, ready=9, time_s=BEGIN_S + 4, **about)
+    logged = MetricsLogged(step=4, values={"reward": 0.25}, time_s=BEGIN_S + 9, node="node0")
+    view = folded([*training(1, steps=3), newer, older, logged])
+    found = view.rollouts
+    assert found is not None
+    assert (found.pending, found.running, found.ready, found.trained) == (3, 2, 1, 8)
+    assert (found.awaited, found.held_tokens, found.staleness_most) == (2, 70, 1)
+    assert found.reward == 0.25

@@ -8,7 +8,7 @@ import pytest
 from large_run import training, write
 
 from holdfast.ckpt.errors import NotFoundError
-from holdfast.tools.live import follow
+from holdfast.tools.live import directories
 from holdfast.tools.live.follow import Follower
 
 
@@ -20,8 +20,8 @@ def test_what_appears_is_read_once(tmp_path: Path) -> None:
 
 
 def test_large_files_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(follow, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(directories, "_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(directories, "_LEAST_BYTES", 1000)
     count = write(tmp_path, training(2, steps=50))
     follower = Follower(tmp_path)
     parts = []
