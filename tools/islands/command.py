@@ -61,9 +61,8 @@ examples:
   holdfast islands samples --sea s3://bucket/sea
 
 A sample is merged when all portions have merged works that hold it. Those of an island that left
-before that are dealt anew. `holdfast chaos check DIR --of-sea URL --island NAME` compares the samples
-that
-an island trained with those of its merged works.
+before that are dealt anew. `holdfast chaos check DIR --of-sea URL --island NAME` compares the
+samples that an island trained with those of its merged works.
 Exit codes: 0 nothing is wrong, 1 a sample is merged twice or not at all, 2 wrong command line.
 """
 
