@@ -15,7 +15,7 @@ FIELD = "approximate"
 """The marks, in the run's own progress."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class ApproximateMark(msgspec.Struct, frozen=True, kw_only=True):
     """The stages that were set from others after ``step`` complete steps, in ``generation``.
 
     ``stages`` maps the number of each such stage, as text, to the numbers of those it came from.
@@ -49,11 +49,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def marks_of(values: Mapping[str, Json]) -> tuple[Mark, ...]:
+def marks_of(values: Mapping[str, Json]) -> tuple[ApproximateMark, ...]:
     """Return the marks among the values of a checkpoint; none if it has no readable ones."""
     found = _entries(values.get(CURSOR)).get(FIELD, [])
     try:
-        return msgspec.convert([_entries(each) for each in found], tuple[Mark, ...])
+        return msgspec.convert([_entries(each) for each in found], tuple[ApproximateMark, ...])
     except (msgspec.ValidationError, TypeError):
         return ()
 
@@ -66,7 +66,7 @@ def _entries(value: Json) -> Mapping[str, Json]:
     return dict(pairs) if isinstance(pairs, list) else value
 
 
-def in_words(marks: Iterable[Mark]) -> str:
+def in_words(marks: Iterable[ApproximateMark]) -> str:
     """Return all marks as one line, "" for none."""
     return "; ".join(mark.text for mark in marks)
 

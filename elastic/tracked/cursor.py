@@ -10,7 +10,7 @@ import torch
 from holdfast.ckpt.types import Json
 from holdfast.elastic.config import Settings
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.neighbors.marks import CURSOR, FIELD, Mark
+from holdfast.elastic.neighbors.marks import CURSOR, FIELD, ApproximateMark
 
 KEY = CURSOR
 """The name under which the cursor is tracked, next to the user's state."""
@@ -35,7 +35,7 @@ class _SavedCursor(msgspec.Struct, kw_only=True):
     handed: int = 0
     waiting: list[tuple[int, dict[str, float]]] = []
     modes: dict[str, bool] | None = None
-    approximate: tuple[Mark, ...] = ()
+    approximate: tuple[ApproximateMark, ...] = ()
 
 
 class Cursor:
@@ -58,7 +58,7 @@ class Cursor:
         self.handed = 0
         self.waiting: list[tuple[int, dict[str, float]]] = []
         self.modes: dict[str, bool] = {}
-        self.approximate: tuple[Mark, ...] = ()
+        self.approximate: tuple[ApproximateMark, ...] = ()
         self._fingerprint: dict[str, Json] = {
             "seed": settings.seed,
             "microbatches": settings.batch.microbatches,

@@ -43,7 +43,7 @@ from holdfast.elastic.errors import StateLostError
 from holdfast.elastic.events import RestoreFailed
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.membership.records import Origin
-from holdfast.elastic.neighbors.marks import Mark
+from holdfast.elastic.neighbors.marks import ApproximateMark
 from holdfast.elastic.tracked.sources.opening import Opening
 from holdfast.elastic.tracked.sources.replacing import Replacing
 from holdfast.elastic.tracked.sources.restored import Restored
@@ -182,7 +182,7 @@ class Restorer(Closing):
 
     def _filled(
         self, state: Mapping[str, Any], memory: MemorySource
-    ) -> tuple[RestoreReport, Mark | None]:
+    ) -> tuple[RestoreReport, ApproximateMark | None]:
         """Restore this rank's part; stages that the point does without are set from others."""
         if not memory.point.lost:
             return self._fill(state, memory), None

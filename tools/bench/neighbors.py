@@ -29,7 +29,7 @@ _SECTION: Final = "neighbors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class LookPlan:
     """Steps before the loss, steps to the checkpoint before it, and the steps then to look at."""
 
     lost_at: int
@@ -37,8 +37,8 @@ class Schedule:
     looks: tuple[int, ...]
 
 
-_FULL: Final = Schedule(lost_at=240, back=80, looks=(0, 10, 40, 80))
-_QUICK: Final = Schedule(lost_at=6, back=3, looks=(0, 2, 4))
+_FULL: Final = LookPlan(lost_at=240, back=80, looks=(0, 10, 40, 80))
+_QUICK: Final = LookPlan(lost_at=6, back=3, looks=(0, 2, 4))
 
 
 class Learner:
@@ -119,7 +119,7 @@ def neighbors(setup: BenchSetup) -> list[Figure]:
     ]
 
 
-def _of_seed(seed: int, schedule: Schedule, tempo: Tempo) -> dict[str, list[float]]:
+def _of_seed(seed: int, schedule: LookPlan, tempo: Tempo) -> dict[str, list[float]]:
     """Return the losses of every way at the looks."""
     data, learner = Windows(), Learner(seed)
     tempo.say(f"seed {seed}: before the loss")

@@ -30,7 +30,7 @@ from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.neighbors.layers import StageMap, StageTensor, map_stages
-from holdfast.elastic.neighbors.marks import CURSOR, Mark
+from holdfast.elastic.neighbors.marks import CURSOR, ApproximateMark
 from holdfast.elastic.planning.neighbors import Needs
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Replacing:
         *,
         elsewhere: Collection[str],
         generation: int,
-    ) -> tuple[RestoreReport, Mark]:
+    ) -> tuple[RestoreReport, ApproximateMark]:
         """Restore this rank's part of an incomplete point; return the report and the mark.
 
         Raises ``CorruptError`` if the lost part is not that of whole stages that can be set from
@@ -91,7 +91,7 @@ class Replacing:
         )
         report = replace(report, bytes=report.bytes + read)
         near = {str(stage): self.stages.neighbors(stage) for stage in lost}
-        return report, Mark(step=report.step, generation=generation, stages=near)
+        return report, ApproximateMark(step=report.step, generation=generation, stages=near)
 
     def _lost(self, saved: SavedState, origin: str) -> list[int]:
         """Return the stages of which nothing is there. Raises ``CorruptError``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.ckpt.state.trees.per_rank import Inheritance
-from holdfast.elastic.neighbors.marks import Mark
+from holdfast.elastic.neighbors.marks import ApproximateMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +25,4 @@ class Restored:
     sent_bytes: int = 0
     tiers: dict[str, dict[str, float]] = field(default_factory=dict)
     ranks: Inheritance = field(default_factory=Inheritance)
-    mark: Mark | None = None
+    mark: ApproximateMark | None = None

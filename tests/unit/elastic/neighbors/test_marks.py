@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.ckpt.state import plain
-from holdfast.elastic.neighbors.marks import CURSOR, Mark, in_words, marks_of
+from holdfast.elastic.neighbors.marks import CURSOR, ApproximateMark, in_words, marks_of
 
-MARK = Mark(step=12, generation=3, stages={"10": (9, 11), "2": (1,)})
+MARK = ApproximateMark(step=12, generation=3, stages={"10": (9, 11), "2": (1,)})
 WORDS = "approximate since step 12: stage 2 from stage 1, stage 10 from stages 9 and 11"
 
 
