@@ -15,7 +15,6 @@ from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.channel.shared_key import expanded
 from holdfast.elastic.errors import ConfigError
-from holdfast.tools.chaos.judging.history import read
 from holdfast.tools.islands.glance import PATIENCE_S, listen, look, records_of
 from holdfast.tools.islands.samples import samples_of
 from holdfast.tools.islands.status import SeaStatus, status
@@ -60,11 +59,10 @@ Exit codes: 0 nothing is wrong, 1 a result differs or a payload is damaged, 2 wr
 _SAMPLES: Final = """\
 examples:
   holdfast islands samples --sea s3://bucket/sea
-  holdfast islands samples --sea runs/sea --run oslo=runs/oslo/history --run lyon=runs/lyon/history
 
 A sample is merged when all portions have merged works that hold it. Those of an island that left
-before that are dealt anew. A history is what `holdfast chaos check` reads: holdfast.chaos.samples
-reports the numbers of samples in the data set, with their epoch.
+before that are dealt anew. `holdfast chaos check DIR --of-sea URL --island NAME` compares the
+samples that an island trained with those of its merged works.
 Exit codes: 0 nothing is wrong, 1 a sample is merged twice or not at all, 2 wrong command line.
 """
 
@@ -140,20 +138,12 @@ def _declare_samples(inner: Subparsers) -> None:
         "samples",
         help="check that every sample that a logbook deals is merged once",
         description="Checks the samples that a logbook deals (data='dealt'): each of an epoch is "
-        "merged once, by one island. With histories it also checks that the island trained it.",
+        "merged once, by one island.",
         epilog=_SAMPLES,
         formatter_class=HelpFormatter,
     )
     add = parser.add_argument
     add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
-    add(
-        "--run",
-        dest="runs",
-        action="append",
-        default=[],
-        metavar="ISLAND=DIR",
-        help="the history of an island: its run directory, or the folder of HOLDFAST_HISTORY",
-    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -196,28 +186,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_samples(args: argparse.Namespace) -> int:
     """Check the samples; 1 if one is merged twice, or missing at the end."""
-    trained = dict(_trained(each) for each in args.runs)
-    found = samples_of(records_of(open_store(args.sea)), trained)
+    found = samples_of(records_of(open_store(args.sea)), {})
     if args.json:
         print_json({"sea": args.sea, **msgspec.structs.asdict(found)})
     else:
         console().print(samples_view(args.sea, found))
     return 1 if found.wrong else 0
-
-
-def _trained(said: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return an island's name, and the samples of its history that no restart undid."""
-    island, equals, folder = said.partition("=")
-    if not equals:
-        raise ConfigError(f"--run {said}: give the island's name and its history, NAME=DIR")
-    history = read(Path(folder))
-    kept = [each for each in history.consumed if history.survives(each)]
-    if not kept:
-        raise ConfigError(
-            f"{folder}: no sample is reported here; call holdfast.chaos.samples in the training "
-            "loop, with the number of each sample in the data set"
-        )
-    return island, [(each.epoch, int(name)) for each in kept for name in each.ids]
 
 
 def _make_key(path: Path) -> int:

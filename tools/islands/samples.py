@@ -195,7 +195,7 @@ def _named(found: Iterable[_Lineage], data: DealtData) -> Iterable[tuple[int, in
     if order not in ("shuffled", "sequential"):
         raise ConfigError(
             f"the samples have an order of their own ({data.order}), of which the logbook does not "
-            "tell the numbers: check the records alone, without --run"
+            "tell the numbers: check the records alone"
         )
     for start, stop in (block for each in found for block in each.in_sea):
         for position in range(start, stop):

@@ -21,9 +21,12 @@ def _flags(folder: Path, name: str) -> tuple[object, ...]:
 
 def _judged(waters: Sea, capsys: pytest.CaptureFixture[str], *names: str) -> dict[str, Any]:
     """Return the checker's verdict on the records and the islands' histories."""
-    runs = [word for n in names for word in ("--run", f"{n}={waters.folder / f'history-{n}'}")]
+    for name in names:
+        history = str(waters.folder / f"history-{name}")
+        of_sea = ["--of-sea", str(waters.meet), "--island", name]
+        assert cli.main(["chaos", "check", history, *of_sea]) == 0
     capsys.readouterr()
-    code = cli.main(["islands", "samples", "--sea", str(waters.meet), "--json", *runs])
+    code = cli.main(["islands", "samples", "--sea", str(waters.meet), "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (code, found["wrong"], found["is_over"]) == (0, [], True)
     assert [epoch["merged"] for epoch in found["epochs"]] == [64] * EPOCHS
@@ -44,7 +47,6 @@ def test_every_sample_is_trained_once_though_one_island_is_killed_and_one_leaves
         waters.finish("oslo", "lima")
         assert {each["why"] for each in waters.records("left")} == {"done"}
         found = _judged(waters, capsys, "lima", "oslo")
-        assert found["trained"] == {"lima": 0, "oslo": 0}
         by_island = {each["island"]: each["merged"] for each in found["lineages"]}
         assert by_island == {"oslo": 8 * 8, "lima": 64 * EPOCHS - 8 * 8}
 

@@ -9,9 +9,14 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
+from holdfast.ckpt.store.places import open_store
+from holdfast.elastic.errors import ConfigError
 from holdfast.tools.chaos.commands import Add, Words
-from holdfast.tools.chaos.judging.checker import HistoryVerdict, Promises, check
+from holdfast.tools.chaos.judging.checker import HistoryVerdict, Promises, Violation, check
 from holdfast.tools.chaos.judging.history import read
+from holdfast.tools.chaos.judging.record import History
+from holdfast.tools.islands.glance import records_of
+from holdfast.tools.islands.samples import samples_of
 from holdfast.tools.terminal import console, place, print_json, step_number
 
 EXIT_BROKEN: Final = 1
@@ -49,6 +54,13 @@ def declare(add: Add) -> None:
         action="store_true",
         help="sample names are consecutive numbers from 0; the check fails if one is missing",
     )
+    add(
+        "--of-sea",
+        type=place,
+        metavar="URL",
+        help="compare with the samples that its logbook deals",
+    )
+    add("--island", metavar="NAME", help="the name of the job in that sea")
     add("--json", action="store_true", help="print the verdict as JSON")
 
 
@@ -56,7 +68,11 @@ def run(args: argparse.Namespace) -> int:
     """Judge the history; 1 if something is broken."""
     promises = Promises(undone_most=args.undone_most, dense=args.dense)
     reference = read(Path(args.against)) if args.against else None
-    verdict = check(read(Path(args.history)), reference=reference, promises=promises)
+    history = read(Path(args.history))
+    verdict = check(history, reference=reference, promises=promises)
+    if args.of_sea or args.island:
+        more = _of_sea(args.of_sea, args.island, history)
+        verdict = msgspec.structs.replace(verdict, violations=(*verdict.violations, *more))
     if args.json:
         print_json({**msgspec.structs.asdict(verdict), "held": verdict.held})
     else:
@@ -64,10 +80,20 @@ def run(args: argparse.Namespace) -> int:
     return 0 if verdict.held else EXIT_BROKEN
 
 
+def _of_sea(sea: str | None, island: str | None, history: History) -> list[Violation]:
+    """Return the samples that a sea has of an island which did not train them, and the like."""
+    if not sea or not island:
+        raise ConfigError("give --of-sea URL and --island NAME together")
+    kept = [each for each in history.consumed if history.survives(each)]
+    trained = [(each.epoch, int(name)) for each in kept for name in each.ids]
+    found = samples_of(records_of(open_store(sea)), {island: trained})
+    return [Violation(check="samples of the sea", message=each) for each in found.wrong]
+
+
 def show(verdict: HistoryVerdict, *, console: Console) -> None:
     """Print every check, its violations, and the totals of the job."""
     broken = {violation.check for violation in verdict.violations}
-    for name in verdict.names:
+    for name in (*verdict.names, *sorted(broken - set(verdict.names))):
         if name in broken:
             console.print(f"  ✕ {name}", style="bold red")
             for violation in verdict.violations:
