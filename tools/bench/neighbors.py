@@ -138,7 +138,7 @@ def _of_seed(seed: int, schedule: LookPlan, tempo: Tempo) -> dict[str, list[floa
         found[way] = []
         for look in schedule.looks:
             learner.train(data, until=began + look)
-            found[way].append(held_out(learner.model, data))
+            found[way].append(held_out(learner.model))
         tempo.beat()
     return found
 

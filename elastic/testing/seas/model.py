@@ -539,14 +539,6 @@ class SeaLife:
             stride=said.stride if isinstance(said, GoOn) else 0,
         )
 
-    def _enter_anew(self) -> None:
-        self._closed()
-        self._courier, self._logbook = None, self._first_page()
-        self._counters.begin_anew()
-        self._s.numbers = self._counters.now
-        self._enter()
-        self._open()
-
     def _skip(self, said: SkipTides) -> None:
         assert self._courier is not None
         self._counters.skip_to(said.tide, step=self._s.step)

@@ -159,7 +159,7 @@ class PairLife(SeaLife):
                 case SkipTides():
                     self._skip(said)
                 case EnterAnew():
-                    self._enter_anew()
+                    self._enter_anew(keeps=False)
                     ending = self._arrival(PairEnding)
                 case SendLast():
                     self._depart(last=True)
