@@ -97,7 +97,7 @@ class ModelIsland:
         self.data = data
         self._kind = life or SeaLife
         self.islands, self.steps, self.seconds = islands, steps, seconds
-        self._tasks, self._store, self._oracle, self._random = tasks, store, oracle, random
+        self._tasks, self._store, self.oracle, self._random = tasks, store, oracle, random
         self._exact = exact
         self.name = islands.name
         self.runs = self.attempts = self.crashes = 0
@@ -130,12 +130,12 @@ class ModelIsland:
         """Change a number of the sea's weights in the memory of the process."""
         if self._life is not None:
             self._life.damage(self._random)
-            self._oracle.astray.add(self.name)
+            self.oracle.astray.add(self.name)
 
     def _main(self) -> None:
         newest = max(self.snapshots, default=None)
         if newest is None:
-            self._oracle.stateless.add(self.name)
+            self.oracle.stateless.add(self.name)
             portions = range(self.islands.portions)
             counters = IslandCounters(self.name, portions=len(portions))
             state = RunState(
@@ -150,14 +150,14 @@ class ModelIsland:
             self.crashes += 1
             self._tasks.start(self._restart, group="nature")
         except SeaError:
-            if self.name in self._oracle.astray:
+            if self.name in self.oracle.astray:
                 self.lose(from_step=None)
                 self._tasks.start(self._restart, group="nature")
-            elif self._oracle.is_over:
+            elif self.oracle.is_over:
                 self.final = TURNED_AWAY
             elif state.numbers.lineage != NONE:
                 raise
-            elif self._oracle.is_lost(self.name):
+            elif self.oracle.is_lost(self.name):
                 self.final = TURNED_AWAY
             else:  # nobody answered it for long
                 self._tasks.start(self._restart, group="nature")
@@ -259,7 +259,7 @@ class SeaLife:
             first = step.epoch * hand.data.samples
             parts = hand.positions(range(step.start, step.start + step.count))
             new = [first + at for part in parts for at in part]
-            self._m._oracle.trains(self._m.name, s.numbers.lineage, len(s.trained), new)
+            self._m.oracle.trains(self._m.name, s.numbers.lineage, len(s.trained), new)
             s.trained += new
             hand.advance(step.count)
         for portion, own in enumerate(s.own):
@@ -286,7 +286,7 @@ class SeaLife:
             return
         known = view.members.get(name) or view.former[name]
         if known.lineage > self._s.numbers.lineage:
-            self._m._oracle.stateless.add(name)
+            self._m.oracle.stateless.add(name)
             self._counters.begin_anew(keeps=True)
             self._enter(keeps=True)
         else:
@@ -359,8 +359,8 @@ class SeaLife:
             hand.begin(said.dealt)
         s.own = [{} for _ in s.own]
         s.expected = [each.get(m.name, 0) for each in s.sea]
-        m._oracle.astray.discard(m.name)
-        m._oracle.place(m.name, s.sea)
+        m.oracle.astray.discard(m.name)
+        m.oracle.place(m.name, s.sea)
 
     def _load(self, said: LoadWeights) -> None:
         s = self._s
@@ -445,7 +445,7 @@ class SeaLife:
             s.own, s.numbers.over = [{} for _ in s.own], True
         elif self._counters.departs(s.step, self._islands):
             if s.departed is not None:
-                m._oracle.check_stride(m.name, now.adopted, s.step - s.departed)
+                m.oracle.check_stride(m.name, now.adopted, s.step - s.departed)
             s.departed = s.step
             self._depart()
         if not last:
@@ -562,9 +562,9 @@ class SeaLife:
         self._counters.note_adopted(portion, state=state, step=s.step, named=said.own >= 0)
         if self._courier is not None:
             self._courier.adopted(said.tide)
-        if self._m.name in self._m._oracle.astray:
+        if self._m.name in self._m.oracle.astray:
             return
-        if state != self._m._oracle.state(portion, s.numbers.bases[portion], self._m.name):
+        if state != self._m.oracle.state(portion, s.numbers.bases[portion], self._m.name):
             raise SeaFaultError(f"{self._m.name} has other weights after tide {said.tide}")
         if s.expected and s.numbers.lineage != NONE:
             has = sums.get(self._m.name, 0) + sum(s.own[portion].values())

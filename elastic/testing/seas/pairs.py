@@ -144,7 +144,7 @@ class PairLife(SeaLife):
         super()._load(said)
         by = said.root.rpartition("/")[2]
         for portion, sums in enumerate(self._s.sea):
-            if ledger.digest(sums) != self._m._oracle.state(portion, said.bases[portion], by):
+            if ledger.digest(sums) != self._m.oracle.state(portion, said.bases[portion], by):
                 raise SeaFaultError(f"{self._m.name} was given other weights than {by} has")
 
     def _merge_all(self) -> None:

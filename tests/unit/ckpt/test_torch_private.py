@@ -39,7 +39,7 @@ OTHERS = {
     "multiprocessing": {"_fds", "_forkserver", "_inherited_fds", "_inheriting", "_main"},
     "zmq": {"_shadow"},
     "dlrover": {"_engine", "_shm_handler"},
-    "torchft": {"_quorum_id"},
+    "torchft": {"_fragments", "_quorum_id"},
     # An Accelerator keeps what it has prepared in lists that have no public names.
     "accelerate": {
         *("_models", "_optimizers", "_schedulers", "_dataloaders", "_custom_objects"),

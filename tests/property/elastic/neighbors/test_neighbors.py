@@ -1,4 +1,4 @@
-"""Whatever is lost of a pipeline, a point that does without it has what its stages need."""
+"""A point that does without lost stages has all that its other stages need."""
 
 from __future__ import annotations
 
