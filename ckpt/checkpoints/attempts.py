@@ -93,7 +93,7 @@ class SaveAttempt(Closing):
 def remove_all_remains(store: Store) -> None:
     """Remove what failed and killed saves have left below a root. Raises as `remove_remains`."""
     steps = [info.step for info in folders(store) if not info.fault]
-    remove_remains(store, steps=steps, ended=EndedSaves(fenced=_fenced(store)))
+    remove_remains(store, steps=steps, ended=EndedSaves(fenced=fenced_tags(store)))
 
 
 def remove_remains(store: Store, *, steps: Collection[int], ended: EndedSaves) -> None:
@@ -109,8 +109,8 @@ def remove_remains(store: Store, *, steps: Collection[int], ended: EndedSaves) -
             _log.warning("files of failed saves of step %d stay: %s", step, error)
 
 
-def _fenced(store: Store) -> frozenset[str]:
-    """Return the tags of the runs that had the fence before its holder."""
+def fenced_tags(store: Store) -> frozenset[str]:
+    """Return the tags of the runs that had the fence before its holder; they publish no more."""
     try:
         holder = fence.load(store)
     except CorruptError as error:

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.ckpt.checkpoints import fence, refmap
 from holdfast.ckpt.checkpoints.assemble import parts_of
+from holdfast.ckpt.checkpoints.attempts import fenced_tags
 from holdfast.ckpt.checkpoints.bases import known_chunks, require_bases
 from holdfast.ckpt.checkpoints.catalog import (
     check_size,
@@ -423,7 +424,7 @@ def _versions() -> dict[str, str]:
 
 
 def _tidy(store: Store, folder: str, manifest: Manifest) -> None:
-    """Remove files that the manifest replaced, and files that fenced writers of the run left.
+    """Remove files that the manifest replaced, and files that fenced writers left.
 
     Never removes a file that may belong to another active saver, or that another step needs.
     """
@@ -437,13 +438,22 @@ def _tidy(store: Store, folder: str, manifest: Manifest) -> None:
 
 
 def _fenced(store: Store, folder: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the files of the run's older generations, which may not be committed any more."""
+    """Yield files that may not be committed any more.
+
+    These are of the run's older generations, and of runs that have lost the fence.
+    """
+    own, former = run_tag(manifest.run), None
     for part in ("data", "index"):
         for name in store.names(f"{folder}/{part}"):
-            writer = written_by(name)
-            if writer is None or writer[1] != run_tag(manifest.run):
+            if (writer := written_by(name)) is None:
                 continue
-            if writer[0] < manifest.generation:
+            generation, tag = writer
+            if tag == own:
+                is_over = generation < manifest.generation
+            else:
+                former = fenced_tags(store) if former is None else former
+                is_over = tag in former
+            if is_over:
                 yield f"{part}/{name}"
 
 

@@ -223,6 +223,16 @@ class TestSavesOfRuns:
             (1, run_tag("b"))
         ]
 
+    def test_they_go_as_soon_as_a_later_run_commits_their_step(self, store: Store) -> None:
+        fence.take(store, run="a", generation=2)
+        written(store.root, "a", 2, 10)
+        publish(store.root, "b", 1, 10)
+        written(store.root, "c", 1, 10)  # of a run that may still take the fence
+        publish(store.root, "b", 1, 10)
+        writers = {written_by(name) for name in store.names(f"{step_folder(10)}/data")}
+        assert writers == {(1, run_tag("b")), (1, run_tag("c"))}
+        quick_verify(store, 10)
+
     def test_the_files_of_published_ones_stay(self, store: Store) -> None:
         for step in (10, 20, 30):
             publish(store.root, "a", 2, step)
