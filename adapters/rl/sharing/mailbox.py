@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from holdfast.ckpt.store.places import open_store
 _MOST_BYTES: Final = 64 << 20
 _DIGEST_BYTES: Final = 16
 _ROOT: Final = "sharing"
+_LINEAGE: Final = re.compile("[0-9a-f]+")
 
 
 class GroupMailbox:
@@ -45,9 +47,10 @@ class GroupMailbox:
     def owner(self, island: str) -> str:
         """Return the lineage of the run that shares under a name, empty if there is none."""
         try:
-            return self.store.read(_owner(island), most_bytes=_DIGEST_BYTES * 16).decode()
+            found = self.store.read(_owner(island), most_bytes=_DIGEST_BYTES * 16).decode("ascii")
         except (NotFoundError, UnicodeDecodeError):
             return ""
+        return found if _LINEAGE.fullmatch(found) else ""  # it becomes a part of paths
 
     def publish(self, group: str, origin: GroupOrigin) -> int:
         """Publish a group, given as JSON; return the bytes that were written.

@@ -48,6 +48,12 @@ def test_a_name_that_nobody_has_offers_nothing() -> None:
     assert (mailbox.owner("oslo"), mailbox.origins("oslo")) == ("", [])
 
 
+def test_an_owner_that_is_a_path_owns_nothing() -> None:
+    mailbox = published(group_of())
+    mailbox.store.write("sharing/owners/oslo", [b"../oslo/aa"])
+    assert (mailbox.owner("oslo"), mailbox.origins("oslo")) == ("", [])
+
+
 def sealed(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).hexdigest().encode() + b"\n" + data
 
