@@ -289,7 +289,7 @@ BUGS: Final = (
                 "a work for the last merge may be named by a meeting",
                 "holdfast.elastic.sea.portions:last_of",
                 _ends_as_it_meets,
-                176,
+                11,
             ),
             (
                 "others-met",

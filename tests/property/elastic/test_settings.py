@@ -19,6 +19,7 @@ import holdfast
 from holdfast.elastic.config import Batch, Checkpoints, Mesh, Settings, Snapshots, Timeouts
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.loss import LossGuard
+from holdfast.elastic.neighbors.settings import Neighbors
 from holdfast.elastic.sea.settings import Islands
 
 NEEDED: Final[dict[type, dict[str, Any]]] = {
@@ -82,6 +83,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "steps_back": st.integers(0, 9),
         "limit": st.integers(0, 9),
     },
+    Neighbors: {"beyond": st.integers(1, 2**63 - 1)},
     Settings: {
         "mesh": st.just(Mesh(dp=2)),
         "batch": st.just(Batch(microbatches=3)),
@@ -91,6 +93,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "seed": st.integers(0, 2**63 - 1),
         "loss_guard": st.none() | st.just(LossGuard()),
         "islands": st.none() | st.just(Islands()),
+        "on_lost_state": st.none(),  # the others need a pipeline
         "rehearse": st.booleans(),
         "timeouts": st.just(Timeouts(stop_grace_s=1)),
     },
