@@ -17,6 +17,7 @@ from holdfast.tools.top.wording import (
     number,
     share,
     span,
+    step_of,
     trainers,
 )
 
@@ -60,7 +61,7 @@ def title(view: RunView) -> Text:
     text = Text.assemble(("holdfast ", "bold"), f"{printable(view.run or NONE)}   ")
     text.append(view.state.upper(), _COLOURS[view.state])
     text.append(f"   generation {view.generation}   {trainers(view)}   step ")
-    text.append(number(view.step), "bold")
+    text.append(step_of(view), "bold")
     if view.source == "coordinator":
         text.append("   only the present: events need a run directory", "yellow")
     else:

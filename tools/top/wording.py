@@ -53,9 +53,14 @@ def trainers(view: RunView) -> str:
     return f"{view.world} of {wanted} {noun}" if wanted else f"{view.world} {noun}"
 
 
+def step_of(view: RunView) -> str:
+    """Return the completed steps; a coordinator alone does not know them."""
+    return number(view.step) if view.timed or view.step else "not known"
+
+
 def headline(view: RunView) -> str:
     """Return the state of a run in one line."""
-    parts = [f"step {number(view.step)}", f"generation {view.generation}", trainers(view)]
+    parts = [f"step {step_of(view)}", f"generation {view.generation}", trainers(view)]
     if view.timed:
         parts.append(f"{span(view.step_s)} a step")
         parts.append(f"goodput {share(view.goodput)}")

@@ -29,8 +29,7 @@ def test_the_readers_know_the_members_the_plan_and_its_reason(
         key = Path(running.launcher.run_dir) / "key.json"
         words = ("--coordinator", cluster.url, "--key-file", str(key))
         now = said("top", "--once", *words)
-        assert "2 training" in now
-        assert "generation 1" in now
+        assert "training: step not known, generation 1, 2 trainers" in now
         hurt(running.worker("trainer/1"))
         running.generation(3)  # the worker is back
         deadline_s = time.monotonic() + DEADLINE_S

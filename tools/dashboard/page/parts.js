@@ -36,7 +36,7 @@ export function figures(state) {
     h("dl", { class: "figure" }, h("dt", {}, name), h("dd", {}, h("span", { class: `value ${kind}` }, value), h("span", { class: "under" }, under || " ")));
   const durable = checkpoints.durable_s === null ? null : now.now_s - checkpoints.durable_s;
   put("figures",
-    figure("Steps complete", count(now.step), now.step_s === null ? (now.step ? " " : "no step yet") : `${seconds(now.step_s)} a step`),
+    !now.timed && !now.step ? figure("Steps complete", "–", "not all events are read") : figure("Steps complete", count(now.step), now.step_s === null ? (now.step ? " " : "no step yet") : `${seconds(now.step_s)} a step`),
     !now.timed ? figure("Goodput", "–", "not all events are read") : figure("Goodput", percent(now.goodput), `of ${seconds(now.wall_s)}`, now.wall_s > 60 && now.goodput < 0.5 ? "warn" : ""),
     figure("Protected step", protection.step === null ? "none" : count(protection.step),
       over ? "the job is over" : protection.step === null ? "a loss costs all since the checkpoint" : `${plural(protection.at_risk_steps, "step")} at risk, ${seconds(protection.age_s)} old`,

@@ -159,7 +159,7 @@ def test_the_state_now_is_a_few_lines(
     words = ["top", "--once", "--coordinator", server.address, "--key-file", str(key_file)]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert "training: step 0, generation 2, 2 trainers" in said
+    assert "training: step not known, generation 2, 2 trainers" in said
     assert "goodput" not in said.partition("\n")[0]
     assert "generation 2 after change (because)" in said
     assert "need events: give the job's run directories too" in said
