@@ -37,7 +37,7 @@ example:
   holdfast islands key sea.key          once; then copy it to the machines of all islands
   holdfast run --island oslo --sea s3://bucket/sea --sea-key sea.key train.py
 
-Whoever has the key can ask islands for payloads, and give them some, which are compared with the
+A holder of the key can ask islands for payloads, and give them some, which are compared with the
 digests of works. No snapshot can be read with it, and no process of a run commanded.
 """
 
