@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from doubles.voyages import check_voyage
 
 from holdfast.elastic.sea.settings import Islands
-from holdfast.elastic.testing.seas.drawing import voyage
 from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
 
 SEEDS = range(12)
@@ -51,14 +51,6 @@ def strike(kind: Kind, *islands: int, at_s: float, seconds: float = 25.0) -> lis
     return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
 
 
-def check(seed: int) -> None:
-    """Run the voyage of a seed; in exact mode its weights are those of the quiet sea."""
-    drawn = voyage(seed, pairs=True)
-    found = sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
-    if drawn.is_alike and found.left.keys() == {"done"}:
-        assert found.final == sail(drawn.crews, (), seed=seed).final, f"seed {seed}"
-
-
 @pytest.fixture(scope="module")
 def calm() -> SeaReport:
     return sail(crews(4), (), seed=0)
@@ -67,18 +59,18 @@ def calm() -> SeaReport:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_sea_keeps_its_promises(seed: int, request: pytest.FixtureRequest) -> None:
     replayed = request.config.getoption("--sim-seed", None)
-    check(seed if replayed is None else replayed)
+    check_voyage(seed if replayed is None else replayed, pairs=True)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", MANY)
 def test_many_drawn_seas_keep_their_promises(seed: int) -> None:
-    check(1000 + seed)
+    check_voyage(1000 + seed, pairs=True)
 
 
 def test_an_island_that_ends_and_goes_back_does_not_meet_itself() -> None:
     """Its works for the last merge are there already, before its record is."""
-    check(176)
+    check_voyage(176, pairs=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

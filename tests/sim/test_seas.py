@@ -11,9 +11,10 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from doubles.voyages import check_voyage, sailed
 
 from holdfast.elastic.sea.settings import Islands, Quorum
-from holdfast.elastic.testing.seas.drawing import Voyage, dealt, voyage
+from holdfast.elastic.testing.seas.drawing import dealt, voyage
 from holdfast.elastic.testing.seas.fleet import Fleet
 from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
 
@@ -53,18 +54,6 @@ def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) 
     return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
 
 
-def sailed(drawn: Voyage, seed: int) -> SeaReport:
-    return sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
-
-
-def check(seed: int) -> None:
-    """Run the voyage of a seed; in exact mode its weights are those of the quiet sea."""
-    drawn = voyage(seed)
-    found = sailed(drawn, seed)
-    if drawn.is_alike and found.left.keys() == {"done"}:
-        assert found.final == sail(drawn.crews, (), seed=seed).final, f"seed {seed}"
-
-
 @pytest.fixture(scope="module")
 def calm() -> SeaReport:
     return sail(crews(3), (), seed=0)
@@ -73,13 +62,13 @@ def calm() -> SeaReport:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_sea_keeps_its_promises(seed: int, request: pytest.FixtureRequest) -> None:
     replayed = request.config.getoption("--sim-seed", None)
-    check(seed if replayed is None else replayed)
+    check_voyage(seed if replayed is None else replayed)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", MANY)
 def test_many_drawn_seas_keep_their_promises(seed: int) -> None:
-    check(1000 + seed)
+    check_voyage(1000 + seed)
 
 
 def test_a_quiet_sea_merges_everything_and_all_leave(calm: SeaReport) -> None:
@@ -143,7 +132,7 @@ def test_a_late_island_enters() -> None:
 
 def test_an_island_that_asks_for_the_weights_is_not_silent() -> None:
     """Others that could answer are away; the one that asks is put out only after the patience."""
-    check(1250)
+    check_voyage(1250)
 
 
 @pytest.mark.parametrize("at_s", [25.1, 25.4, 25.8, 26.4, 27.0])
