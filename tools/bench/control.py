@@ -5,7 +5,8 @@ time is virtual. A fault is the loss of a node, the death of a worker, or the re
 After it every node publishes that it has fenced, one node proposes, and all enter. All agents
 decide from equal views, so one agent is timed: each time it looks, it updates its view and decides.
 A watch delivers all changes since the last look in one message, so the messages of a change are the
-writes of all nodes plus the looks of each node. The bytes written are counted as well.
+writes of all nodes plus the looks of each node. The bytes written are counted as well, and what
+the watches deliver: every write reaches every agent that watches its key, as one event.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ _COLUMNS: Final = {
     "messages": "messages/change",
     "messages per node": "per node",
     "written": "MiB written/change",
+    "delivered": "events/change",
+    "delivered per node": "per node",
+    "delivered bytes": "MiB delivered/change",
 }
 
 
