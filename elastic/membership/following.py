@@ -22,7 +22,11 @@ from holdfast.elastic.membership.view import JobView
 
 def following(view: JobView, own: NodeRecord) -> JobView:
     """Return the view of the agent of one node from one of the keys of `view.job_prefix` alone."""
-    return replace(view, nodes={**stand_ins(view), own.node: own})
+    nodes = {**stand_ins(view), own.node: own}
+    found = replace(view, nodes=nodes)
+    changed = view.nodes.keys() | nodes.keys()
+    found.findings.inherit(view.findings, changed=changed, nodes=len(nodes))
+    return found
 
 
 @while_same(lambda view: (view.generation, view.bulletin))
