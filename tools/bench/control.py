@@ -68,15 +68,12 @@ _COLUMNS: Final = {
     "proposal": "propose",
     "slowest decision": "slowest",
     "view": "view",
-    "generations": "generations",
     "writes": "writes/change",
-    "messages": "messages/change",
-    "messages per node": "per node",
-    "written": "MiB written/change",
+    "messages per node": "messages/node",
+    "written": "MiB written",
     "events per node": "events/node",
-    "delivered per node": "KiB/node",
     "events per node, all watching": "all watching",
-    "delivered per node, all watching": "KiB/node",
+    "delivered per node": "KiB/node",
     "generation's record": "record KiB",
 }
 

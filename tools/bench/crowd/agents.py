@@ -53,7 +53,7 @@ class CrowdPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrowdCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agents of one process have seen so far.
+    """The counts of the agents of one process so far.
 
     ``known`` maps a generation to the number of agents that know it, and to the time, on the
     machine's monotonic clock, at which the last of them learned it. ``active`` maps it to the
@@ -347,7 +347,7 @@ _keepers: dict[int, Keeper] = {}
 
 
 def _keeper(view: JobView) -> Keeper:
-    """Return what the sidecars of the newest generation hold: the same for all agents here."""
+    """Return the blocks of the newest generation's sidecars: the same for all agents here."""
     found = _keepers.get(view.number)
     if found is None:
         found = Keeper(view.generation, step=view.number)

@@ -36,11 +36,14 @@ from holdfast.tools.chaos.faults.etcd.own_etcd import OwnEtcd
 WORLDS: Final = (30, 100, 500, 1000)
 QUICK_WORLDS: Final = (30, 60)
 ALL_WATCH_UP_TO: Final = 100
+KINDS: Final = ("embedded", "etcd")
+"""Coordinators; etcd is left out where there is none."""
+
 _PROCESSES: Final = 2
 _FAULTS: Final = 3
 _START_S: Final = 300.0
 _CHANGE_S: Final = 120.0
-_QUIET_S: Final = 1.0
+QUIET_S: Final = 1.0
 _POLL_S: Final = 0.05
 _COLUMNS: Final = {
     "every agent knows": "all know",
@@ -56,8 +59,7 @@ _COLUMNS: Final = {
 def watches(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
     """Measure every number of nodes on every coordinator that there is."""
     found: list[Figure] = []
-    kinds = [kind for kind in _SERVING if kind != "etcd" or shutil.which("etcd")]
-    for kind in kinds:
+    for kind in [kind for kind in KINDS if kind != "etcd" or shutil.which("etcd")]:
         for nodes in worlds or (QUICK_WORLDS if setup.quick else WORLDS):
             setup.say(f"{nodes} agents on {kind}")
             found += _measured(kind, nodes, setup, most=MOST_WATCHERS)
@@ -183,7 +185,7 @@ class _Processes:
                 events, quiet_s = sum(each.events for each in counts), now_s
             if sum(count for count, _ in known) == agents <= active:
                 in_s = in_s or now_s
-                if now_s > quiet_s + _QUIET_S:
+                if now_s > quiet_s + QUIET_S:
                     return max(at_s for _, at_s in known), in_s
             if now_s > deadline_s:
                 raise HoldfastError(
