@@ -13,6 +13,7 @@ from holdfast.elastic.membership.incremental import while_same
 from holdfast.elastic.membership.records import (
     Bulletin,
     GenerationRecord,
+    JobSpec,
     NodeRecord,
     WorkerRecord,
     WorkerState,
@@ -35,11 +36,14 @@ def stand_ins(
 ) -> Mapping[str, NodeRecord]:
     """Return a record for every node of the newest generation, without inventory and slots.
 
-    Its trainers are ACTIVE until a bulletin says that the generation is over.
+    Its trainers are ACTIVE until a bulletin says that the generation is over. In a later stage their
+    specs tell its number, and nothing else: a worker that starts must not begin with the first one.
     """
     if generation is None:
         return {}
     over = bulletin is not None and bulletin.over >= generation.number
+    stage = generation.snapshots.stage
+    spec = JobSpec(stage=stage) if stage else None
     workers: dict[str, list[WorkerRecord]] = {}
     for member in generation.members:
         workers.setdefault(member.node, []).append(
@@ -49,6 +53,7 @@ def stand_ins(
                 pid=0,
                 state=WorkerState.READY if over else WorkerState.ACTIVE,
                 ready_after=generation.number if over else 0,
+                spec=spec,
                 info=member.info,
             )
         )

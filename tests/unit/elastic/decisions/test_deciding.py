@@ -109,6 +109,16 @@ def test_stand_ins_are_as_the_members_have_to_be() -> None:
     assert view.nodes["a"].sidecar == "sim://a/1"
 
 
+def test_stand_ins_tell_the_stage_to_a_worker_that_starts() -> None:
+    assert not following(followed(), OWN).roster().in_stages_after(0)
+    record = generation()
+    later = msgspec.structs.replace(
+        record, snapshots=msgspec.structs.replace(record.snapshots, stage=1)
+    )
+    found = following(replace(followed(), generation=later), OWN).roster().in_stages_after(0)
+    assert {worker.seat for worker in found} == {"trainer/0", "trainer/1", "trainer/3"}
+
+
 def test_view_of_a_follower_takes_no_answer_about_other_records_over() -> None:
     whole = fakes.view(*records(fenced=3), generation=generation(), wanted={"trainer": 4})
     assert late_nodes(whole) == {}
