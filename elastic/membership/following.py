@@ -36,8 +36,8 @@ def stand_ins(
 ) -> Mapping[str, NodeRecord]:
     """Return a record for every node of the newest generation, without inventory and slots.
 
-    Its trainers are ACTIVE until a bulletin says that the generation is over. In a later stage their
-    specs tell its number, and nothing else: a worker that starts must not begin with the first one.
+    Its trainers are ACTIVE until a bulletin says that the generation is over. In a later stage
+    their specs tell its number alone: a worker that starts must not begin with the first stage.
     """
     if generation is None:
         return {}

@@ -15,6 +15,7 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.membership.findings import Findings, answer_ahead
+from holdfast.elastic.membership.packed import pack, unpack
 from holdfast.elastic.membership.records import (
     Bulletin,
     Decider,
@@ -79,8 +80,8 @@ def decider_key(run: str, place: int) -> str:
 
 
 def encode(record: object) -> str:
-    """Return the JSON under which a record is stored."""
-    return msgspec.json.encode(record).decode()
+    """Return the text under which a record is stored: its JSON, compressed if it is long."""
+    return pack(msgspec.json.encode(record).decode())
 
 
 def decode(key: str, value: str, kind: type[_Kind]) -> _Kind:
@@ -89,7 +90,7 @@ def decode(key: str, value: str, kind: type[_Kind]) -> _Kind:
     Raises ``CoordinatorError``, which names the key, for anything else than such a record.
     """
     try:
-        return msgspec.json.decode(value, type=kind)
+        return msgspec.json.decode(unpack(value), type=kind)
     except (ValueError, RecursionError, HoldfastError) as error:  # msgspec's are ValueErrors
         raise CoordinatorError(
             f"{key}: not a readable record: {error}; do all nodes run the same version of Holdfast?"

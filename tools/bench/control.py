@@ -15,7 +15,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections import Counter, defaultdict
+import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -44,6 +45,7 @@ from holdfast.elastic.membership.view import (
     JobView,
     bulletin_key,
     decider_key,
+    decode,
     encode,
     generation_key,
     job_prefix,
@@ -169,7 +171,6 @@ class _Plane:
         self._wanted = {"trainer": nodes}
         self._records: dict[str, NodeRecord] = {}
         self._lost: list[str] = []
-        self._starts: Counter[str] = Counter()
         self._view = JobView(run=_RUN, nodes={}, wanted=self._wanted)
         self._seen, self._standing_generation = agree.FirstSeen(), 0
         self._deciders: dict[int, str] = {}
@@ -215,11 +216,10 @@ class _Plane:
                 self._delete(decider_key(_RUN, place))
 
     def _start(self, name: str) -> None:
-        self._starts[name] += 1
         number = int(name[1:])
         record = NodeRecord(
             node=name,
-            incarnation=f"{name}#{self._starts[name]}",
+            incarnation=uuid.uuid4().hex,
             domain=f"rack{number // _RACK}",
             sidecar=f"tcp://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7000",
             slots={"trainer": 1},
@@ -347,7 +347,7 @@ class _Plane:
     def _follow(self) -> bool:
         """Start the seated workers that are not running yet; return whether there were any."""
         found = self._table.get(seating_key(_RUN))
-        orders = msgspec.json.decode(found.value, type=tuple[Seating, ...]) if found else ()
+        orders = decode(found.key, found.value, tuple[Seating, ...]) if found else ()
         attempts = {w.seat: w.attempt for r in self._records.values() for w in r.workers}
         due = [
             order
@@ -355,15 +355,16 @@ class _Plane:
             if order.node in self._records and attempts.get(order.seat, 0) < order.attempt
         ]
         for order in due:
-            worker = worker_of(order, self._records[order.node])
+            worker = worker_of(order)
             self._publish(order.node, lambda r: msgspec.structs.replace(r, workers=(worker,)))  # noqa: B023
         return bool(due) or bool(found and found.revision > self._view.revision)
 
 
-def worker_of(order: Seating, node: NodeRecord) -> WorkerRecord:
+def worker_of(order: Seating) -> WorkerRecord:
+    """Return the record of the worker that an order starts, once it is READY."""
     return WorkerRecord(
         seat=order.seat,
-        incarnation=f"{node.incarnation}/{order.seat}@{order.attempt}",
+        incarnation=uuid.uuid4().hex,
         pid=1,
         state=WorkerState.READY,
         attempt=order.attempt,

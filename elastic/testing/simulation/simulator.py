@@ -12,8 +12,6 @@ from functools import partial
 from random import Random
 from typing import TypeAlias
 
-import msgspec
-
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree
@@ -30,6 +28,7 @@ from holdfast.elastic.membership.records import (
 from holdfast.elastic.membership.view import (
     JobView,
     decider_key,
+    decode,
     encode,
     generation_key,
     outcome_key,
@@ -200,7 +199,7 @@ class Simulation:
         if not self.table.compare_and_set(key, value, expected=expected):
             return False
         if key == generation_key(self.run_id):
-            record = msgspec.json.decode(value, type=GenerationRecord)
+            record = decode(key, value, GenerationRecord)
             self.log(f"{by} proposed: {record.reason}")
             require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
             self.training.accepted(record)
@@ -215,7 +214,7 @@ class Simulation:
                 )
             )
         elif key == outcome_key(self.run_id):
-            self.outcome = msgspec.json.decode(value, type=JobOutcome)
+            self.outcome = decode(key, value, JobOutcome)
             self.log(f"{by} ended the job: {self.outcome.message}")
             self.tell(JobEnded(node=by, ok=self.outcome.ok, message=self.outcome.message))
         self._changed()

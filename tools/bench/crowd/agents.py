@@ -12,6 +12,7 @@ import heapq
 import itertools
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -168,7 +169,7 @@ class CrowdAgent:
         self._published: NodeRecord | None = None
         self._record = NodeRecord(
             node=name,
-            incarnation=f"{name}#1-{time.monotonic_ns():x}",
+            incarnation=uuid.uuid4().hex,
             domain=f"rack{int(name[1:]) // 8}",
             sidecar="tcp://10.0.0.1:7000",
             slots={"trainer": 1},
@@ -270,7 +271,7 @@ class CrowdAgent:
         for order in seating.seated_at(self._base).get(self._name, ()):
             attempts = [each.attempt for each in self._record.workers]
             if order.attempt > max(attempts, default=0):
-                started = worker_of(order, self._record)
+                started = worker_of(order)
                 self._record = msgspec.structs.replace(self._record, workers=(started,))
 
     def _enter(self) -> None:
