@@ -23,7 +23,7 @@ from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.decisions import agree, deciding, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
-from holdfast.elastic.decisions.part import Part
+from holdfast.elastic.decisions.part import AgentPart
 from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.decisions.standing import where_ranks_wait
 from holdfast.elastic.decisions.stragglers import Straggler, stragglers
@@ -74,7 +74,7 @@ class Conductor:
         self._registry, self._reach = registry, reach
         self.view = JobView(run=config.run, nodes={}, wanted=config.wanted)
         self._seen_view, self._follows = self.view, True
-        self._part = Part(
+        self._part = AgentPart(
             config.node,
             incarnation=self._incarnation,
             expected=config.nodes,

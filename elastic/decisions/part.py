@@ -1,6 +1,7 @@
 """The part of one agent in a job: it watches all nodes or follows, and may decide for others. Pure.
 
-`decisions.deciding` decides; a `Part` remembers since when. The caller writes, and has the clock.
+`decisions.deciding` decides; an `AgentPart` remembers since when. The caller writes, and has the
+clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _QUIET_S: Final = 2.0
 """Time without a reason to watch after which an agent follows again."""
 
 
-class Part:
+class AgentPart:
     """The part of one agent of a job that ``expected`` nodes were started for.
 
     In a job of more than ``most`` nodes ``places`` agents decide. ``watches`` is true while the

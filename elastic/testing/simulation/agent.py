@@ -17,7 +17,7 @@ from holdfast.ckpt.memory.records import Inventory
 from holdfast.elastic.coordinator.base import Entry
 from holdfast.elastic.decisions import agree, deciding, seating
 from holdfast.elastic.decisions.detect import stalled
-from holdfast.elastic.decisions.part import Part
+from holdfast.elastic.decisions.part import AgentPart
 from holdfast.elastic.decisions.probing import Probing
 from holdfast.elastic.errors import LeaseExpiredError
 from holdfast.elastic.events import FencingBegun, FencingDone, SidecarStarted
@@ -74,7 +74,7 @@ class SimulatedAgent:
         self.sidecar: SimulatedSidecar
         self.fenced = 0
         self.view = JobView(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
-        self._part = Part(
+        self._part = AgentPart(
             name,
             incarnation=self.incarnation,
             expected=sim.config.nodes,

@@ -27,7 +27,7 @@ from holdfast.elastic.agent.watch import KeyWatch
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.decisions import agree, deciding, seating
-from holdfast.elastic.decisions.part import Part
+from holdfast.elastic.decisions.part import AgentPart
 from holdfast.elastic.membership.following import following
 from holdfast.elastic.membership.records import NodeRecord, WorkerState
 from holdfast.elastic.membership.view import JobView, job_prefix, run_prefix
@@ -174,7 +174,7 @@ class CrowdAgent:
             sidecar="tcp://10.0.0.1:7000",
             slots={"trainer": 1},
         )
-        self._part = Part(
+        self._part = AgentPart(
             name, incarnation=self._record.incarnation, expected=plan.nodes, most=plan.most
         )
         self.lease = crowd.calls().grant(_LEASE_S)

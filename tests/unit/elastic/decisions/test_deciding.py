@@ -11,7 +11,7 @@ import pytest
 from doubles import fakes
 
 from holdfast.elastic.decisions import agree, deciding
-from holdfast.elastic.decisions.part import Part
+from holdfast.elastic.decisions.part import AgentPart
 from holdfast.elastic.membership.following import following, stand_ins
 from holdfast.elastic.membership.readiness import late_nodes
 from holdfast.elastic.membership.records import (
@@ -224,11 +224,11 @@ def test_where_deciders_are_only_they_propose() -> None:
 # -- the part of one agent -----------------------------------------------------------------------
 
 
-def part(name: str = "c", *, expected: int = 4, most: int = 2) -> Part:
-    return Part(name, incarnation=f"{name}#1", expected=expected, most=most)
+def part(name: str = "c", *, expected: int = 4, most: int = 2) -> AgentPart:
+    return AgentPart(name, incarnation=f"{name}#1", expected=expected, most=most)
 
 
-def choose(mine: Part, view: JobView, now_s: float, *, waits: bool = False) -> int | None:
+def choose(mine: AgentPart, view: JobView, now_s: float, *, waits: bool = False) -> int | None:
     return mine.choose(view, own=lambda: OWN, leaves=False, waits=waits, now_s=now_s)[0]
 
 
