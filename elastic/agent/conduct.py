@@ -186,7 +186,7 @@ class Conductor:
             self.view,
             own=self._record,
             leaves=self._leave_by_s is not None,
-            waits=self._waits(),
+            waits=self._part.is_crowd and self._waits(),
             now_s=now_s,
         )
         if place is not None:

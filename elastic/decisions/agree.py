@@ -25,6 +25,7 @@ from holdfast.elastic.decisions.validity import faults, has_left, is_broken, is_
 from holdfast.elastic.membership.incremental import ahead, by_nodes, once
 from holdfast.elastic.membership.readiness import (
     late_nodes,
+    living_deciders,
     member_incarnations,
     newest_stage,
     outside_trainers,
@@ -484,8 +485,8 @@ def _gather(
 
 def _turn(view: JobView, node: str) -> int | None:
     """Return the number of nodes that propose before ``node``, None if it leaves that to others."""
-    if view.deciders:
-        nodes = [decider.node for decider in view.deciders.values()]
+    if deciders := living_deciders(view):
+        nodes = [decider.node for decider in deciders.values()]
         return nodes.index(node) if node in nodes else None
     late = sum(name < node for name in late_nodes(view))
     return bisect_left(_names_in_order(view), node) - late

@@ -27,7 +27,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from holdfast.elastic.decisions.agree import Decision, FenceWorkers, Halt, Idle, WaitForFences
-from holdfast.elastic.membership.readiness import member_incarnations, newest_stage
+from holdfast.elastic.membership.readiness import (
+    living_deciders,
+    member_incarnations,
+    newest_stage,
+)
 from holdfast.elastic.membership.records import (
     TRAINER,
     Bulletin,
@@ -75,9 +79,9 @@ def place_of(view: JobView, incarnation: str) -> int | None:
 
 
 def turn_of(view: JobView, incarnation: str) -> int | None:
-    """Return the number of deciders that propose before this one, None if it is none."""
+    """Return the number of living deciders before this one, None if it is none."""
     place = place_of(view, incarnation)
-    return None if place is None else sum(other < place for other in view.deciders)
+    return None if place is None else sum(other < place for other in living_deciders(view))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.elastic.decisions import deciding
+from holdfast.elastic.membership.readiness import living_deciders
 from holdfast.elastic.membership.records import Bulletin, Decider, NodeRecord
 from holdfast.elastic.membership.view import JobView
 
@@ -48,11 +49,11 @@ class AgentPart:
 
     def decides(self, view: JobView) -> bool:
         """Return whether the agent, if it watches, seats workers and proposes generations."""
-        return not view.deciders or self.turn(view) is not None
+        return not living_deciders(view) or self.turn(view) is not None
 
     def speaks(self, view: JobView) -> bool:
         """Return whether this node reports events that all see who watch."""
-        if view.deciders:
+        if living_deciders(view):
             return self.turn(view) == 0
         return min(view.nodes, default="") == self._node
 

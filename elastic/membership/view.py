@@ -74,9 +74,14 @@ def bulletin_key(run: str) -> str:
     return f"{run}/job/bulletin"
 
 
+def decider_prefix(run: str) -> str:
+    """Return the prefix of the keys of all deciders."""
+    return f"{run}/job/deciders/"
+
+
 def decider_key(run: str, place: int) -> str:
     """Return the key of a `Decider`, which is held under its agent's lease."""
-    return f"{run}/job/deciders/{place}"
+    return f"{decider_prefix(run)}{place}"
 
 
 def encode(record: object) -> str:
@@ -243,7 +248,7 @@ class JobView:
     def _deciders(
         self, decoded: Mapping[str, tuple[int, Record]], changed: Iterable[str]
     ) -> Mapping[int, Decider]:
-        prefix = decider_key(self.run, 0)[:-1]
+        prefix = decider_prefix(self.run)
         places = {key for key in changed if key.startswith(prefix)}
         if not places:
             return self.deciders
@@ -302,7 +307,7 @@ def _decode(key: str, value: str, *, run: str) -> Record:
     prefix = node_key(run, "")
     is_node = key.startswith(prefix)
     kind = NodeRecord if is_node else kinds.get(key)
-    if key.removeprefix(decider_key(run, 0)[:-1]).isdecimal():
+    if key.removeprefix(decider_prefix(run)).isdecimal():
         kind = Decider
     if kind is None:
         raise CoordinatorError(

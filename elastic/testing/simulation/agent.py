@@ -484,10 +484,9 @@ class SimulatedAgent:
         self.publish()
 
     def _seat(self) -> None:
-        if self.view.deciders:
-            if not self._part.decides(self.view):
-                return
-        elif self.name not in list(self.view.nodes)[:_SEATERS]:
+        if not self._part.decides(self.view):
+            return
+        if not self.view.deciders and self.name not in list(self.view.nodes)[:_SEATERS]:
             return
         decision, reason = seating.seat(
             self.view,

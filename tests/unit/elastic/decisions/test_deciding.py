@@ -56,6 +56,14 @@ def followed(
     return replace(view, bulletin=bulletin, deciders=places)
 
 
+def watched(
+    bulletin: Bulletin | None = None, *, deciders: Mapping[int, Decider] | None = None
+) -> JobView:
+    """Return what an agent sees that watches all nodes."""
+    nodes = {each.node: each for each in records(fenced=2)}
+    return replace(followed(bulletin, deciders=deciders), nodes=nodes)
+
+
 OWN = fakes.node("c", worker("c"), fenced=2)
 
 
@@ -180,7 +188,7 @@ def test_agents_try_to_take_a_free_place_one_after_the_other() -> None:
 
 
 def test_place_is_claimed_by_no_agent_that_holds_one_and_not_while_it_is_taken() -> None:
-    view = followed(deciders={0: decider("a"), 2: decider("b")})
+    view = watched(deciders={0: decider("a"), 2: decider("b")})
     free = deciding.FreePlaces(since={}).observe(view, now_s=0.0)
     assert set(free.since) == {1}
     mine = deciding.claim(view, free, node="a", incarnation="a#1", now_s=9.0, expected=4)
@@ -189,10 +197,12 @@ def test_place_is_claimed_by_no_agent_that_holds_one_and_not_while_it_is_taken()
     assert other == (1, None)
     assert deciding.turn_of(view, "b#1") == 1
     assert deciding.turn_of(view, "b#2") is None, "its predecessor held it"
+    lost = view.without({"a"})
+    assert deciding.turn_of(lost, "b#1") == 0, "its place stays taken until its lease has ended"
 
 
 def test_decider_tells_what_it_does_and_no_more_than_once() -> None:
-    view = replace(followed(), nodes={each.node: each for each in records(fenced=2)})
+    view = watched()
     first = deciding.tell(view, fencing=0, halting=0, reason="")
     assert first == Bulletin(number=1)
     view = replace(view, bulletin=first)
@@ -254,7 +264,7 @@ def test_follower_watches_while_it_is_stuck_and_a_little_longer() -> None:
 
 
 def test_agent_that_takes_a_place_watches_and_tells_after_the_ones_before_it() -> None:
-    mine, view = part(), followed(deciders={0: decider("a")})
+    mine, view = part(), watched(deciders={0: decider("a")})
     assert choose(mine, view, 0.0) is None
     assert choose(mine, view, 9.0) in (1, 2)
     assert choose(mine, view, 9.01) is None, "one try at a time"
@@ -283,7 +293,7 @@ def test_agents_of_a_job_that_grew_watch_until_some_decide() -> None:
 
 
 def test_first_decider_speaks_for_all() -> None:
-    view = followed(deciders={1: decider("b"), 2: decider("c")})
+    view = watched(deciders={1: decider("b"), 2: decider("c")})
     assert [part(name).speaks(view) for name in "abc"] == [False, True, False]
     assert [part(name).decides(view) for name in "abc"] == [False, True, True]
     small = fakes.view(*records(), wanted={"trainer": 4})
