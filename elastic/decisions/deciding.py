@@ -131,8 +131,15 @@ def must_watch(view: JobView, *, own: NodeRecord, leaves: bool, waits: bool) -> 
         return "the node has a notice to leave"
     if waits or own.unreachable:
         return "the node is stuck"
-    if (generation := view.generation) is None:
+    bulletin, generation = view.bulletin, view.generation
+    if bulletin is not None and bulletin.look_around:
+        return "some node is stuck"
+    if generation is None:
         return ""
+    if bulletin is not None and bulletin.stage > generation.snapshots.stage:
+        return "another stage begins"
+    if bulletin is not None and bulletin.over >= generation.number:
+        return ""  # it enters the next one as all others do
     if own.node not in generation.nodes:
         return "the node joins"
     inside = member_incarnations(view)
@@ -141,11 +148,6 @@ def must_watch(view: JobView, *, own: NodeRecord, leaves: bool, waits: bool) -> 
             continue
         if worker.state in (WorkerState.STARTING, WorkerState.READY):
             return f"{worker.seat} joins"
-    if view.bulletin is not None:
-        if view.bulletin.look_around:
-            return "some node is stuck"
-        if view.bulletin.stage > generation.snapshots.stage:
-            return "another stage begins"
     return ""
 
 

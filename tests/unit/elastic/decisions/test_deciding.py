@@ -150,6 +150,8 @@ def test_follower_watches_when_it_is_concerned_itself() -> None:
     assert "joins" in why(followed(), fakes.node("e", fakes.worker("trainer/4")))
     again = worker("c", WorkerState.STARTING, attempt=2)
     assert why(followed(), fakes.node("c", again)) == "trainer/2 joins"
+    over = followed(Bulletin(number=1, over=3))
+    assert why(over, fakes.node("c", again)) == "", "others may have started anew as well"
     assert why(followed(), fakes.node("c", worker("c", WorkerState.DEAD))) == ""
     assert "stuck" in why(followed(Bulletin(number=1, look_around=True)))
     assert "stage" in why(followed(Bulletin(number=1, stage=1)))
