@@ -24,7 +24,7 @@ from holdfast.elastic.testing.simulation.training import InvariantError
 
 PARTS = 50
 RUNS = 5_000
-IN_CI = 4
+IN_CI = 1
 
 FIVE = SimulationConfig(
     nodes=5,
@@ -59,7 +59,7 @@ def test_no_schedule_breaks_an_invariant_where_few_decide(part: int) -> None:
     assert min(restored[how] for how in ("memory", "rebuilt", "nothing")) > 5
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", [SimulatedFaultKind.NODE, SimulatedFaultKind.PAUSE])
 @pytest.mark.parametrize("lasts_s", [0.3, 2.5])
 def test_job_survives_all_of_its_deciders_at_once(
@@ -92,6 +92,7 @@ def test_three_deciders_at_once_are_no_danger(seed: int) -> None:
     assert report.generations <= 7, "at most two for each of the faults"
 
 
+@pytest.mark.exhaustive
 def test_followers_look_a_few_times_for_each_change_however_many_they_are() -> None:
     looks = {}
     for nodes in (MOST_WATCHERS + 8, 3 * MOST_WATCHERS):
