@@ -57,7 +57,8 @@ def _obeys_any_bulletin(real: Callable[..., Any]) -> Any:
     def follow(view: JobView, *, own: NodeRecord, stand: bool) -> tuple[agree.Decision, str]:
         if view.bulletin is not None and view.bulletin.over and own.fenced < view.number:
             return agree.FenceWorkers(generation=view.number), view.bulletin.reason
-        return real(view, own=own, stand=stand)
+        found: tuple[agree.Decision, str] = real(view, own=own, stand=stand)
+        return found
 
     return follow
 
