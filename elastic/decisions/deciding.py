@@ -174,7 +174,7 @@ def tell(view: JobView, *, fencing: int, halting: int, reason: str) -> Bulletin 
     """Return the bulletin that a decider should publish, None if all has been told.
 
     ``fencing`` is the newest generation that its own node fences or has fenced, ``halting`` the one
-    whose trainers it halts, for ``reason``. What a decider does, it tells.
+    whose trainers it halts, for ``reason``. A decider tells all that it does itself.
     """
     before = view.bulletin or Bulletin(number=0)
     said = replace(
