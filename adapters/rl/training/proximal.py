@@ -7,11 +7,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ppo import target_logprobs
-from holdfast.adapters.rl.policy.policy import fill
+from holdfast.adapters.rl.policy.policy import fill, local
 
 
 class ProximalPolicy(Protocol):
@@ -41,7 +40,7 @@ class Ewma:
         """Move towards the policy, after its step."""
         pairs = zip(self.module.parameters(), self._policy.parameters(), strict=True)
         for mean, current in pairs:
-            _local(mean).lerp_(_local(current), 1 - self._decay)
+            local(mean).lerp_(local(current), 1 - self._decay)
 
 
 class Recomputed:
@@ -69,7 +68,3 @@ class Recomputed:
                     measured = target_logprobs(self._policy(part.tokens), part.tokens)
                     logprobs[own] = measured[own]
         return found
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -58,16 +58,41 @@ def warm_up(config: RLConfig, task: Task) -> nn.Module:
 
 
 def load_warm_start(model: nn.Module, root: str) -> None:
-    """Fill ``model`` from a warm start. Raises ``ConfigError`` if there is none."""
+    """Fill ``model`` from a warm start. Raises ``ConfigError`` if there is none that fits."""
+    _load(
+        model,
+        root,
+        missing="no warm start there; make it with: python -m holdfast.rl --warm-up --config FILE",
+    )
+
+
+def load_reference(model: nn.Module, root: str) -> None:
+    """Fill ``model`` from the newest checkpoint of an RL job, or from a warm start.
+
+    Raises ``ConfigError`` if there is none that fits.
+    """
+    _load(
+        model,
+        root,
+        missing="no checkpoint there; give loss.kl.checkpoint the directory of an RL job's "
+        "checkpoints or of a warm start",
+    )
+
+
+def _load(model: nn.Module, root: str, *, missing: str) -> None:
     step = catalog.latest(root)
     if step is None:
-        raise ConfigError(
-            f"{root}: no warm start there; make it with: "
-            "python -m holdfast.rl --warm-up --config FILE"
-        )
+        raise ConfigError(f"{root}: {missing}")
     names = parameter_names(model)
     with StoreSource(root, step) as source:
         tensors = read_tensors(source, [f"{MODEL}.{name}" for name in names])
+    for name, parameter in model.named_parameters():
+        shape = list(tensors[f"{MODEL}.{name}"].shape)
+        if shape != list(parameter.shape):
+            raise ConfigError(
+                f"{root}: {name} has the shape {shape} there and {list(parameter.shape)} here: "
+                "give weights of the same model"
+            )
     fill(model, {name: tensors[f"{MODEL}.{name}"] for name in names})
 
 
