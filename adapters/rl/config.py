@@ -16,6 +16,7 @@ from holdfast.adapters.rl.loss.penalties import LengthPenalty
 from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
+from holdfast.adapters.rl.policy.rounding import Precision
 from holdfast.adapters.rl.samples.tokens import Ascii, Tokenizer
 from holdfast.adapters.rl.samples.trajectory import TurnLimits
 from holdfast.adapters.rl.sharing.settings import Share, ShareConfig, fits
@@ -57,7 +58,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     With ``share`` finished groups go to other jobs, and some of theirs are trained on.
 
-    ``slots`` and ``log_every_ticks`` apply to each rollout worker. Without ``log_rollouts`` the
+    ``slots`` and ``log_every_ticks`` apply to each rollout worker, which samples with weights of
+    ``rollout_precision``. Without ``log_rollouts`` the
     unfinished samples of a lost worker are sampled again. ``checkpoint`` is the directory, or
     an address such as ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last
     one are written to, and from which the same command resumes after everything was killed.
@@ -95,6 +97,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slots: int = 32
     log_every_ticks: int = 4
     log_rollouts: bool = True
+    rollout_precision: Precision = "full"
     held_out: int = 256
     evaluate_every: int = 10
     parity: int = 1
@@ -125,10 +128,18 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
         self._check_penalties()
+        self._check_precision()
         if self.tp > 1:
             self._check_tp()
         if self.share is not None:
             self._check_share(self.share)
+
+    def _check_precision(self) -> None:
+        if self.rollout_precision != "full" and self.lora is not None:
+            raise ValueError(
+                f"rollout_precision is {self.rollout_precision!r}: Holdfast does not round models "
+                "with LoRA adapters; set it to 'full' or lora to null"
+            )
 
     def _check_penalties(self) -> None:
         overlong, kl = self.length.overlong_tokens, self.loss.kl

@@ -47,14 +47,19 @@ class Recomputed:
     """The policies that sampled, loaded from the kept snapshots.
 
     ``weights_of`` returns the tensors of a version. ``policy`` is filled with one version after the
-    other, so that this takes the memory of a single one.
+    other, so that this takes the memory of a single one. ``filled`` is told each time, and may
+    change the weights.
     """
 
     def __init__(
-        self, policy: nn.Module, weights_of: Callable[[int], Mapping[str, Tensor]]
+        self,
+        policy: nn.Module,
+        weights_of: Callable[[int], Mapping[str, Tensor]],
+        *,
+        filled: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy = policy.eval()
-        self._weights_of = weights_of
+        self._weights_of, self._filled = weights_of, filled
 
     @torch.no_grad()
     def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
@@ -62,6 +67,7 @@ class Recomputed:
         found = [torch.zeros_like(part.behavior) for part in parts]
         for version in sorted({version for part in parts for version in part.sampled_by}):
             fill(self._policy, self._weights_of(version))
+            self._filled()
             for part, logprobs in zip(parts, found, strict=True):
                 own = (part.mask > 0) & (part.versions == version)
                 if own.any():

@@ -113,7 +113,7 @@ class Trainer:
         config = self._config
         model = self._build(run)
         optimizer = make_optimizer(model.parameters(), lr=config.lr)
-        ledger, checker = Ledger(config.plan), StepChecker()
+        ledger, checker = Ledger(config.plan, reward_of=self._reward), StepChecker()
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
         proximal, retained = self._proximal(run, model), self._retained(run)
@@ -227,7 +227,7 @@ class Trainer:
         def weights(version: int) -> Mapping[str, Tensor]:
             return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S, retained=retained)
 
-        return Recheck(self._policies.build, weights)
+        return Recheck(self._policies.build, weights, precision=self._config.rollout_precision)
 
     def _frozen(self) -> dict[str, Json]:
         """Return the digest of the frozen weights, if any, for the rollout workers."""

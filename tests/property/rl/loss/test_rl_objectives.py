@@ -201,7 +201,7 @@ def test_the_penalty_of_a_length_is_the_plain_one(
 
 
 def refused(**changes: Any) -> str:
-    with pytest.raises(ValueError, match="needed|set ") as caught:
+    with pytest.raises(ValueError, match=r"needed|set ") as caught:
         LossConfig(**changes)
     return str(caught.value)
 
