@@ -20,7 +20,7 @@ from holdfast.adapters.rl.loss.ppo import LossConfig, Proximal, policy_loss
 from holdfast.adapters.rl.loss.ratios import Correction
 
 torch.set_num_threads(1)
-QUICK = settings(max_examples=examples(60), deadline=None)
+QUICK = settings(max_examples=examples(15), deadline=None)
 STEP = 5
 LOG = st.floats(-3, 0, width=32)
 ROW = st.lists(
