@@ -418,8 +418,9 @@ def test_groups_of_equal_rewards_are_replaced_and_too_many_of_them_end_the_wait(
     def deliver() -> set[int]:
         work = world.ledger.claim("w", free=9, version=None)
         for each in work:
+            stamp = Stamp(generation=1, version=each.version, count=3)
             done = msgspec.structs.replace(
-                each.trajectory, tokens=(97, 98, 10), logprobs=(-1.0,) * 3, stamps=STAMP
+                each.trajectory, tokens=(97, 98, 10), logprobs=(-1.0,) * 3, stamps=(stamp,)
             )
             world.ledger.deliver(done)
         return {each.trajectory.ordinal for each in work}
@@ -436,11 +437,5 @@ def test_groups_of_equal_rewards_are_replaced_and_too_many_of_them_end_the_wait(
     equal |= set(range(99))
     world.server.advance(1, protected=0)
     with pytest.raises(JobFailedError, match=r"step 2 passed over 4 groups.*allows 4"):
-        for _ in range(9):
-            for each in world.ledger.claim("w", free=9, version=None):
-                stamp = (Stamp(generation=1, version=1, count=3),)
-                done = msgspec.structs.replace(
-                    each.trajectory, tokens=(97, 98, 10), logprobs=(-1.0,) * 3, stamps=stamp
-                )
-                world.ledger.deliver(done)
+        while deliver():
             world.server.wait_batch(1, timeout_s=0.01)
