@@ -23,6 +23,7 @@ from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.loss.batch import TrainingBatch, collate, packed_shape
+from holdfast.adapters.rl.loss.divergence import KLConfig
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names, reshard, shard
 from holdfast.adapters.rl.samples.borrowed import Borrowed
@@ -165,13 +166,13 @@ class Trainer:
 
     # -- beginning ---------------------------------------------------------------------------
 
-    def _build(self, run: elastic.Run, *, reference: str | None = None) -> Policy:
+    def _build(self, run: elastic.Run, *, reference: KLConfig | None = None) -> Policy:
         """Return a sharded policy with the first weights of the run, or those of a reference."""
         config = self._config
         model = self._policies.build()
         if config.lora is None and not _restores(run):
-            if reference is not None:
-                load_reference(model, reference)
+            if reference is not None and reference.checkpoint is not None:
+                load_reference(model, reference.checkpoint, step=reference.step)
             elif config.warm_start is not None:
                 load_warm_start(model, config.warm_start)
         shard(model, run.mesh)
@@ -194,7 +195,7 @@ class Trainer:
     def _reference(self, run: elastic.Run) -> ReferencePolicy | None:
         if (kl := self._config.loss.kl) is None:
             return None
-        return ReferencePolicy(self._build(run, reference=kl.checkpoint), kl)
+        return ReferencePolicy(self._build(run, reference=kl), kl)
 
     def _retained(self, run: elastic.Run) -> Retained | None:
         if not self._config.retained:
