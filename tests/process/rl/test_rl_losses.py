@@ -88,5 +88,5 @@ def test_a_job_that_earns_nothing_stops_by_name(tmp_path: Path, config: RLConfig
     with rl_job(tmp_path, config) as job:
         outcome = job.finish()
         assert not outcome.ok
-        assert "skip_equal=2 allows 8" in outcome.message
+        assert "passed over 8 groups, which skip_equal=2 allows" in outcome.message
         assert max(event["attempt"] for event in job.events("worker_started")) == 1
