@@ -24,9 +24,11 @@ from holdfast.ckpt.format.manifest import (
     read_index,
     read_manifest,
     read_note,
+    with_writers,
 )
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.register.reading import Register
+from holdfast.ckpt.store.base import Readable, Store
 from holdfast.ckpt.store.places import open_store, scheme_of
 
 _log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ _LISTINGS: Final = 100
 MAX_STEP: Final = 10**12 - 1
 """The largest step: a folder's name has twelve digits."""
 
-_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
+_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json|register)")
 _STEP: Final = re.compile(r"step-([0-9]{12})")
 
 
@@ -83,10 +85,49 @@ def missing(store: Store, name: str) -> CorruptError:
     )
 
 
-def load_manifest(store: Store, folder: str) -> Manifest:
-    """Read the manifest of a step's folder. Raises ``NotFoundError`` if there is none."""
+def open_listed(store: Store, name: str) -> Readable:
+    """Open a file that the manifest lists. Raises ``CorruptError`` if it does not exist."""
+    try:
+        return store.open(name)
+    except NotFoundError as error:
+        raise missing(store, name) from error
+
+
+def load_head(store: Store, folder: str) -> Manifest:
+    """Read the manifest of a step's folder, without the writers that a register lists.
+
+    Raises ``NotFoundError`` if there is none.
+    """
     name = f"{folder}/{MANIFEST}"
     return read_manifest(store.read(name), origin=store.where(name))
+
+
+def load_manifest(store: Store, folder: str) -> Manifest:
+    """Read the manifest of a step's folder, with all its writers.
+
+    Raises ``NotFoundError`` if there is none, ``CorruptError`` if it or its register is damaged.
+    """
+    head = load_head(store, folder)
+    return head if head.register is None else whole(head, register_of(store, folder, head))
+
+
+def register_of(store: Store, folder: str, head: Manifest) -> Register:
+    """Open the register that a manifest names."""
+    assert head.register is not None
+    name = f"{folder}/{head.register.file.path}"
+    return Register(head, lambda: open_listed(store, name), origin=store.where(name))
+
+
+def whole(head: Manifest, register: Register) -> Manifest:
+    """Return a manifest with the writers that its register lists."""
+    return with_writers(head, [*register.writers().values()], origin=register.origin)
+
+
+def load_writer(store: Store, folder: str, head: Manifest, writer: int) -> WriterRecord:
+    """Return the record of one writer of a manifest, with little more read than that."""
+    if head.register is None:
+        return head.writers[writer]
+    return register_of(store, folder, head).writers([writer])[writer]
 
 
 def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
@@ -287,13 +328,14 @@ def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
     Raises ``NotFoundError`` if the step is not committed and ``CorruptError`` if a file is
     missing, cut off or changed.
     """
-    folder = step_folder(step)
-    manifest = load_manifest(store, folder)
-    if manifest.step != step:
-        raise CorruptError(
-            f"{store.where(folder)}/{MANIFEST}: it contains step {manifest.step}; the directory "
-            "was renamed, give it its old name again"
-        )
+    return open_whole(store, head_of(store, step))
+
+
+def open_whole(store: Store, manifest: Manifest) -> tuple[Manifest, dict[int, PackIndex]]:
+    """Return the manifest of a head, and its writers' indexes, as `open_step` does."""
+    folder = step_folder(manifest.step)
+    if manifest.register is not None:
+        return _opened(store, folder, manifest, register_of(store, folder, manifest))
 
     def load(record: WriterRecord) -> PackIndex:
         check_size(store, folder, record.pack)
@@ -309,6 +351,31 @@ def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
     found = {index.writer: index for index in packs}
     check_packs(manifest, found, origin=store.where(f"{folder}/{MANIFEST}"))
     return manifest, found
+
+
+def head_of(store: Store, step: int) -> Manifest:
+    """Return the head of a step's manifest (`load_head`), after comparing the step."""
+    folder = step_folder(step)
+    head = load_head(store, folder)
+    if head.step != step:
+        raise CorruptError(
+            f"{store.where(folder)}/{MANIFEST}: it contains step {head.step}; the directory was "
+            "renamed, give it its old name again"
+        )
+    return head
+
+
+def _opened(
+    store: Store, folder: str, head: Manifest, register: Register
+) -> tuple[Manifest, dict[int, PackIndex]]:
+    """Open a step with a register: of the writers' own indexes only the sizes are compared."""
+    manifest, packs = whole(head, register), register.packs(None)
+    for file in manifest.files():
+        check_size(store, folder, file)
+    for base in manifest.bases().values():
+        check_size(store, folder, base)
+    check_packs(manifest, packs, origin=register.origin)
+    return manifest, packs
 
 
 def check_size(store: Store, folder: str, record: FileRecord) -> None:
