@@ -66,6 +66,10 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
 
+_LOCAL_THREADS: Final = 2
+_OBJECT_THREADS: Final = 32
+"""The threads that load indexes for a register: an object store has each of them wait."""
+
 MANY_WRITERS: Final = 256
 """From this number of writers on, a rank reads its part of a register, not all writers' indexes."""
 
@@ -336,8 +340,11 @@ def _registered(
     _require_kept(store, folder, writers)
 
     def load(record: WriterRecord) -> PackIndex:
-        _require_visible(store, folder, record)
-        index = load_index(store, folder, record)
+        try:
+            index = load_index(store, folder, record)
+        except CorruptError:
+            _require_visible(store, folder, record)
+            raise
         for file in (record.pack, *record.bases):
             check_size(store, folder, file)
         return index
@@ -349,6 +356,7 @@ def _registered(
         writers,
         path=f"index/{stem}{REGISTER_ENDING}",
         load=load,
+        threads=_LOCAL_THREADS if isinstance(store, LocalStore) else _OBJECT_THREADS,
         mesh=mesh,
         created_by=_versions(),
     )

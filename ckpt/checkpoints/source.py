@@ -42,6 +42,7 @@ from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, TensorEntry
 from holdfast.ckpt.register.outline import SavedOutline, outline_of
+from holdfast.ckpt.register.reading import Register
 from holdfast.ckpt.register.records import region_of
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
@@ -298,31 +299,31 @@ class StoreSource(PackSource):
         self._head = head_of(store, step)
         self._parts: list[PackSource] = []
         packs: Mapping[int, PackIndex]
+        self.register: Register | None = None
         if self._head.register is None:
-            self._register = None
             packs = open_whole(store, self._head)[1]
         else:
-            self._register = register_of(store, folder, self._head)
+            self.register = register_of(store, folder, self._head)
             packs = _WhenAsked(lambda: open_whole(store, self._head)[1])
         super().__init__(store, folder, packs, threads=threads, progress=progress)
 
     @functools.cached_property
     def manifest(self) -> Manifest:
         """The manifest, with the writers that a register lists."""
-        register = self._register
+        register = self.register
         return self._head if register is None else whole(self._head, register)
 
     def outline(self) -> SavedOutline | None:
         """Return everything but the places of chunks; None where these were read, too."""
-        return None if self._register is None else outline_of(self._head, self._register)
+        return None if self.register is None else outline_of(self._head, self.register)
 
     def part(self, want: Mapping[str, Sequence[Box] | None]) -> PackSource:
         """Return a source of the chunks that meet boxes of tensors, of all chunks for None.
 
         It is closed with this one.
         """
-        assert self._register is not None
-        packs = self._register.packs(
+        assert self.register is not None
+        packs = self.register.packs(
             {
                 fqn: None if boxes is None else [region_of(box) for box in boxes]
                 for fqn, boxes in want.items()

@@ -88,7 +88,7 @@ class RegisterRecord(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
 
 
-class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A box of a tensor in a pack: C-order little-endian elements at ``at``.
 
     ``crc32c`` and ``crc64`` cover the box's own ``nbytes`` bytes; ``blocks`` has the CRC32C of each
@@ -402,32 +402,32 @@ def fault_of_chunk(
     chunk: PackedChunk, tensor: PackedTensor, itemsize: int, index: PackIndex
 ) -> str | None:
     """Return the fault of what an index says of one chunk, if any."""
-    if len(chunk.box.shape) != len(tensor.shape):
+    box, base, stored = chunk.box, chunk.base, chunk.stored
+    if len(box.shape) != len(tensor.shape):
         return f"not of the tensor's rank {len(tensor.shape)}"
-    if not chunk.box.size:
+    if not (size := prod(box.shape)):
         return "empty"
-    if any(map(gt, map(add, chunk.box.offset, chunk.box.shape), tensor.shape)):
+    if any(map(gt, map(add, box.offset, box.shape), tensor.shape)):
         return f"not a part of the tensor's shape {tensor.shape}"
-    if chunk.nbytes != chunk.box.size * itemsize:
-        return f"{chunk.nbytes} bytes, its box has {chunk.box.size * itemsize}"
+    if chunk.nbytes != size * itemsize:
+        return f"{chunk.nbytes} bytes, its box has {size * itemsize}"
     if not 0 <= chunk.crc32c < 1 << 32 or not 0 <= (chunk.crc64 or 0) < 1 << 64:
         return f"cannot have the checksums {chunk.crc32c} and {chunk.crc64}"
-    if chunk.padded and (tensor.cell is None or not _low_corner(chunk.box, tensor.cell)):
+    if chunk.padded and (tensor.cell is None or not _low_corner(box, tensor.cell)):
         return f"padded, but not a part of the cell {tensor.cell}"
     if chunk.blocks and len(chunk.blocks) != 4 * -(-chunk.nbytes // BLOCK_BYTES):
         return f"{len(chunk.blocks)} bytes of block checksums for {chunk.nbytes} bytes"
-    if (chunk.stored is None) != (tensor.codec is None):
+    if (stored is None) != (tensor.codec is None):
         return "has a compressed size without a codec, or the reverse"
-    if chunk.stored is not None and chunk.blocks:
+    if stored is not None and chunk.blocks:
         return "has block checksums with a codec"
-    if chunk.stored is not None and not 0 < padded_bytes(chunk, tensor) <= chunk.stored * MAX_RATIO:
+    if stored is not None and not 0 < padded_bytes(chunk, tensor) <= stored * MAX_RATIO:
         return (
-            f"{chunk.stored} bytes cannot be the compressed form of "
-            f"{padded_bytes(chunk, tensor)} bytes"
+            f"{stored} bytes cannot be the compressed form of {padded_bytes(chunk, tensor)} bytes"
         )
-    if chunk.base is not None and not 0 <= chunk.base < len(index.bases):
-        return f"lies in base {chunk.base} of {len(index.bases)}"
-    limit = index.pack_bytes if chunk.base is None else index.bases[chunk.base].nbytes
+    if base is not None and not 0 <= base < len(index.bases):
+        return f"lies in base {base} of {len(index.bases)}"
+    limit = index.pack_bytes if base is None else index.bases[base].nbytes
     if chunk.at < 0 or chunk.at + stored_bytes(chunk, tensor) + CRC_BYTES > limit:
         return f"ends behind the pack's {limit} bytes"
     return None
@@ -439,7 +439,9 @@ def _low_corner(box: Box, cell: tuple[int, ...]) -> bool:
 
 def stored_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
     """Return the size of a chunk as stored, padded or compressed, without its checksum."""
-    return padded_bytes(chunk, tensor) if chunk.stored is None else chunk.stored
+    if chunk.stored is not None:
+        return chunk.stored
+    return padded_bytes(chunk, tensor) if chunk.padded else chunk.nbytes
 
 
 def padded_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:

@@ -23,12 +23,11 @@ from holdfast.ckpt.format.wellformed import fault_of_aliases
 from holdfast.ckpt.register.writing import RegisterBuilder
 from holdfast.ckpt.store.base import Store
 
-_THREADS: Final = 8
 _GROUP: Final = 16
 """The indexes that one thread loads at a time."""
 
-_AHEAD: Final = 12
-"""The most groups that are loaded or under way."""
+_AHEAD: Final = 2
+"""The groups that are loaded beside those that threads are at."""
 
 
 def write_register(
@@ -38,18 +37,19 @@ def write_register(
     *,
     path: str,
     load: Callable[[WriterRecord], PackIndex],
+    threads: int,
     mesh: Mapping[str, int],
     created_by: Mapping[str, str],
 ) -> tuple[Manifest, bytes]:
     """Write the register of ``writers`` at ``path`` in a step's ``folder``.
 
-    ``load`` returns a writer's index, checked. Returns the manifest with the writers, and its bytes
-    without them, which are yet to be published. Raises ``CorruptError`` unless the indexes together
-    hold every tensor exactly once.
+    ``load`` returns a writer's index, checked; so many ``threads`` call it. Returns the manifest
+    with the writers, and its bytes without them, which are yet to be published. Raises
+    ``CorruptError`` unless the indexes together hold every tensor exactly once.
     """
     origin = store.where(folder)
     with RegisterBuilder(origin=origin) as register:
-        for record, index in _loaded(writers, load):
+        for record, index in _loaded(writers, load, threads=threads):
             register.add(record, index)
         nbytes = store.write(f"{folder}/{path}", register.parts())
     if fault := fault_of_aliases(register.tensors, register.aliases):
@@ -79,15 +79,15 @@ def write_register(
 
 
 def _loaded(
-    writers: Sequence[WriterRecord], load: Callable[[WriterRecord], PackIndex]
+    writers: Sequence[WriterRecord], load: Callable[[WriterRecord], PackIndex], *, threads: int
 ) -> Iterator[tuple[WriterRecord, PackIndex]]:
     """Yield the writers with their indexes; a few threads load some of them ahead."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-index") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-index") as pool:
         ahead: deque[Future[list[PackIndex]]] = deque()
         groups = [writers[at : at + _GROUP] for at in range(0, len(writers), _GROUP)]
         try:
             for number, group in enumerate(groups):
-                while len(ahead) < _AHEAD and number + len(ahead) < len(groups):
+                while len(ahead) < threads + _AHEAD and number + len(ahead) < len(groups):
                     following = groups[number + len(ahead)]
                     ahead.append(pool.submit(lambda some: list(map(load, some)), following))
                 yield from zip(group, ahead.popleft().result(), strict=True)

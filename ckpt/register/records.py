@@ -69,23 +69,6 @@ class ListedChunk(
     cell: Corner | None
     base: int | None
 
-    @classmethod
-    def of(cls, writer: int, chunk: PackedChunk, cell: Corner | None) -> ListedChunk:
-        """Return a writer's chunk as the register lists it; ``cell`` is its tensor's there."""
-        return cls(
-            writer=writer,
-            offset=chunk.box.offset,
-            shape=chunk.box.shape,
-            at=chunk.at,
-            nbytes=chunk.nbytes,
-            crc32c=chunk.crc32c,
-            crc64=chunk.crc64,
-            blocks=chunk.blocks,
-            stored=chunk.stored,
-            cell=cell if chunk.padded else None,
-            base=chunk.base,
-        )
-
     def packed(self) -> PackedChunk:
         """Return the chunk as its writer's index lists it. Raises ``ValueError`` for no box."""
         return PackedChunk(
@@ -99,6 +82,27 @@ class ListedChunk(
             blocks=self.blocks,
             base=self.base,
         )
+
+
+def listed_of(writer: int, chunk: PackedChunk, cell: Corner | None) -> tuple[object, ...]:
+    """Return the fields of a `ListedChunk`, to be encoded; ``cell`` is its tensor's at its writer.
+
+    There are a million of them at once: making no object of each takes a third less time.
+    """
+    box = chunk.box
+    return (
+        writer,
+        box.offset,
+        box.shape,
+        chunk.at,
+        chunk.nbytes,
+        chunk.crc32c,
+        chunk.crc64,
+        chunk.blocks,
+        chunk.stored,
+        cell if chunk.padded else None,
+        chunk.base,
+    )
 
 
 class RankValue(

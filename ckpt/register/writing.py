@@ -44,10 +44,10 @@ from holdfast.ckpt.register.records import (
     PAGE_BLOCKS,
     Corner,
     ListedBlock,
-    ListedChunk,
     RankValue,
     RegisterRoot,
     around,
+    listed_of,
 )
 from holdfast.ckpt.register.runs import RUN_BYTES, SortedRecords, SortedRuns
 from holdfast.ckpt.types import Json
@@ -97,6 +97,7 @@ class RegisterBuilder(Closing):
         self._kinds: dict[str, _Tensor] = {}
         self._borrowed: dict[str, array[int]] = {}
         self._file = _Written()
+        self._encode = msgspec.json.Encoder().encode
         self._step: tuple[str, int, int, int] | None = None
         self.tensors: dict[str, TensorRecord] = {}
         """Every tensor, once `parts` has ended."""
@@ -118,7 +119,8 @@ class RegisterBuilder(Closing):
         number = (record.writer,), (record.writer + 1,)
         self._writers.add(NO_NAME, *number, msgspec.json.encode(record))
         self._check_step(index)
-        self._check_pack(index)
+        if index.pack_bytes % ALIGN:
+            raise self._unaligned(index)
         self.values |= index.values
         self.aliases |= index.aliases
         for name, tree in index.rank_values.items():
@@ -126,17 +128,19 @@ class RegisterBuilder(Closing):
             value = RankValue(rank=rank, writer=index.writer, name=name, tree=tree)
             encoded = msgspec.json.encode(value, order="deterministic")
             self._values.add(path, (rank,), (rank + 1,), encoded)
-        encode, take = msgspec.json.Encoder().encode, self._chunks.add
         for fqn, tensor in index.tensors.items():
             self._agree(fqn, tensor, index.writer)
             self.chunks += len(tensor.chunks)
             for chunk in tensor.chunks:
-                low = chunk.box.offset
-                listed = ListedChunk.of(index.writer, chunk, tensor.cell)
-                take(fqn, low, tuple(map(add, low, chunk.box.shape)), encode(listed))
+                box = chunk.box
+                listed = listed_of(index.writer, chunk, tensor.cell)
+                high = tuple(map(add, box.offset, box.shape))
+                self._chunks.add(fqn, box.offset, high, self._encode(listed))
                 if chunk.base is not None:
                     ends = chunk.at, chunk.at + stored_bytes(chunk, tensor) + CRC_BYTES
                     self._borrowed.setdefault(path_of(chunk, index), array("q")).extend(ends)
+                elif chunk.at % ALIGN:
+                    raise self._unaligned(index)
 
     def _agree(self, fqn: str, tensor: PackedTensor, writer: int) -> None:
         kind = self._kinds.get(fqn)
@@ -162,14 +166,15 @@ class RegisterBuilder(Closing):
                 f"and world size {found}, another of {self._step}; save again"
             )
 
-    def _check_pack(self, index: PackIndex) -> None:
-        """Check that each chunk's end follows from its start: a reader sees few of a pack's."""
-        starts = (c.at for t in index.tensors.values() for c in t.chunks if c.base is None)
-        if index.pack_bytes % ALIGN or any(at % ALIGN for at in starts):
-            raise CorruptError(
-                f"{self._origin}: {index.pack} of writer {index.writer} has chunks that are not "
-                f"at multiples of {ALIGN}; write it with Holdfast, or with fewer writers"
-            )
+    def _unaligned(self, index: PackIndex) -> CorruptError:
+        """Return the error for a pack in which a chunk's end does not follow from its start.
+
+        A reader that sees few of a pack's chunks needs that.
+        """
+        return CorruptError(
+            f"{self._origin}: {index.pack} of writer {index.writer} has chunks that are not at "
+            f"multiples of {ALIGN}; write it with Holdfast, or with fewer writers"
+        )
 
     # -- writing ---------------------------------------------------------------------------------
 

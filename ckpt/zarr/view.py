@@ -29,7 +29,8 @@ def group(source: StoreSource, *, portable: bool = False) -> zarr.Group:
     """Return the checkpoint as a read-only `zarr.Group`; missing chunks are errors.
 
     bfloat16 and float8 have the data types of `holdfast.ckpt.zarr.types`, unsigned integers if
-    ``portable``. Raises ``MismatchError`` for a step with a register whose boxes are no Zarr chunks.
+    ``portable``. Raises ``MismatchError`` for a step with a register that has boxes which are no
+    Zarr chunks.
     """
     register()
     manifest = source.manifest
