@@ -26,8 +26,10 @@ from holdfast.ckpt.checkpoints.catalog import (
     check_size,
     load_index,
     noted,
+    register_of,
     run_tag,
     step_folder,
+    whole,
     written_by,
 )
 from holdfast.ckpt.checkpoints.merge import check_cover, describe, merge
@@ -405,7 +407,10 @@ def _standing(store: Store, folder: str) -> tuple[Manifest | None, str | None]:
     except NotFoundError:
         return None, None
     try:
-        return read_manifest(data, origin=store.where(name)), version
+        head = read_manifest(data, origin=store.where(name))
+        if head.register is None:
+            return head, version
+        return whole(head, register_of(store, folder, head)), version
     except CorruptError:
         return None, version
 
