@@ -34,6 +34,10 @@ from holdfast.ckpt.store.places import open_store, scheme_of
 _log = logging.getLogger(__name__)
 
 _THREADS: Final = 8
+_MANY_THREADS: Final = 32
+_GROUP: Final = 8
+"""The files of which one thread compares the sizes, one after the other."""
+
 _LISTINGS: Final = 100
 
 MAX_STEP: Final = 10**12 - 1
@@ -318,8 +322,16 @@ def is_removed(store: Store, step: int) -> bool:
 
 
 def quick_verify(store: Store, step: int) -> Manifest:
-    """Check a step without reading packs: manifest, indexes, sizes of all files."""
-    return open_step(store, step)[0]
+    """Check a step without reading packs: manifest, indexes or register, sizes of all packs."""
+    head = head_of(store, step)
+    if head.register is None:
+        return open_whole(store, head)[0]
+    folder = step_folder(step)
+    register = register_of(store, folder, head)
+    register.check()
+    manifest = whole(head, register)
+    check_sizes(store, folder, _packs_of(manifest))
+    return manifest
 
 
 def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
@@ -368,14 +380,31 @@ def head_of(store: Store, step: int) -> Manifest:
 def _opened(
     store: Store, folder: str, head: Manifest, register: Register
 ) -> tuple[Manifest, dict[int, PackIndex]]:
-    """Open a step with a register: of the writers' own indexes only the sizes are compared."""
+    """Open a step with a register; the writers' own indexes are not read."""
     manifest, packs = whole(head, register), register.packs(None)
-    for file in manifest.files():
-        check_size(store, folder, file)
-    for base in manifest.bases().values():
-        check_size(store, folder, base)
+    check_sizes(store, folder, _packs_of(manifest))
     check_packs(manifest, packs, origin=register.origin)
     return manifest, packs
+
+
+def _packs_of(manifest: Manifest) -> list[FileRecord]:
+    return [*(record.pack for record in manifest.writers), *manifest.bases().values()]
+
+
+def check_sizes(store: Store, folder: str, records: Sequence[FileRecord]) -> None:
+    """Compare the sizes of many files, several at once: an object store has each of them wait."""
+
+    def check(some: Sequence[FileRecord]) -> None:
+        for record in some:
+            check_size(store, folder, record)
+
+    groups = [records[at : at + _GROUP] for at in range(0, len(records), _GROUP)]
+    if len(groups) <= 1:
+        check(records)
+        return
+    with ThreadPoolExecutor(_MANY_THREADS, thread_name_prefix="ckpt-sizes") as pool:
+        for _ in pool.map(check, groups):
+            pass
 
 
 def check_size(store: Store, folder: str, record: FileRecord) -> None:

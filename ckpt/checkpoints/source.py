@@ -15,7 +15,7 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 
 from holdfast.ckpt.checkpoints.catalog import (
-    check_size,
+    check_sizes,
     choose,
     head_of,
     is_removed,
@@ -30,10 +30,10 @@ from holdfast.ckpt.checkpoints.catalog import (
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.format.manifest import (
-    FileRecord,
     Manifest,
     PackedChunk,
     PackIndex,
+    files_of,
     from_root,
     path_of,
 )
@@ -329,11 +329,8 @@ class StoreSource(PackSource):
                 for fqn, boxes in want.items()
             }
         )
-        for index in packs.values():
-            own = FileRecord(path=index.pack, nbytes=index.pack_bytes, crc32c=0)
-            used = {c.base for tensor in index.tensors.values() for c in tensor.chunks}
-            for base in used:
-                check_size(self.store, self.folder, own if base is None else index.bases[base])
+        files = {file.path: file for index in packs.values() for file in files_of(index)}
+        check_sizes(self.store, self.folder, [*files.values()])
         part = PackSource(
             self.store,
             self.folder,

@@ -215,7 +215,7 @@ class _Version(msgspec.Struct):
     format: int
 
 
-_Record = TypeVar("_Record", bound=msgspec.Struct)
+_Record = TypeVar("_Record", "Manifest", "PackIndex", "_Note")
 
 
 def seal(record: Manifest | PackIndex) -> bytes:
@@ -238,9 +238,9 @@ def _unseal(
             "cut off; load another step, or restore the file from a copy"
         )
     try:
-        version = msgspec.json.decode(body, type=_Version).format
+        record = msgspec.json.decode(body, type=kind)
+        version = record.format
         if version in formats:
-            record = msgspec.json.decode(body, type=kind)
             _check_spelling(record, body, version)
             return record
     except RecursionError as error:
@@ -248,13 +248,23 @@ def _unseal(
             f"{origin}: nested too deeply to be a {kind.__name__}; load another step"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise CorruptError(
-            f"{origin}: not a {kind.__name__}: {error}; load another step"
-        ) from error
+        version = _version_of(body)
+        if version is None or version in formats:
+            raise CorruptError(
+                f"{origin}: not a {kind.__name__}: {error}; load another step"
+            ) from error
     raise CorruptError(
         f"{origin}: format {version}, this version reads {', '.join(map(str, formats))}; "
         "install the Holdfast version that wrote it"
     )
+
+
+def _version_of(body: bytes) -> int | None:
+    """Return the format of a file that has other fields than this version knows."""
+    try:
+        return msgspec.json.decode(body, type=_Version).format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
@@ -361,8 +371,12 @@ def read_index(data: bytes, *, origin: str) -> PackIndex:
     index = _unseal(data, PackIndex, origin)
     if fault := next(_faults_of_index(index), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
+    sizes: dict[str, int] = {}
     for fqn, tensor in index.tensors.items():
-        itemsize = dtype_of(tensor.dtype, origin=f"{origin}: tensor {fqn}").itemsize
+        itemsize = sizes.get(tensor.dtype, 0)
+        if not itemsize:
+            itemsize = dtype_of(tensor.dtype, origin=f"{origin}: tensor {fqn}").itemsize
+            sizes[tensor.dtype] = itemsize
         if fault := fault_of_shape(tensor.shape, tensor.cell, itemsize=itemsize):
             raise CorruptError(f"{origin}: tensor {fqn}: {fault}")
         for chunk in tensor.chunks:
@@ -454,6 +468,13 @@ def padded_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
 def path_of(chunk: PackedChunk, index: PackIndex) -> str:
     """Return the path of the pack that holds a chunk, relative to the step's folder."""
     return index.pack if chunk.base is None else index.bases[chunk.base].path
+
+
+def files_of(index: PackIndex) -> list[FileRecord]:
+    """Return the packs that hold an index's chunks; the writer's own without its checksum."""
+    own = FileRecord(path=index.pack, nbytes=index.pack_bytes, crc32c=0)
+    used = {c.base for tensor in index.tensors.values() for c in tensor.chunks}
+    return [own if base is None else index.bases[base] for base in used]
 
 
 def from_root(folder: str, path: str) -> str:

@@ -107,24 +107,28 @@ class Register:
 
     def writers(self, which: Iterable[int] | None = None) -> dict[int, WriterRecord]:
         """Return the records of some writers, or of all, by number."""
-        want: Want | None = None if which is None else {NO_NAME: numbers(which)}
+        wanted = {*(range(self._manifest.world_size) if which is None else which)}
         found: dict[int, WriterRecord] = {}
-        for place, named in self._records(self._root.writers, WRITERS, want):
-            for record in named.records:
-                if is_wanted(NO_NAME, (record.writer,), (record.writer + 1,), want):
-                    found[record.writer] = record
+        for place, named in self._records(self._root.writers, WRITERS, {NO_NAME: numbers(wanted)}):
             if named.name != NO_NAME:
                 self._refuse(place, f"a writer is called {named.name!r}")
-        wanted = range(self._manifest.world_size) if which is None else {*which}
-        if found.keys() != {*wanted}:
-            lacking = sorted({*wanted} - found.keys())[:20]
-            raise CorruptError(f"{self.origin}: lists no writers {lacking}; load another step")
+            found |= {each.writer: each for each in named.records if each.writer in wanted}
+        if lacking := sorted(wanted - found.keys()):
+            raise CorruptError(f"{self.origin}: lists no writers {lacking[:20]}; load another step")
         return dict(sorted(found.items()))
 
     def trees(self, path: str, ranks: Iterable[int] | None = None) -> dict[int, RankValue]:
         """Return the values of one path that belong to some ranks, or to all, by rank."""
-        want: Want = {path: None if ranks is None else numbers(ranks)}
-        return {value.rank: value for value in self._values(want)}
+        if ranks is None:
+            spans = self.ranks.get(path, ())
+            ranks = [rank for low, high in spans for rank in range(low, high)]
+        wanted = [*ranks]
+        found = {value.rank: value for value in self._values({path: numbers(wanted)})}
+        if lacking := sorted({*wanted} - found.keys()):
+            raise CorruptError(
+                f"{self.origin}: lists no value {path} of ranks {lacking[:20]}; load another step"
+            )
+        return found
 
     def packs(self, want: Want | None) -> dict[int, PackIndex]:
         """Return what the wanted boxes of tensors need of each writer's index; None: all of it.

@@ -171,8 +171,14 @@ ROOT: Final = msgspec.json.Decoder(RegisterRoot)
 
 
 def numbers(wanted: Iterable[int]) -> list[Region]:
-    """Return the regions of the records of some writers, or of some ranks."""
-    return [((number,), (number + 1,)) for number in sorted(wanted)]
+    """Return the regions of the records of some writers, or of some ranks; neighbours as one."""
+    found: list[Region] = []
+    for number in sorted({*wanted}):
+        if found and found[-1][1] == (number,):
+            found[-1] = found[-1][0], (number + 1,)
+        else:
+            found.append(((number,), (number + 1,)))
+    return found
 
 
 def region_of(box: Box) -> Region:
