@@ -1,4 +1,4 @@
-"""Boxes of tensors, and layouts of them over ranks. Pure."""
+"""Boxes of tensors, and the boxes that ranks hold. Pure."""
 
 from __future__ import annotations
 
@@ -67,18 +67,6 @@ class TensorSpec:
     fqn: str
     dtype: str
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The boxes of each tensor that each rank holds.
-
-    ``specs`` maps FQN to spec; ``boxes`` maps FQN to one tuple of boxes per rank. Replicas are
-    equal boxes at several ranks; a rank without a part has an empty tuple.
-    """
-
-    specs: Mapping[str, TensorSpec]
-    boxes: Mapping[str, tuple[tuple[Box, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
