@@ -248,11 +248,12 @@ def _unseal(
             f"{origin}: nested too deeply to be a {kind.__name__}; load another step"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        version = _version_of(body)
-        if version is None or version in formats:
+        found = _version_of(body)
+        if found is None or found in formats:
             raise CorruptError(
                 f"{origin}: not a {kind.__name__}: {error}; load another step"
             ) from error
+        version = found
     raise CorruptError(
         f"{origin}: format {version}, this version reads {', '.join(map(str, formats))}; "
         "install the Holdfast version that wrote it"

@@ -53,7 +53,7 @@ class _Live:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
+class _WrittenRun:
     """The place of the records of one name in the temporary file."""
 
     at: int
@@ -68,7 +68,7 @@ class SortedRuns(Closing):
     def __init__(self, *, run_bytes: int = RUN_BYTES) -> None:
         self._run_bytes, self._held = run_bytes, 0
         self._live: dict[str, _Live] = {}
-        self._runs: dict[str, list[_Written]] = {}
+        self._runs: dict[str, list[_WrittenRun]] = {}
         self._file: BinaryIO | None = None
 
     def add(self, name: str, low: Corner, high: Corner, encoded: bytes) -> None:
@@ -115,7 +115,7 @@ class SortedRuns(Closing):
             for name, live in self._live.items():
                 lo, hi = _columns(live.low), _columns(live.high)
                 sizes = np.array([len(each) for each in live.encoded], dtype=np.int64)
-                written = _Written(
+                written = _WrittenRun(
                     at=self._file.tell(), count=len(sizes), dims=len(lo), nbytes=int(sizes.sum())
                 )
                 for column in (lo, hi, sizes):
@@ -125,7 +125,7 @@ class SortedRuns(Closing):
             self._file.flush()
         self._live, self._held = {}, 0
 
-    def _read_back(self, written: _Written) -> tuple[Ints, Ints, list[bytes]]:
+    def _read_back(self, written: _WrittenRun) -> tuple[Ints, Ints, list[bytes]]:
         assert self._file is not None
         self._file.seek(written.at)
         shape = (written.dims, written.count)

@@ -68,7 +68,7 @@ class _Tensor:
 
 
 @dataclass(slots=True)
-class _Written:
+class _RegisterFile:
     """The file so far: its bytes and their checksum."""
 
     nbytes: int = 0
@@ -96,7 +96,7 @@ class RegisterBuilder(Closing):
         self._writers = SortedRuns(run_bytes=run_bytes)
         self._kinds: dict[str, _Tensor] = {}
         self._borrowed: dict[str, array[int]] = {}
-        self._file = _Written()
+        self._file = _RegisterFile()
         self._encode = msgspec.json.Encoder().encode
         self._step: tuple[str, int, int, int] | None = None
         self.tensors: dict[str, TensorRecord] = {}
@@ -269,7 +269,7 @@ class RegisterBuilder(Closing):
 
 
 def _section(
-    file: _Written, records: Iterable[SortedRecords]
+    file: _RegisterFile, records: Iterable[SortedRecords]
 ) -> Generator[bytes, None, tuple[ListedBlock, ...]]:
     """Yield the blocks and the pages of a section; return the pages' descriptions."""
     pages: list[ListedBlock] = []
