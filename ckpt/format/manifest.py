@@ -109,7 +109,7 @@ class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     base: int | None = None
 
 
-class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A tensor's part in one pack; ``cell`` is None where the writer knew of no regular grid."""
 
     dtype: str
