@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, ledger, memory, sea, sharing, skipping, store
+from mutants import control, deciders, ledger, memory, sea, sharing, skipping, store
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
     *control.BUGS,
+    *deciders.BUGS,
     *memory.BUGS,
     *store.BUGS,
     *ledger.BUGS,
@@ -21,6 +22,7 @@ BUGS: Final[tuple[Bug, ...]] = (
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "control": control.trial,
+    "deciders": deciders.trial,
     "scenario": control.scenario_trial,
     "memory": memory.trial,
     "store": store.trial,

@@ -65,6 +65,7 @@ SECTIONS: Final = {
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
     "control": Section("holdfast.tools.bench.control", "control", 40),
+    "watches": Section("holdfast.tools.bench.crowd.section", "watches", 180),
     "exact": Section("holdfast.tools.bench.exact.section", "exact", 60, memory=8),
     "parity": Section("holdfast.tools.bench.data_path.codec", "parity", 10, memory=6),
     "protect": Section("holdfast.tools.bench.data_path.protect", "protect", 40, shared=6, memory=9),
