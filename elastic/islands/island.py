@@ -20,7 +20,7 @@ from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.pulse import Pulse
 from holdfast.elastic.config import Settings
 from holdfast.elastic.data.hand import Hand
-from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import (
     Event,
     IslandJoined,
@@ -43,12 +43,13 @@ from holdfast.elastic.islands.commands import (
 )
 from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
-from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.entering import Entrance, returning
 from holdfast.elastic.islands.errands import Errands
 from holdfast.elastic.islands.giving import Giving, remove_given
 from holdfast.elastic.islands.haul.direct import Direct, sea_key
 from holdfast.elastic.islands.haul.freight import Freight, Haul, on_thread
 from holdfast.elastic.islands.haul.line import PacedLines
+from holdfast.elastic.islands.held import HeldWorks
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -108,7 +109,7 @@ class Island:
         self._pace = OwnPace(time.perf_counter)
         self._courier: Courier | None = None
         self._errands: Errands | None = None
-        self._fresh: list[Outgoing] = []
+        self._held = HeldWorks(steps=settings.held_steps)
         self._waits_since_s: float | None = None
         self._has_begun = False
         self.hand = Hand(lambda: self._counters.now) if self._islands.is_dealt else None
@@ -155,10 +156,10 @@ class Island:
             elif self.hand is not None:
                 self.hand.begin()
         self._open()
-        self._fresh = [
+        self._held.put(
             self._outgoing(sent, tensors.payload_of(sent.portion).numpy().tobytes())
             for sent in now.sents
-        ]
+        )
         self.kept()
         if self._is_due():
             self._is_put_off = not self._arrive(tensors, may_put_off=True)
@@ -169,17 +170,14 @@ class Island:
         if self._counters.now.place and not self._logbook.view.length:
             self._logbook.resume(self._counters.now.place)
         self._logbook.poll()
-        view, me = self._logbook.view, self._islands.name
-        known = view.members.get(me) or view.former.get(me)
-        if known is None or known.lineage < self._counters.now.lineage:
-            raise SeaError(
-                f"the state of the island {me} belongs to another sea than that at "
-                f"{self._islands.meet}: give the meeting place that it had, or begin with another "
-                "checkpoint directory"
-            )
-        if self.hand is not None and known.lineage > self._counters.now.lineage:
-            return EnterAnew(keeps=True), []  # the state in which it had done so is lost
-        return GoOn(), []
+        said = returning(
+            self._logbook,
+            self._islands,
+            lineage=self._counters.now.lineage,
+            run=self._channel.run,
+            sign=lambda: self._mailbox.sign(self._islands.name),
+        )
+        return said, []
 
     def _enter(self, tensors: SeaTensors, *, keeps: bool = False) -> None:
         """Get the sea's weights and join it; with ``keeps`` the state has them."""
@@ -281,6 +279,7 @@ class Island:
         why = "was put out" if keeps else "has fallen too far behind"
         _log.warning("the island %s %s: it enters anew", self._islands.name, why)
         self._end_errands()
+        self._held.clear()
         if not keeps:
             self._logbook = SeaLogbook(self._store, island=self._islands.name)  # from its begin
         self._counters.begin_anew(keeps=keeps)
@@ -348,6 +347,7 @@ class Island:
 
     def _needs(self) -> int:
         """Return the oldest tide that a state to which this island may go back has not adopted."""
+        held = self._settings.held_steps
         if self._settings.checkpoint is None:
             step = self._keeper.protection().step
         else:
@@ -355,7 +355,7 @@ class Island:
                 step = self._keeper.client.durable_step()
             except CkptError:
                 step = -1
-        return self._counters.adopted_at(step)
+        return self._counters.adopted_at(step - held)
 
     def _tell_published(self, work: Work, seconds: float) -> None:
         self._channel.emit(
@@ -379,6 +379,9 @@ class Island:
         tensors, now, step = self._required(), self._counters.now, self._keeper.cursor.step
         now.samples += samples
         self._pace.end_step()
+        if last:
+            self._held.end()
+        self._release()
         if self._is_due() or (last and now.sents):
             self._is_put_off = not self._arrive(tensors, may_put_off=not last)
         departs = self._counters.departs(step, self._islands) and not last
@@ -413,12 +416,19 @@ class Island:
         return bool(sents) and step >= sents[0].step + self._islands.overlap
 
     def kept(self) -> None:
-        """Publish the works of this step as soon as its snapshot is protected; the next begins."""
-        fresh, self._fresh = self._fresh, []
-        if fresh and self._errands is not None:
-            self._errands.courier.send(fresh)
-            self._errands.call()
+        """Publish the works of this step as soon as its snapshot is protected; the next begins.
+
+        Those that the loss guard may still undo are held back.
+        """
+        self._release()
         self._pace.begin_step()
+
+    def _release(self) -> None:
+        """Give the courier the works that no loss guard undoes any more."""
+        due = self._held.due(self._keeper.cursor.step)
+        if due and self._errands is not None:
+            self._errands.courier.send(due)
+            self._errands.call()
 
     def _merge_all(self, tensors: SeaTensors) -> None:
         """Merge every portion once more; then the sea's weights are the parameters."""
@@ -451,7 +461,7 @@ class Island:
                 nbytes=len(payload),
                 step_us=step_us,
             )
-            self._fresh.append(self._outgoing(sent, payload, last=last))
+            self._held.put([self._outgoing(sent, payload, last=last)])
 
     def _step_us(self) -> int:
         """Return the microseconds of a step of late, as rank 0 measured them; collective."""

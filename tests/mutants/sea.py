@@ -14,7 +14,7 @@ from holdfast.elastic.sea import records
 from holdfast.elastic.sea.dealing import count, cut
 from holdfast.elastic.sea.records import Merged, Part, Record
 from holdfast.elastic.sea.view import SeaMember, View
-from holdfast.elastic.testing.seas.drawing import Voyage, dealt, voyage
+from holdfast.elastic.testing.seas.drawing import Voyage, dealt, guarded, voyage
 from holdfast.elastic.testing.seas.oracle import SeaFaultError
 from holdfast.elastic.testing.seas.sea import SeaStrike, sail
 from mutants.bug import Bug
@@ -28,6 +28,11 @@ def trial(seed: int) -> str:
 def dealt_trial(seed: int) -> str:
     """Run the same with samples that the logbook deals: each must be in the sea once."""
     return _sailed(dealt(voyage(seed), seed), seed)
+
+
+def guarded_trial(seed: int) -> str:
+    """Run the same with faults that loss guards undo: none may be in the sea."""
+    return _sailed(guarded(voyage(seed), seed), seed)
 
 
 def _sailed(drawn: Voyage, seed: int) -> str:
@@ -173,6 +178,19 @@ def _hands_out_again(real: Callable[..., Any]) -> Any:
     return lambda self, _count: real(self, 0)
 
 
+def _holds_nothing_back(real: Callable[..., Any]) -> Any:
+    return lambda self, _step: real(self, 1 << 30)
+
+
+def _forgets_what_is_held(real: Callable[..., Any]) -> Any:
+    def due(self: Any, step: int) -> Any:
+        found = real(self, step)
+        self.clear()
+        return found
+
+    return due
+
+
 def _meets_nobody(_real: Any) -> Any:
     return lambda self, tide: {}
 
@@ -259,6 +277,22 @@ BUGS: Final = (
         f"{_ISLANDS}.entering:Entrance._asked",
         _is_no_stranger,
         4,
+    ),
+    Bug(
+        name="fault-sent",
+        about="a work is sent before its island's loss guard has judged it",
+        where=f"{_ISLANDS}.held:HeldWorks.due",
+        broken=_holds_nothing_back,
+        trial="guarded",
+        seed=0,
+    ),
+    Bug(
+        name="held-forgotten",
+        about="a work that was held back is never sent",
+        where=f"{_ISLANDS}.held:HeldWorks.due",
+        broken=_forgets_what_is_held,
+        trial="guarded",
+        seed=0,
     ),
     *(
         Bug(name=name, about=about, where=where, broken=broken, trial="pairs", seed=seed)

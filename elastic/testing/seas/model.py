@@ -29,8 +29,9 @@ from holdfast.elastic.islands.commands import (
 )
 from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
-from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.entering import Entrance, returning
 from holdfast.elastic.islands.haul.freight import Freight, carry_out
+from holdfast.elastic.islands.held import HeldWorks
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
@@ -38,6 +39,7 @@ from holdfast.elastic.islands.pace import OwnPace
 from holdfast.elastic.sea.records import DealtData, Parameter
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas import ledger
+from holdfast.elastic.testing.seas.guarding import ModelGuard
 from holdfast.elastic.testing.seas.ledger import Units
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.store import SimulatedStore
@@ -48,6 +50,7 @@ TURNED_AWAY: Final = "turned away"
 """In place of final weights: the island came without a state when the sea was over."""
 
 _HALT_S: Final = 1000.0
+_FAULT: Final = 1 << 20
 _T = TypeVar("_T")
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
@@ -58,6 +61,7 @@ class RunState:
     """The tracked state of a run after ``step`` steps; the last tide began after ``departed``.
 
     ``trained`` are the positions of the samples that the lineage has trained, where they are dealt.
+    ``seen`` is the number of complete steps at which the loss guard sees a fault in own work.
     """
 
     step: int
@@ -68,6 +72,7 @@ class RunState:
     expected: list[int] = field(default_factory=list)
     departed: int | None = None
     trained: list[int] = field(default_factory=list)
+    seen: int | None = None
 
 
 class ModelIsland:
@@ -77,7 +82,7 @@ class ModelIsland:
 
     ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
     work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for
-    nobody before that; ``handed_over`` has the seconds that it took.
+    nobody before that; ``handed_over`` has the seconds that it took. ``guard`` watches its loss.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place, all by keyword
@@ -91,6 +96,7 @@ class ModelIsland:
         oracle: Oracle,
         random: Random,
         exact: bool,
+        guard: ModelGuard,
         data: DealtData | None = None,
         life: type[SeaLife] | None = None,
     ) -> None:
@@ -98,7 +104,7 @@ class ModelIsland:
         self._kind = life or SeaLife
         self.islands, self.steps, self.seconds = islands, steps, seconds
         self._tasks, self._store, self.oracle, self._random = tasks, store, oracle, random
-        self._exact = exact
+        self._exact, self.guard = exact, guard
         self.name = islands.name
         self.runs = self.attempts = self.crashes = 0
         self.noticed_s: float | None = None
@@ -169,6 +175,24 @@ class ModelIsland:
         self._tasks.start(self._go_on, group="nature")
         self._tasks.sleep(_HALT_S)
 
+    def go_back(self, *, at_most: int) -> None:
+        """Let the next generation go on from an older step, as the loss guard wants it.
+
+        If no snapshot is as old, it is the oldest; if that has the fault too, nothing is left.
+        """
+        now_s = self._tasks.now_s
+        kept = sorted(step for step, (_, p, _) in self.snapshots.items() if p <= now_s)
+        old = [step for step in kept if step <= at_most] or kept[:1]
+        clean = [step for step in old if self.snapshots[step][0].seen is None]
+        target = max(clean, default=None)
+        self._tasks.start(functools.partial(self._went_back, target), group="nature")
+        self._tasks.sleep(_HALT_S)
+
+    def _went_back(self, target: int | None) -> None:
+        self._tasks.kill(self.name)
+        self.lose(from_step=target)
+        self.start(after_s=1.0, run=False)
+
     def _go_on(self) -> None:
         self._tasks.kill(self.name)
         self.start(after_s=1.0, run=False)
@@ -192,6 +216,7 @@ class SeaLife:
         self._logbook = self._first_page()
         self._attempt = 0 if model._exact else model.attempts
         self._courier: Courier | None = None
+        self._held = HeldWorks(steps=model.guard.steps_back)
         self._task: SeaTask | None = None
         self._error: Exception | None = None
         self._turns = 0
@@ -212,16 +237,18 @@ class SeaLife:
             if s.numbers.place:
                 self._logbook.resume(s.numbers.place)
             self._logbook.poll()
-            self._go_on_in_hand()
+            self._go_on()
         self._open()
-        if s.numbers.sents:
-            self._send()
+        self._held.put(self._outgoing(sent) for sent in s.numbers.sents)
+        self._release()
         if self._is_due():
             self._arrive(may_put_off=True)
             if self._is_due() and m.noticed_s is not None:
                 m.hand_over()
         is_last = self._is_over()
         while not is_last:
+            if s.seen is not None and s.step >= s.seen:
+                m.go_back(at_most=m.guard.at_most(s.step))
             self._pace.begin_step()
             m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
             self._train()
@@ -266,6 +293,11 @@ class SeaLife:
             q = ledger.quantity(self._m.name, s.step, portion, attempt=self._attempt)
             own[s.step] = own.get(s.step, 0) + q
             s.expected[portion] += q
+        if s.seen is None and (seen := self._m.guard.fault(s.step, of=self._m.steps)) is not None:
+            s.seen = seen
+            for portion, own in enumerate(s.own):
+                own[ledger.FAULT] = own.get(ledger.FAULT, 0) + _FAULT
+                s.expected[portion] += _FAULT
 
     def _snapshot(self) -> None:
         m, s = self._m, self._s
@@ -274,27 +306,30 @@ class SeaLife:
         state = copy.deepcopy(s)
         m.snapshots = {k: x for k, x in m.snapshots.items() if k < s.step and k >= s.step - 12}
         m.snapshots[s.step] = state, now_s + 0.05 + draw(), durable_s
-        if s.numbers.sents and s.numbers.sents[0].step == s.step:
-            self._send()
+        self._release()
 
     # -- entering --------------------------------------------------------------------------------
 
-    def _go_on_in_hand(self) -> None:
-        """Take the hand of the state, or enter anew if the sea has a later lineage."""
-        hand, view, name = self._hand, self._logbook.view, self._m.name
-        if hand is None:
-            return
-        known = view.members.get(name) or view.former[name]
-        if known.lineage > self._s.numbers.lineage:
-            self._m.oracle.stateless.add(name)
+    def _go_on(self) -> None:
+        """Take the hand of the state, or enter anew if the run did so later."""
+        said = returning(
+            self._logbook,
+            self._islands,
+            lineage=self._s.numbers.lineage,
+            run=f"{self._m.name}-{self._m.runs}",
+            sign=lambda: self._mailbox.sign(self._m.name),
+        )
+        if isinstance(said, EnterAnew):
+            self._m.oracle.stateless.add(self._m.name)
             self._counters.begin_anew(keeps=True)
             self._enter(keeps=True)
-        else:
-            hand.begin()
+        elif self._hand is not None:
+            self._hand.begin()
 
     def _enter_anew(self, *, keeps: bool) -> None:
         self._closed()
         self._courier = None
+        self._held.clear()
         if not keeps:
             self._logbook = self._first_page()
         self._counters.begin_anew(keeps=keeps)
@@ -438,6 +473,9 @@ class SeaLife:
         now, s, m = self._s.numbers, self._s, self._m
         now.samples += SAMPLES
         self._pace.end_step()
+        if last:
+            self._held.end()
+        self._release()
         if self._is_due() or (last and now.sents):
             self._arrive(may_put_off=not last)
         if last:
@@ -454,7 +492,7 @@ class SeaLife:
     def _merge_all(self) -> None:
         for _ in range(self._islands.portions):
             self._depart()
-            self._send()
+            self._release()
             self._arrive(hurries=True)
 
     def _is_due(self) -> bool:
@@ -473,18 +511,19 @@ class SeaLife:
                 weights=self._weights(portion),
             )
             s.payloads[portion] = payload
-            self._counters.note_departed(
+            sent = self._counters.note_departed(
                 portion,
                 step=s.step,
                 digest=digest_of(payload),
                 nbytes=len(payload),
                 step_us=step_us,
             )
+            self._held.put([self._outgoing(sent, last=last)])
 
-    def _send(self, *, last: bool = False) -> None:
-        assert self._courier is not None
-        sents = self._s.numbers.sents
-        self._courier.send([self._outgoing(sent, last=last) for sent in sents])
+    def _release(self) -> None:
+        if due := self._held.due(self._s.step):
+            assert self._courier is not None
+            self._courier.send(due)
 
     def _outgoing(self, sent: Sent, *, last: bool = False) -> Outgoing:
         payload, work = self._s.payloads[sent.portion], self._counters.work_of(sent, last=last)
