@@ -12,8 +12,9 @@ import msgspec
 from holdfast.elastic.islands.commands import AdoptMerge, AwaitNews
 from holdfast.elastic.sea import records
 from holdfast.elastic.sea.dealing import count, cut
+from holdfast.elastic.sea.member import SeaMember
 from holdfast.elastic.sea.records import Merged, Part, Record
-from holdfast.elastic.sea.view import SeaMember, View
+from holdfast.elastic.sea.view import View
 from holdfast.elastic.testing.seas.drawing import Voyage, dealt, guarded, voyage
 from holdfast.elastic.testing.seas.oracle import SeaFaultError
 from holdfast.elastic.testing.seas.sea import SeaStrike, sail
@@ -361,7 +362,7 @@ BUGS: Final = (
     Bug(
         name="samples-returned",
         about="merged samples are dealt anew when their island leaves",
-        where="holdfast.elastic.sea.view:SeaMember.after_merge",
+        where="holdfast.elastic.sea.member:SeaMember.after_merge",
         broken=_returns_what_is_merged,
         trial="dealt",
         seed=0,
@@ -369,7 +370,7 @@ BUGS: Final = (
     Bug(
         name="samples-of-one-portion",
         about="samples count as trained when one portion has merged them",
-        where="holdfast.elastic.sea.view:SeaMember.after_merge",
+        where="holdfast.elastic.sea.member:SeaMember.after_merge",
         broken=_counts_one_portion,
         trial="dealt",
         seed=0,
