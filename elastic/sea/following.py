@@ -8,15 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.elastic.sea.known import KnownSea
-from holdfast.elastic.sea.records import (
-    Dealt,
-    Entered,
-    Founded,
-    Left,
-    Merged,
-    Part,
-    Record,
-)
+from holdfast.elastic.sea.records import Dealt, Entered, Founded, Left, Merged, Part, Record
 
 
 def fault_of(sea: KnownSea, record: Record) -> str:

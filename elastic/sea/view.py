@@ -19,14 +19,7 @@ from holdfast.elastic.sea.following import fault_of
 from holdfast.elastic.sea.known import KnownSea
 from holdfast.elastic.sea.member import SeaMember
 from holdfast.elastic.sea.portions import merges_of
-from holdfast.elastic.sea.records import (
-    Dealt,
-    Entered,
-    Founded,
-    Left,
-    Merged,
-    Record,
-)
+from holdfast.elastic.sea.records import Dealt, Entered, Founded, Left, Merged, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
