@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from doubles.voyages import check_voyage, sailed
+from doubles.voyages import check_voyage, crews, sailed, strike
 
 from holdfast.elastic.sea.settings import Islands, Quorum
 from holdfast.elastic.testing.seas.drawing import dealt, guarded, voyage
 from holdfast.elastic.testing.seas.fleet import Fleet
-from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
+from holdfast.elastic.testing.seas.sea import Kind, SeaReport, sail
 
 SEEDS = range(24)
 MANY = range(400)
@@ -28,33 +28,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
-
-
-def crews(
-    count: int, *, steps: int = 24, wait: object = "all", steps_back: int = 0
-) -> list[SeaCrew]:
-    return [
-        SeaCrew(
-            islands=Islands(
-                name=f"i{at}",
-                meet="sea",
-                every=6,
-                portions=2,
-                overlap=1,
-                patience_s=60,
-                founders=count,
-                wait=wait,  # type: ignore[arg-type]
-            ),
-            steps=steps,
-            seconds=1.0,
-            steps_back=steps_back,
-        )
-        for at in range(count)
-    ]
-
-
-def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) -> list[SeaStrike]:
-    return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
 
 
 @pytest.fixture(scope="module")
