@@ -11,9 +11,10 @@ from holdfast.elastic.sea.records import DealtData, agreed, decode_record
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
 from holdfast.elastic.testing.seas.guarding import ModelGuard
-from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland, SeaLife
+from holdfast.elastic.testing.seas.model import SeaLife
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.pairs import PairLife, PairOracle
+from holdfast.elastic.testing.seas.process import TURNED_AWAY, ModelIsland
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
