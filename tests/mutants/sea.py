@@ -213,7 +213,7 @@ def _overwrites_a_record(_real: Any) -> Any:
     "silence-remembered",
     "an island that came back is put out for its silence before",
     f"{_ISLANDS}.courier:Courier._greet",
-    seed=7,
+    seed=30,
 )
 def _remembers_old_silence(_real: Any) -> Any:
     def greet(self: Any, now: float) -> None:
@@ -227,7 +227,7 @@ def _remembers_old_silence(_real: Any) -> Any:
     "payload-removed",
     "an island removes payloads that others still need",
     f"{_ISLANDS}.mailbox:Mailbox.forget_before",
-    seed=8,
+    seed=6,
 )
 def _removes_payloads_early(real: Callable[..., None]) -> Any:
     def forget(self: Any, island: str, tide: int) -> None:
