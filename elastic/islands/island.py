@@ -20,7 +20,7 @@ from holdfast.elastic.events import IslandLeft
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.commands import GoOn, KeepModules
 from holdfast.elastic.islands.life.contact import Contact
-from holdfast.elastic.islands.life.entry import Entry
+from holdfast.elastic.islands.life.entry import SeaEntry
 from holdfast.elastic.islands.life.parts import IslandParts
 from holdfast.elastic.islands.life.tides import Tides
 from holdfast.elastic.islands.tensors import SeaTensors
@@ -53,7 +53,7 @@ class Island:
     ) -> None:
         self._parts = IslandParts.of(channel, settings, world, pulse=pulse, keeper=keeper)
         self._contact = Contact(self._parts)
-        self._entry = Entry(self._parts, self._contact)
+        self._entry = SeaEntry(self._parts, self._contact)
         self._tides = Tides(self._parts, self._contact, self._entry)
         self._is_put_off = self._has_begun = False
 

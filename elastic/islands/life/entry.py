@@ -22,7 +22,7 @@ from holdfast.elastic.islands.together import Decide, Said, unasked
 _log = logging.getLogger(__name__)
 
 
-class Entry:
+class SeaEntry:
     """One generation's entries; all methods are collective."""
 
     def __init__(self, parts: IslandParts, contact: Contact) -> None:

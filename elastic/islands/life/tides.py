@@ -23,7 +23,7 @@ from holdfast.elastic.islands.courier import Outgoing
 from holdfast.elastic.islands.giving import Giving
 from holdfast.elastic.islands.life.adopting import adopt
 from holdfast.elastic.islands.life.contact import Contact
-from holdfast.elastic.islands.life.entry import Entry
+from holdfast.elastic.islands.life.entry import SeaEntry
 from holdfast.elastic.islands.life.parts import IslandParts
 from holdfast.elastic.islands.mailbox import digest_of
 from holdfast.elastic.islands.messages import Given
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class Tides:
     """One generation's tides; all methods are collective."""
 
-    def __init__(self, parts: IslandParts, contact: Contact, entry: Entry) -> None:
+    def __init__(self, parts: IslandParts, contact: Contact, entry: SeaEntry) -> None:
         self._p, self._contact, self._entry = parts, contact, entry
         self.giving = Giving(parts.mailbox, name=parts.islands.name)
 

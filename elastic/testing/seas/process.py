@@ -44,7 +44,7 @@ class RunState:
     seen: int | None = None
 
 
-class Life(Protocol):
+class ModelLife(Protocol):
     """One life of the process."""
 
     def __init__(self, model: ModelIsland, state: RunState) -> None: ...
@@ -81,7 +81,7 @@ class ModelIsland:
         exact: bool,
         guard: ModelGuard,
         data: DealtData | None = None,
-        life: type[Life],
+        life: type[ModelLife],
     ) -> None:
         self.data = data
         self._kind = life
@@ -94,7 +94,7 @@ class ModelIsland:
         self.handed_over: list[float] = []
         self.final: str | None = None
         self.snapshots: dict[int, tuple[RunState, float, float]] = {}
-        self._life: Life | None = None
+        self._life: ModelLife | None = None
 
     # -- the process -----------------------------------------------------------------------------
 
