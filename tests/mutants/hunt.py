@@ -32,6 +32,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "sea": sea.trial,
     "damage": sea.damaged_trial,
     "dealt": sea.dealt_trial,
+    "guarded": sea.guarded_trial,
     "pairs": sea.paired_trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
