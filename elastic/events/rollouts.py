@@ -313,7 +313,7 @@ class EnvironmentUnprotected(Event, frozen=True, kw_only=True, tag="environment_
     """A rollout worker's environment processes run without a part of their sandbox."""
 
     lacking: tuple[str, ...]
-    """The protection that is lacking: of other ``processes``, from the ``network``, of ``files``."""
+    """The protection that they lack: ``processes``, ``network``, ``files``."""
 
     why: str
     """Cause, in words."""

@@ -17,6 +17,8 @@ from holdfast.elastic.errors import ConfigError
 BUILT_IN = {
     "two_turns": "holdfast.adapters.rl.environments.two_turns:make",
     "slow_tool": "holdfast.adapters.rl.environments.slow_tool:SlowTool",
+    "http": "holdfast.adapters.rl.environments.remote.plain:HttpEnvironment",
+    "mcp": "holdfast.adapters.rl.environments.remote.mcp:McpEnvironment",
 }
 """Short names of the built-in environments."""
 

@@ -37,18 +37,18 @@ class ProcessCalls(CallQueue):
             waits=waits,
             clock=clock,
         )
-        self._pool = pool
+        self.pool = pool
 
     def _begin(self, number: int, action: Action) -> bool:
         question = wire.Ask(call=number, action=action)
-        return self._pool.begin(question, wanted=len(self._queue))
+        return self.pool.begin(question, wanted=len(self._queue))
 
     def _arrived(self, wait_s: float) -> Iterator[tuple[int, Result]]:
-        for number, outcome in self._pool.outcomes(wait_s):
+        for number, outcome in self.pool.outcomes(wait_s):
             yield number, _result(outcome)
 
     def _abandon(self, number: int, why: str) -> None:
-        self._pool.stop(number)
+        self.pool.stop(number)
 
 
 def _result(outcome: Outcome) -> Result:

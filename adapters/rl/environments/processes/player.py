@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from math import ceil
@@ -15,6 +16,7 @@ from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_e
 
 _EXHAUSTED_STATUS: Final = 1
 _SPARE_BYTES: Final = 1 << 20
+_NO_MEMORY: Final = "can't allocate memory"
 
 
 def play(connection: wire.Frames, number: int, config: wire.ServerConfig) -> None:
@@ -32,15 +34,12 @@ def play(connection: wire.Frames, number: int, config: wire.ServerConfig) -> Non
         os._exit(_EXHAUSTED_STATUS)
 
 
-def _made(
-    connection: wire.Frames, number: int, config: wire.ServerConfig
-) -> Environment | None:
+def _made(connection: wire.Frames, number: int, config: wire.ServerConfig) -> Environment | None:
     chosen = EnvironmentConfig(factory=config.factory, settings=config.settings)
     try:
         environment = make_environment(chosen, seed=config.seed)
-    except MemoryError:
-        raise
     except Exception as error:  # noqa: BLE001 - the worker raises it, by its name
+        _require_memory(error)
         _say(connection, number, wire.Faulty(call=None, why=_named(error)))
         return None
     _say(connection, number, wire.Ready())
@@ -64,11 +63,10 @@ def _answer(environment: Environment, asked: wire.Question) -> bytes:
         message = wire.encode(_call(environment, asked))
         if len(message) > wire.MOST_BYTES:
             raise ValueError(f"a reply of {len(message)} bytes, needed: {wire.MOST_BYTES} at most")
-    except MemoryError:
-        raise
     except ToolError as error:
         return wire.encode(wire.ToolFailed(call=asked.call, why=str(error) or "a tool failed"))
     except Exception as error:  # noqa: BLE001 - the worker raises it, by its name
+        _require_memory(error)
         return wire.encode(wire.Faulty(call=asked.call, why=f": {_named(error)}"))
     return message
 
@@ -87,6 +85,15 @@ def _call(environment: Environment, asked: wire.Question) -> wire.Said:
 
 def _say(connection: wire.Frames, number: int, message: wire.Said) -> None:
     connection.send(number, wire.encode(message))
+
+
+def _require_memory(error: Exception) -> None:
+    """Raise ``MemoryError`` for an error that says there is no memory: the kernel's, or torch's."""
+    if isinstance(error, MemoryError):
+        raise error
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if refused or (isinstance(error, RuntimeError) and _NO_MEMORY in str(error)):
+        raise MemoryError(str(error)) from error
 
 
 def _named(error: Exception) -> str:

@@ -13,9 +13,13 @@ import ctypes
 import errno
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
+
+import msgspec
 
 from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.ckpt.descriptors import readable
@@ -38,6 +42,13 @@ _MOUNT_SETATTR: Final = 442  # the same number on every architecture
 _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = -100, 0x8000, 1
 _CAPABILITY_VERSION: Final = 0x2008_0522
 _ORPHANED_STATUS: Final = 137
+
+_TRY_S: Final = 30.0
+_TRY: Final = f"""
+import sys, msgspec
+from {__name__} import ProcessConfig, enter
+sys.stdout.buffer.write(msgspec.json.encode(enter(ProcessConfig())))
+"""
 
 ALL: Final = ("processes", "network", "files")
 """The protection of a sandbox: from seeing and signalling others, from the network, of files."""
@@ -80,6 +91,18 @@ def enter(config: ProcessConfig) -> dict[str, str]:
     return missing
 
 
+def lacking() -> dict[str, str]:
+    """Return the protection that a sandbox of this user lacks on this machine, with the reasons."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _TRY], capture_output=True, timeout=_TRY_S, check=False
+    )
+    try:
+        return msgspec.json.decode(done.stdout, type=dict[str, str])
+    except msgspec.DecodeError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return dict.fromkeys(ALL, said[-1] if said else f"exit status {done.returncode}")
+
+
 def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process with its parent; end now if that is another one already."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
@@ -109,7 +132,7 @@ def _become_first() -> None:
 
 def _stand_for(child: int, *, keep: int) -> NoReturn:
     """Wait for the end of the first process, with no descriptor open that others wait on."""
-    for each in map(int, os.listdir("/proc/self/fd")):
+    for each in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if each > 2 and each != keep:
             with contextlib.suppress(OSError):  # that of the listing
                 os.close(each)
@@ -149,9 +172,7 @@ def _set(path: str, *, read_only: bool) -> None:
     )
     arguments = (_AT_FDCWD, path.encode(), _AT_RECURSIVE)
     try:
-        _call(
-            "syscall", _MOUNT_SETATTR, *arguments, ctypes.byref(wanted), ctypes.sizeof(wanted)
-        )
+        _call("syscall", _MOUNT_SETATTR, *arguments, ctypes.byref(wanted), ctypes.sizeof(wanted))
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from pathlib import Path
 from typing import Final
 
 from holdfast.adapters.rl.environments.processes import sandbox, wire
@@ -20,7 +21,6 @@ from holdfast.adapters.rl.environments.registry import module_of
 from holdfast.ckpt.descriptors import allow_many, readable
 from holdfast.ckpt.errors import CorruptError
 from holdfast.elastic.preload.loading import UnfitModuleError, load
-
 
 _ENDING_S: Final = 0.05
 
@@ -34,6 +34,10 @@ def serve(config: wire.ServerConfig) -> Place | None:
     owner.set_inheritable(False)
     allow_many()
     frames = wire.Frames(owner)
+    for each in config.processes.writable:
+        if not Path(each).is_dir():
+            _refuse(frames, f"writable has {each!r}, which is no directory here")
+            return None
     missing = sandbox.enter(config.processes)
     if missing and config.processes.sandbox == "require":
         _refuse(frames, f"the sandbox is required, and this machine lacks it: {told(missing)}")
@@ -185,21 +189,22 @@ class _Server:
             if any(said_by != number for said_by, _ in received):
                 raise CorruptError("a message of another process")
         except EOFError:
-            self._disconnect(number, "it closed its connection")
+            if not _ends(self._pids[number]):
+                self._kill(number, "it closed its connection")
+            self._disconnect(number)
             return False
         except CorruptError as error:
-            self._disconnect(number, f"it sent garbage ({error})")
+            self._kill(number, f"it sent garbage ({error})")
+            self._disconnect(number)
             return False
         for _, message in received:
             self._owner.send(number, message)
         return bool(received)
 
-    def _disconnect(self, number: int, why: str) -> None:
+    def _disconnect(self, number: int) -> None:
         frames = self._frames.pop(number)
         self._selector.unregister(frames.fd)
         frames.close()
-        if not _ends(self._pids[number]):
-            self._kill(number, why)
 
     def _kill(self, number: int, why: str = "") -> None:
         pid = self._pids.get(number)
@@ -228,9 +233,8 @@ class _Server:
             frames = self._frames.get(number)
             while frames is not None and self._hand_on(number, frames):
                 pass  # its last words
-            if (frames := self._frames.pop(number, None)) is not None:
-                self._selector.unregister(frames.fd)
-                frames.close()
+            if number in self._frames:
+                self._disconnect(number)
             _kill_group(found)  # the rest of it; the number is its own until it is reaped
             _, status = os.waitpid(found, 0)
             del self._pids[number]
