@@ -8,10 +8,10 @@ user's files, and are not kept from each other: it contains accidents, and is no
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -132,10 +132,8 @@ def _become_first() -> None:
 
 def _stand_for(child: int, *, keep: int) -> NoReturn:
     """Wait for the end of the first process, with no descriptor open that others wait on."""
-    for each in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if each > 2 and each != keep:
-            with contextlib.suppress(OSError):  # that of the listing
-                os.close(each)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
