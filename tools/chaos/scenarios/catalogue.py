@@ -21,7 +21,8 @@ Part: TypeAlias = Literal[
 """Parts that can be hit.
 
 "job" is the whole job, "launcher" the process that starts its nodes, "island" all nodes of one of
-its islands, "environment" a process in which a rollout worker runs its environment. A job without Holdfast has only "job" and its workers.
+its islands, "environment" a process in which a rollout worker runs its environment. A job without
+Holdfast has only "job" and its workers.
 """
 
 World: TypeAlias = Literal["real", "simulated"]

@@ -19,10 +19,8 @@ import msgspec
 import torch
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
-from holdfast.adapters.rl.environments.base import Action, Observation
 from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
-from holdfast.adapters.rl.environments.slow_tool import SlowTool
 from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.server.server import RolloutServer
@@ -31,26 +29,6 @@ from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
 from holdfast.elastic.membership.records import TRAINER
 from holdfast.tools import chaos
-
-_TAKEN_BYTES = 8 << 20
-
-
-class HungryTool:
-    """`SlowTool`, which takes memory for each reply."""
-
-    def __init__(self, *, seed: int, latency_s: float) -> None:
-        self._tool = SlowTool(seed=seed, latency_s=latency_s, turns=2.0)
-
-    def prompt(self, ordinal: int) -> str:
-        """See `SlowTool`."""
-        return self._tool.prompt(ordinal)
-
-    def respond(self, action: Action) -> Observation:
-        """See `SlowTool`."""
-        reply = self._tool.respond(action)
-        taken = bytearray(_TAKEN_BYTES)
-        assert len(taken) == _TAKEN_BYTES
-        return reply
 
 
 class TellingServer(RolloutServer):
@@ -74,7 +52,7 @@ def config_of(args: argparse.Namespace) -> RLConfig:
     return msgspec.structs.replace(
         tiny,
         environment=EnvironmentConfig(
-            factory=f"{__spec__.name}:HungryTool",
+            factory="holdfast.tools.chaos.workloads.hungry_tool:HungryTool",
             settings={"latency_s": args.latency_s},
             limit_s=args.limit_s,
             attempts=4,
