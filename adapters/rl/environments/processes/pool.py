@@ -84,6 +84,11 @@ class ProcessPool:
         return len(self._processes)
 
     @property
+    def starting(self) -> int:
+        """Number of processes that have not made their environments yet."""
+        return sum(not each.ready for each in self._processes.values())
+
+    @property
     def pid(self) -> int:
         """Process id of the server."""
         return self._child.pid
@@ -101,7 +106,7 @@ class ProcessPool:
                 self._frames.send(number, wire.encode(question))
                 return True
         self._is_awaited = True
-        starting = sum(not each.ready for each in self._processes.values())
+        starting = self.starting
         room = min(self._settings.count - len(self._processes), _STARTING - starting)
         for _ in range(min(room, wanted - starting)):
             self._fork()
@@ -159,7 +164,7 @@ class ProcessPool:
         if self._frames.wants_to_write:
             self._frames.flush()
             wait_s = min(wait_s, _LOOK_S)
-        if not self._loaded or any(not each.ready for each in self._processes.values()):
+        if not self._loaded or self.starting:
             wait_s = min(wait_s, self._settings.start_s / 4)
         try:
             if readable([self._frames.fd], wait_s):
