@@ -18,7 +18,9 @@ assert "torch" not in sys.modules, "an environment process needs no torch"
 
 
 def test_an_environment_imports_its_names_without_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -74,9 +74,13 @@ class ProcessPool:
         self._is_awaited = False
         self._outcomes: list[tuple[int, Outcome]] = []
         self._start_server()
-        self._fork()
-        while not self._idle:
-            self._look(_LOOK_S)
+        try:
+            self._fork()
+            while not self._idle:
+                self._look(_LOOK_S)
+        except BaseException:
+            self._end()
+            raise
 
     @property
     def size(self) -> int:

@@ -76,11 +76,9 @@ def enter(config: ProcessConfig) -> dict[str, str]:
     user, group = os.getuid(), os.getgid()
     flags = _NEW_USER | _NEW_PID | _NEW_IPC | _NEW_NS | (0 if config.network else _NEW_NET)
     wanted = [each for each in ALL if each != "network" or not config.network]
-    try:
-        _call("unshare", flags)
-    except OSError as error:
-        return dict.fromkeys(wanted, f"no user namespaces ({error.strerror})")
-    _map(user, group)
+    if number := _refusal(flags, user, group):
+        return dict.fromkeys(wanted, f"no user namespaces ({os.strerror(number)})")
+    _divide(flags, user, group)
     _become_first()
     missing = {}
     try:
@@ -110,8 +108,25 @@ def end_with_parent(parent: int) -> None:
         os._exit(_ORPHANED_STATUS)
 
 
-def _map(user: int, group: int) -> None:
-    """Keep the user's and the group's numbers inside."""
+def _refusal(flags: int, user: int, group: int) -> int:
+    """Return the number of the error with which the kernel refuses the namespaces, 0 for none.
+
+    A fork tries it, as a process that got only a part of them could not go back.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            _divide(flags, user, group)
+        except OSError as error:
+            os._exit(error.errno or errno.EPERM)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _divide(flags: int, user: int, group: int) -> None:
+    """Enter new namespaces, in which the user's and the group's numbers are the same."""
+    _call("unshare", flags)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
