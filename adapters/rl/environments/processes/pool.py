@@ -290,7 +290,8 @@ class ProcessPool:
 def _cause(ended: wire.Ended, process: _Process, settings: ProcessConfig) -> str:
     """Return why a process ended."""
     if process.exhausted:
-        return f"its process needed more than {settings.memory} of memory"
+        limit = f"{settings.memory} of memory" if settings.memory else "the memory that there is"
+        return f"its process needed more than {limit}"
     if ended.why:
         return f"its process was given up: {ended.why}"
     if ended.code == -signal.SIGXCPU:

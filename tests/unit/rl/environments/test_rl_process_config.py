@@ -32,6 +32,15 @@ def test_settings_that_cannot_be_are_refused(given: dict[str, Any], message: str
         msgspec.convert({"factory": "a:b", "processes": given}, EnvironmentConfig)
 
 
+@pytest.mark.parametrize("factory", ["http", "mcp"])
+def test_a_service_needs_the_network(factory: str) -> None:
+    given: dict[str, Any] = {"factory": factory, "settings": {"url": "http://x"}}
+    with pytest.raises(msgspec.ValidationError, match=r"set processes\.network to true"):
+        msgspec.convert({**given, "processes": {}}, EnvironmentConfig)
+    for processes in ({"network": True}, {"sandbox": "off"}, None):
+        msgspec.convert({**given, "processes": processes}, EnvironmentConfig)
+
+
 def test_a_limit_of_memory_is_a_size() -> None:
     assert ProcessConfig(memory="2GiB").memory_bytes == 2 << 30
     assert ProcessConfig().memory_bytes is None
