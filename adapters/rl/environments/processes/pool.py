@@ -36,6 +36,7 @@ _STARTING: Final = 16
 _MOST_FAILED: Final = 4
 """Most starts of processes, or of their server, that may fail one after the other."""
 
+_IMPORT_S: Final = 300.0
 _END_S: Final = 2.0
 _LOOK_S: Final = 0.05
 
@@ -75,8 +76,9 @@ class ProcessPool:
         self._outcomes: list[tuple[int, Outcome]] = []
         self._start_server()
         try:
-            self._fork()
             while not self._idle:
+                if not self._processes:
+                    self._fork()
                 self._look(_LOOK_S)
         except BaseException:
             self._end()
@@ -275,10 +277,11 @@ class ProcessPool:
     def _check_starts(self) -> None:
         now_s, limit_s = time.monotonic(), self._settings.start_s
         if not self._loaded:
+            limit_s = max(limit_s, _IMPORT_S)
             if now_s - self._began_s > limit_s:
                 raise JobFailedError(
                     f"the modules of environment {self._chosen.factory!r} are not imported after "
-                    f"{limit_s:g} s; give processes a longer start_s"
+                    f"{limit_s:g} s; import less, or give processes a longer start_s"
                 )
             return
         starting = [number for number, each in self._processes.items() if not each.ready]
