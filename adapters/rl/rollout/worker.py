@@ -88,8 +88,6 @@ def _build_engine(policy: Policy, config: RLConfig, host: Host) -> Engine | Epis
     )
     if config.environment is None:
         return engine
-    calls = start_calls(
-        config.environment, seed=config.task_seed, owner=host.seat, emit=host.emit
-    )
+    calls = start_calls(config.environment, seed=config.task_seed, owner=host.seat, emit=host.emit)
     waiting = config.environment.waiting
     return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)

@@ -146,7 +146,7 @@ class ProcessPool:
 
     def _start_server(self) -> None:
         ours, theirs = wire.pair()
-        config = wire.ServerConfig(
+        config = wire.EnvironmentServerConfig(
             fd=theirs.fileno(),
             factory=self._chosen.factory,
             settings=self._chosen.settings,
@@ -161,7 +161,7 @@ class ProcessPool:
                 tied=True,
                 pass_fds=(fd, theirs.fileno()),
             )
-        self._frames, self._loaded = wire.Frames(ours), False
+        self._frames, self._loaded = wire.FrameStream(ours), False
         self._began_s = time.monotonic()
         self._end = weakref.finalize(self, _end, self._child, self._frames)
 
@@ -185,13 +185,13 @@ class ProcessPool:
             self._hear(number, message)
             return
         match wire.report.decode(message):
-            case wire.Loaded(missing=missing):
+            case wire.ServerLoaded(missing=missing):
                 self._loaded, self.missing = True, missing
                 for process in self._processes.values():
                     process.since_s = time.monotonic()  # they were ordered before it could fork
-            case wire.Refused(why=why):
+            case wire.ServerRefused(why=why):
                 raise ConfigError(f"environment {self._chosen.factory!r} in processes: {why}")
-            case wire.Ended() as ended:
+            case wire.ProcessEnded() as ended:
                 self._bury(ended)
 
     def _lose_server(self, error: Exception) -> None:
@@ -222,7 +222,7 @@ class ProcessPool:
 
     def _kill(self, number: int) -> None:
         del self._processes[number]
-        self._order(wire.Kill(process=number))
+        self._order(wire.KillProcess(process=number))
 
     def _hear(self, number: int, message: bytes) -> None:
         """Take what a process said; what it cannot say now is garbage, and its end."""
@@ -235,7 +235,7 @@ class ProcessPool:
             self._lose(number, f"its process sent garbage ({error})")
             return
         match said:
-            case wire.Ready() if not process.ready:
+            case wire.EnvironmentMade() if not process.ready:
                 process.ready, self._failed = True, 0
                 self._idle.append(number)
             case wire.Faulty(call=None, why=why) if not process.ready:
@@ -258,7 +258,7 @@ class ProcessPool:
         self._kill(number)
         self._fail(process, why)
 
-    def _bury(self, ended: wire.Ended) -> None:
+    def _bury(self, ended: wire.ProcessEnded) -> None:
         if (process := self._processes.pop(ended.process, None)) is not None:
             self._fail(process, _cause(ended, process, self._settings))
 
@@ -290,7 +290,7 @@ class ProcessPool:
                 self._lose(number, f"it is not made after {limit_s:g} s (start_s)")
 
 
-def _cause(ended: wire.Ended, process: _Process, settings: ProcessConfig) -> str:
+def _cause(ended: wire.ProcessEnded, process: _Process, settings: ProcessConfig) -> str:
     """Return why a process ended."""
     if process.exhausted:
         limit = f"{settings.memory} of memory" if settings.memory else "the memory that there is"
@@ -311,7 +311,7 @@ def _variables() -> dict[str, str]:
     }
 
 
-def _end(child: Child, frames: wire.Frames) -> None:
+def _end(child: Child, frames: wire.FrameStream) -> None:
     frames.close()
     child.kill()
     child.wait(_END_S)

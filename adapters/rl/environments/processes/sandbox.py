@@ -68,7 +68,7 @@ class _MountAttributes(ctypes.Structure):
 def enter(config: ProcessConfig) -> dict[str, str]:
     """Put this process into a sandbox; return the protection that it lacks, each with the reason.
 
-    What returns is a fork of the calling process: that waits for the end of it, and ends likewise.
+    A fork of the calling process returns from here; that waits for its end, and ends likewise.
     The calling process must have one thread.
     """
     if config.sandbox == "off":

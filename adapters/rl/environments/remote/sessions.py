@@ -30,7 +30,7 @@ _READ_BYTES: Final = 1 << 16
 Message = dict[str, Any]
 
 
-class Session(ABC):
+class McpSession(ABC):
     """A session with a server, for one request at a time."""
 
     def __init__(self, source: str) -> None:
@@ -101,7 +101,7 @@ class Session(ABC):
         return messages
 
 
-class PipeSession(Session):
+class PipeSession(McpSession):
     """A session with a process of ``command``, by lines on its standard input and output.
 
     The process is in the group of this one, so it is killed with an environment process.
@@ -160,7 +160,7 @@ class PipeSession(Session):
         self._from.close()
 
 
-class HttpSession(Session):
+class HttpSession(McpSession):
     """A session with the server at ``url``, by the protocol's streamable HTTP."""
 
     def __init__(self, url: str, *, silence_s: float, headers: dict[str, str]) -> None:
@@ -187,13 +187,13 @@ class HttpSession(Session):
             raise ToolError(f"{self._url}: {type(error).__name__}: {error}") from error
 
     def _take_head(self, answer: Any) -> None:
-        if answer.status_code == 404 and "Mcp-Session-Id" in self._client.headers:
+        if answer.status_code == 404 and "Mcp-McpSession-Id" in self._client.headers:
             raise ToolError(f"{self._url} has forgotten the session")
         if answer.status_code >= 400:
             said = answer.read().decode(errors="replace")
             check_status(answer.status_code, said, source=self._url)
-        if session := answer.headers.get("Mcp-Session-Id"):
-            self._client.headers["Mcp-Session-Id"] = session
+        if session := answer.headers.get("Mcp-McpSession-Id"):
+            self._client.headers["Mcp-McpSession-Id"] = session
 
     def _send(self, message: Message) -> None:
         for _ in self._exchange(message):

@@ -53,7 +53,7 @@ def test_the_module_of_a_factory_is_what_is_imported_once() -> None:
 
 def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
     ours, theirs = wire.pair()
-    sender, receiver = wire.Frames(ours), wire.Frames(theirs)
+    sender, receiver = wire.FrameStream(ours), wire.FrameStream(theirs)
     assert receiver.receive() == []
     sent = [(number, bytes([number]) * (number * 40_000)) for number in range(8)]
     for number, message in sent:
@@ -79,7 +79,7 @@ def test_garbage_is_noticed_at_once(garbage: bytes) -> None:
     ours, theirs = wire.pair()
     ours.send(garbage)
     with pytest.raises(CorruptError, match="bytes that are no message"):
-        wire.Frames(theirs).receive()
+        wire.FrameStream(theirs).receive()
 
 
 def test_what_is_no_reply_is_no_message() -> None:
@@ -89,5 +89,5 @@ def test_what_is_no_reply_is_no_message() -> None:
         with pytest.raises(msgspec.DecodeError):
             wire.said.decode(text)
     action = Action(ordinal=1, sample=2, turn=3, text="ü", ended=False, state={"a": None})
-    asked = wire.Ask(call=1, action=action)
+    asked = wire.AskReply(call=1, action=action)
     assert wire.question.decode(wire.encode(asked)) == asked
