@@ -187,13 +187,13 @@ class HttpSession(McpSession):
             raise ToolError(f"{self._url}: {type(error).__name__}: {error}") from error
 
     def _take_head(self, answer: Any) -> None:
-        if answer.status_code == 404 and "Mcp-McpSession-Id" in self._client.headers:
+        if answer.status_code == 404 and "Mcp-Session-Id" in self._client.headers:
             raise ToolError(f"{self._url} has forgotten the session")
         if answer.status_code >= 400:
             said = answer.read().decode(errors="replace")
             check_status(answer.status_code, said, source=self._url)
-        if session := answer.headers.get("Mcp-McpSession-Id"):
-            self._client.headers["Mcp-McpSession-Id"] = session
+        if session := answer.headers.get("Mcp-Session-Id"):
+            self._client.headers["Mcp-Session-Id"] = session
 
     def _send(self, message: Message) -> None:
         for _ in self._exchange(message):
