@@ -63,6 +63,7 @@ SECTIONS: Final = {
     "join": Section("holdfast.tools.bench.faults.joining", "join", 400, shared=5, memory=12),
     "start": Section("holdfast.tools.bench.start", "start", 60),
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
+    "environments": Section("holdfast.tools.bench.environments.section", "environments", 400),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
     "control": Section("holdfast.tools.bench.control", "control", 40),
     "watches": Section("holdfast.tools.bench.crowd.section", "watches", 180),
