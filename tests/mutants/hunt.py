@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, ledger, memory, sea, sharing, store
+from mutants import control, engines, ledger, memory, sea, sharing, store
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -16,6 +16,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *ledger.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
+    *engines.BUGS,
 )
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
@@ -29,6 +30,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "damage": sea.damaged_trial,
     "dealt": sea.dealt_trial,
     "pairs": sea.paired_trial,
+    "engines": engines.trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 

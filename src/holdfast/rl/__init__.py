@@ -1,6 +1,8 @@
 """Reinforcement learning in a training loop of your own: claims, token logs, published weights."""
 
+from holdfast.adapters.rl.engines.announced import AnnouncedServers
 from holdfast.adapters.rl.engines.completions import CompletionServer
+from holdfast.adapters.rl.engines.keeping import keep_server
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
 from holdfast.adapters.rl.engines.sampling import sample_for
@@ -21,6 +23,7 @@ from holdfast.adapters.rl.sampler_process import attach
 
 __all__ = [
     "Action",
+    "AnnouncedServers",
     "BatchPlan",
     "Borrowed",
     "CompletionServer",
@@ -38,5 +41,6 @@ __all__ = [
     "VLLMServer",
     "WeightFolder",
     "attach",
+    "keep_server",
     "sample_for",
 ]
