@@ -84,16 +84,16 @@ def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: 
 
 BUGS: Final = (
     _bug(
-        "resting engine",
+        "resting-engine",
         "an engine that failed is asked at once",
         "EngineView.room",
         _never_rests,
         1,
     ),
-    _bug("full engine", "an engine gets one answer too many", "EngineView.room", _one_too_many, 0),
-    _bug("shortest first", "the longest answers wait", "choose", _shortest_first, 2),
-    _bug("forgotten answer", "the last answer gets no engine", "choose", _forgets_the_last, 2),
-    _bug("ignored cache", "a prefix is computed again elsewhere", "_of", _ignores_caches, 3),
-    _bug("greedy cache", "all answers crowd where the prefix is", "_of", _cache_above_all, 29),
-    _bug("restless answers", "answers leave engines that are fast", "_slowness", _all_are_slow, 17),
+    _bug("full-engine", "an engine gets one answer too many", "EngineView.room", _one_too_many, 0),
+    _bug("shortest-first", "the longest answers wait", "choose", _shortest_first, 2),
+    _bug("forgotten-answer", "the last answer gets no engine", "choose", _forgets_the_last, 2),
+    _bug("ignored-cache", "a prefix is computed again elsewhere", "_of", _ignores_caches, 3),
+    _bug("greedy-cache", "all answers crowd where the prefix is", "_of", _cache_above_all, 29),
+    _bug("restless-answers", "answers leave engines that are fast", "_slowness", _all_are_slow, 17),
 )
