@@ -34,7 +34,7 @@ from holdfast.elastic.processes.children import describe_exit
 _log = logging.getLogger(__name__)
 
 READY: Final = "engine_ready"
-"""The event of a server that is ready, with ``seat`` and ``url``."""
+"""The event of a server that is ready: its ``url``, and ``group``, that of its processes."""
 
 _POLL_S: Final = 0.1
 _LOOK_S: Final = 1.0
@@ -64,7 +64,8 @@ def keep_server(
     server is announced in ``directory`` from the time at which ``GET ready`` succeeds, for which it
     has ``start_s``. It counts as hung after ``silence_s`` without an answer to that. When the node
     gets notice the announcement is withdrawn, so that pools move its answers, with their tokens.
-    If the server ends or hangs this process reports it and ends: the job starts another one.
+    If the server ends or hangs this process reports it and ends: the job starts another one. The
+    event ``engine_ready`` has its address, and its process group.
 
     With ``role=""`` it runs the server in any process, without a job, until SIGTERM; it raises
     ``JobFailedError`` if the server ends. Raises ``ConfigError`` for a program that is not there.
@@ -142,7 +143,7 @@ class _Keeper:
 
     def _serve(self, server: ServerProcess, health: _Health, part: _Part, *, url: str) -> None:
         announcement = Announcement(self.directory, url)
-        part.began(url)
+        part.began(url, server.pid)
         try:
             while not part.over() and not part.leaving():
                 self._check(server)
@@ -210,8 +211,8 @@ class _Part(Protocol):
     def wait(self, seconds: float) -> None:
         """Wait a little, and show that the process lives."""
 
-    def began(self, url: str) -> None:
-        """Tell others that the server is ready."""
+    def began(self, url: str, group: int) -> None:
+        """Tell others that the server is ready, with the number of its process group."""
 
     def left(self) -> None:
         """Tell others that nothing is left here; return when the process may end."""
@@ -237,10 +238,10 @@ class _Inside:
         self._channel.beat(step=self._beats, phase=WorkerPhase.IDLE)
         self._pause.wait(seconds)
 
-    def began(self, url: str) -> None:
+    def began(self, url: str, group: int) -> None:
         """See `_Part`."""
         self._channel.ready(after=0, spec=None, info={"server": url})
-        fields: dict[str, Json] = {"seat": self._channel.seat, "url": url}
+        fields: dict[str, Json] = {"url": url, "group": group}
         self._channel.emit(UserEvent(name=READY, fields=fields))
 
     def left(self) -> None:
@@ -270,9 +271,9 @@ class _Outside:
         """See `_Part`."""
         self._pause.wait(seconds)
 
-    def began(self, url: str) -> None:
+    def began(self, url: str, group: int) -> None:
         """See `_Part`."""
-        _log.info("%s is ready", url)
+        _log.info("%s is ready; its process group is %d", url, group)
 
     def left(self) -> None:
         """See `_Part`."""
