@@ -38,7 +38,7 @@ from holdfast.tools.vllm.llama import END, LIMITS, VOCABULARY, save_llama, tiny_
 from holdfast.tools.vllm.program import vllm_program
 from holdfast.tools.vllm.servers import SLOTS, VLLMServers, engine_of, kill, url_of
 
-_SECTION: Final = "rl"
+_SECTION: Final = "vllm"
 _GROUPS, _GROUP = 6, 4
 _ANSWERS: Final = _GROUPS * _GROUP
 _KILLS: Final = 3

@@ -137,7 +137,8 @@ class _Keeper:
                         "the server's output, or give it more with start_s"
                     )
                 part.wait(_POLL_S)
-            self._serve(server, health, part, url=url)
+            if not part.over():
+                self._serve(server, health, part, url=url)
         finally:
             server.stop(grace_s=_STOP_S)
 
@@ -148,6 +149,7 @@ class _Keeper:
             while not part.over() and not part.leaving():
                 self._check(server)
                 if (silent_s := health.silent_s()) > self.silence_s:
+                    server.kill()
                     raise JobFailedError(
                         f"the server at {url} hangs: GET {self.ready} has not succeeded for "
                         f"{silent_s:.1f} s"

@@ -44,7 +44,7 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    *("rl", "store", "tuning", "islands", "learning", "lines", "surface"),
+    *("rl", "vllm", "store", "tuning", "islands", "learning", "lines", "surface"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
