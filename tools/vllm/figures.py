@@ -46,6 +46,7 @@ _AT_TOKEN: Final = 25
 _BEGUN: Final = 10
 _PATIENCE_S: Final = 600.0
 _SEED: Final = 7
+_FIRST_SWAP: Final = 1000
 
 ALONE: Final = "vLLM alone"
 POOL: Final = "by the pool, with the log"
@@ -222,7 +223,7 @@ def _swaps(pair: _Pair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
     found: dict[str, list[float]] = {}
     for number in range(setup.repeat):
         tempo.say(f"new weights, {number + 1} of {setup.repeat}")
-        for name, seconds in _swap(server, version=2 + number).items():
+        for name, seconds in _swap(server, version=_FIRST_SWAP + number).items():
             found.setdefault(name, []).append(seconds)
         tempo.beat()
     return [median_of(_SECTION, name, samples) for name, samples in found.items()]

@@ -1,4 +1,4 @@
-"""Servers of answers die, hang, lie, slow down or leave: the training is that of an undisturbed job."""
+"""Servers of answers die, hang, lie, slow down or leave, and no bit of the training changes."""
 
 from __future__ import annotations
 
