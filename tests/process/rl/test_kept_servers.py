@@ -17,7 +17,7 @@ from holdfast.tools.chaos.hooks import GATE
 WORKLOAD = ROOT / "tools/chaos/workloads/engines.py"
 STEPS = 12
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def is_ready(event: Event) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import resource
 import signal
@@ -29,7 +30,7 @@ TOKENS, END = 16, 15
 _ORDERS: Final = "HOLDFAST_CHAOS_ENGINES"
 _LISTENS: Final = ".listens"
 _CACHE_BYTES: Final = 64 << 20
-"""Memory that a token takes for a moment, as a cache would."""
+"""Memory that a token reserves for a moment, as a cache would."""
 
 
 class Orders:
@@ -103,7 +104,7 @@ class Answers:
             return self._weights[0 if is_stale else -1]
 
     def events(self, place: list[int], most: int) -> Iterator[str]:
-        """Yield the events of an answer. Raises ``MemoryError`` while there is none."""
+        """Yield the events of an answer. Raises ``OSError`` while there is no memory."""
         seed, ordinal, sample, position = place
         for count in range(most):
             fault = self.orders.look()
@@ -113,8 +114,7 @@ class Answers:
             if self.orders.take("engine-garbage"):
                 yield '{"choices": "none"'
                 return
-            cache = bytearray(_CACHE_BYTES)
-            del cache
+            mmap.mmap(-1, _CACHE_BYTES).close()
             weights = self.weights
             assert weights is not None
             token, logprob = drawn(weights[1], (seed, ordinal, sample, position + count))
@@ -145,8 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         """Tell that the server lives, after what its faults do to it."""
         if self.answers.orders.look() == "engine-hang":
             threading.Event().wait()
-        cache = bytearray(_CACHE_BYTES)
-        del cache
+        mmap.mmap(-1, _CACHE_BYTES).close()
         self._reply(200, {})
 
     def do_POST(self) -> None:

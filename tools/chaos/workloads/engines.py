@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,17 @@ def prompt_of(ordinal: int) -> tuple[int, ...]:
     return (ordinal % TOKENS, ordinal // TOKENS % TOKENS, 3)
 
 
-def server_at(url: str) -> CompletionServer:
+def server_at(url: str, *, silence_s: float = 30.0) -> CompletionServer:
     """Return the engine of a server's address."""
     import httpx2
 
     def load(weights: Mapping[str, Tensor], version: int) -> None:
         body = {"version": version, "weights": digest(weights)}
-        httpx2.post(f"{url}/load", json=body, timeout=5.0, trust_env=False).raise_for_status()
+        found = httpx2.post(f"{url}/load", json=body, timeout=silence_s, trust_env=False)
+        found.raise_for_status()
 
     return CompletionServer(
-        url=url, limits=LIMITS, load_with=load, by_place=True, capacity=4, silence_s=3.0
+        url=url, limits=LIMITS, load_with=load, by_place=True, capacity=4, silence_s=silence_s
     )
 
 
@@ -97,7 +99,8 @@ def main(args: argparse.Namespace) -> None:
         shape: dict[str, Any] = {"groups": 4, "group": 4, "steps": args.steps, "limits": LIMITS}
         rollouts = Rollouts(run, BatchPlan(mode=Mode.SYNC, eta=0, **shape), prompt_of)
         run.track(model=policy, optimizer=optimizer, rollouts=rollouts)
-        pool = EnginePool(AnnouncedServers(args.meet, server_at), retry_s=0.2, wait_s=args.wait)
+        servers = AnnouncedServers(args.meet, partial(server_at, silence_s=args.silence / 2))
+        pool = EnginePool(servers, retry_s=0.2, wait_s=args.wait)
         for step in run.steps(args.steps):
             line = {"rank": run.rank, "attempt": run.generation}
             if answers := list(rollouts.samples()):
@@ -123,8 +126,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--meet", required=True, help="the folder in which servers announce")
     parser.add_argument("--wait", type=float, default=240.0)
+    parser.add_argument("--silence", type=float, default=60.0, help="of a server that hangs")
     given = parser.parse_args()
     server = [sys.executable, answers_server.__file__, "--port", "{port}"]
     server += ["--keeper", str(os.getpid())]
-    if not keep_server(given.meet, server, ready="/", silence_s=6.0):
+    if not keep_server(given.meet, server, ready="/", silence_s=given.silence):
         main(given)
