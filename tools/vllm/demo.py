@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +28,7 @@ from holdfast.tools.leftovers import leftovers
 from holdfast.tools.show.levels import Importance
 from holdfast.tools.show.telling import StoryTeller
 from holdfast.tools.vllm.llama import save_llama
-from holdfast.tools.vllm.loop import GROUP, GROUPS
+from holdfast.tools.vllm.loop import GROUPS
 from holdfast.tools.vllm.program import vllm_program
 
 QUICK_STEPS: Final = 6
@@ -34,6 +36,7 @@ STEPS: Final = 12
 LEAST_STEPS: Final = 4
 
 _TICK_S: Final = 0.1
+_MIDDLE: Final = 0.5
 _ENGINE: Final = "vllm"
 
 
@@ -47,28 +50,34 @@ class EngineDemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerKill:
-    """Kills one server of a job, once both are there and it is in the middle of its work."""
+    """Kills one server of a job once both are there, in the middle of a step.
+
+    It waits for ``step``, and for the second server until ``latest``. The caller supplies the time.
+    """
 
     def __init__(self, *, step: int, latest: int) -> None:
         self._step, self._latest = step, latest
         self._groups: dict[str, int] = {}
-        self._done = 0
+        self._done, self._due_s = 0, math.inf
         self.killed = ""
         self.restarted = False
 
-    def see(self, event: Event) -> None:
-        """Learn from an event, and kill if it is time."""
+    def see(self, event: Event, *, now_s: float) -> None:
+        """Learn from an event; after a step it is time in the middle of the next one."""
         match event:
-            case StepDone(step=step):
+            case StepDone(step=step, seconds=seconds):
                 self._done = max(self._done, step)
+                self._due_s = now_s + _MIDDLE * (seconds or 0.0)
             case UserEvent(name=name, fields=fields) if name == READY:
                 self._groups[event.seat] = int(fields["group"])
                 self.restarted = self.restarted or event.seat == self.killed
-        is_due = self._done >= (self._step if len(self._groups) > 1 else self._latest)
-        if not self.killed and self._groups and is_due:
-            self._kill(sorted(self._groups)[0])
 
-    def _kill(self, seat: str) -> None:
+    def tick(self, *, now_s: float) -> None:
+        """Kill if it is time."""
+        wanted = self._step if len(self._groups) > 1 else self._latest
+        if self.killed or not self._groups or self._done < wanted or now_s < self._due_s:
+            return
+        seat = min(self._groups)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._groups[seat], signal.SIGKILL)
             self.killed = seat
@@ -87,7 +96,7 @@ def run(*, steps: int, seed: int, folder: Path, keep: bool, console: Console) ->
     runs.mkdir(parents=True)
     save_llama(runs)
     console.print("two vLLM servers start, which takes half a minute or more")
-    kill = ServerKill(step=1 + seed % (steps // 2), latest=steps // 2)
+    kill = ServerKill(step=2 + seed % (steps // 2 - 1), latest=steps // 2)
     hurt, left = _job(runs, "hurt", steps=steps, engine=_ENGINE, kill=kill, console=console)
     console.print("the same job undisturbed, with the included engine")
     calm, also = _job(runs, "undisturbed", steps=steps, engine="built-in", console=console)
@@ -117,10 +126,12 @@ def judge(
             "token differs, by an error or by rounding"
         )
     for name, result in (("hurt", hurt), ("undisturbed", calm)):
-        if wrong := result["ledger"]["violations"]:
-            found["ledger_ok"] = f"{name}: {wrong}"
-        elif len(result["reward"]) != steps:
-            found["ledger_ok"] = f"{name}: {len(result['reward'])} of {steps} steps"
+        ledger = result["ledger"]
+        trained = {state: count for state, count in ledger["ordinals"].items() if count}
+        if ledger["violations"] or ledger["tokens_resampled"]:
+            found["ledger_ok"] = f"{name}: {ledger}"
+        elif (result["steps"], trained) != (steps, {"trained": steps * GROUPS}):
+            found["ledger_ok"] = f"{name}: {result['steps']} of {steps} steps, prompts {trained}"
     if not killed or not hurt["moved"]:
         found["moved"] = "no server was killed in the middle of an answer"
     found["cleanup_ok"] = "; ".join(left)
@@ -145,13 +156,12 @@ def _conclude(report: EngineDemoReport, kill: ServerKill, folder: Path, console:
     console.print()
     back = "and came back" if kill.restarted else "and the job was over before it was back"
     console.print(f"  the server of {kill.killed} was killed, {back}", markup=False)
-    tokens = sum(int(each) for each in report.hurt["tokens"])
+    ledger = report.hurt["ledger"]
     console.print(
-        f"  {report.hurt['moved']} answers moved; {len(report.hurt['tokens'])} steps of "
-        f"{GROUPS * GROUP} answers trained {tokens} tokens, each sampled once"
+        f"  {report.hurt['moved']} answers moved; {ledger['ordinals']['trained']} prompts and "
+        f"{ledger['samples_accepted']} answers trained, {ledger['tokens_sampled']} tokens sampled, "
+        f"{ledger['tokens_resampled']} again"
     )
-    rewards = report.hurt["reward"]
-    console.print(f"  reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last")
     console.print(f"  report: {folder / 'report.json'}", markup=False)
 
 
@@ -193,7 +203,9 @@ def _job(
                 for line in teller.lines(event):
                     console.print(line, markup=False, highlight=False)
                 if kill is not None:
-                    kill.see(event)
+                    kill.see(event, now_s=time.monotonic())
+            if kill is not None:
+                kill.tick(now_s=time.monotonic())
     except BaseException:
         launcher.kill()
         launcher.wait()

@@ -53,7 +53,7 @@ POOL: Final = "by the pool, with the log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pair:
+class _ServerPair:
     """Two servers with their processes and addresses."""
 
     servers: VLLMServers
@@ -85,7 +85,7 @@ def vllm(setup: BenchSetup) -> list[Figure]:
     with Tempo(setup, total=4 * setup.repeat + kills) as tempo:
         tempo.say("two servers of vLLM start")
         with servers.serving(*ports) as processes:
-            pair = _Pair(
+            pair = _ServerPair(
                 servers=servers,
                 ports=ports,
                 processes=processes,
@@ -131,7 +131,7 @@ def _of_ordinal(ordinal: int) -> tuple[tuple[int, ...], TokenPlace]:
 # -- tokens per second -----------------------------------------------------------------------------
 
 
-def _rates(pair: _Pair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
+def _rates(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
     """Answer the same prompts in turn by vLLM's own route, and by a pool with the log."""
     rates: dict[str, list[float]] = {ALONE: [], POOL: []}
 
@@ -182,7 +182,7 @@ def _finished(pool: EnginePool, answers: Sequence[Sample]) -> int:
     return sum(len(each.tokens) for each in answers)
 
 
-def _plainly(pair: _Pair, *, first: int) -> int:
+def _plainly(pair: _ServerPair, *, first: int) -> int:
     """Ask vLLM's own route for answers to the same prompts, on threads; return the tokens."""
     import httpx2
 
@@ -218,7 +218,7 @@ def _plainly(pair: _Pair, *, first: int) -> int:
 # -- new weights, and answers that move ------------------------------------------------------------
 
 
-def _swaps(pair: _Pair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
+def _swaps(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
     server = pair.engine(0, pinned=False)
     found: dict[str, list[float]] = {}
     for number in range(setup.repeat):
@@ -262,7 +262,7 @@ def _swap(server: VLLMServer, *, version: int) -> dict[str, float]:
     }
 
 
-def _moves(pair: _Pair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
+def _moves(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
     one, other = pair.engine(0), pair.engine(1)
     weights = _weights(1)
     one.load(weights, version=1)
@@ -302,7 +302,7 @@ class _Sink:
         self._after(len(self.places))
 
 
-def _losses(pair: _Pair, kills: int, tempo: Tempo) -> list[Figure]:
+def _losses(pair: _ServerPair, kills: int, tempo: Tempo) -> list[Figure]:
     seconds, again = [], []
     for number in range(kills):
         tempo.say(f"a server is killed, {number + 1} of {kills}")
@@ -319,7 +319,7 @@ def _losses(pair: _Pair, kills: int, tempo: Tempo) -> list[Figure]:
     ]
 
 
-def _loss(pair: _Pair) -> tuple[float, float]:
+def _loss(pair: _ServerPair) -> tuple[float, float]:
     """Kill a server in the middle of its answers.
 
     Return the seconds until every unfinished answer had another token, and the share of all tokens

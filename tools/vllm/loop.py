@@ -106,7 +106,8 @@ def main(args: argparse.Namespace) -> None:
             run.step(optimizer)
             tokens = sum(len(done.tokens) for done in samples)
             run.log(reward=sum(map(reward_of, samples)) / len(samples), tokens=tokens)
-        result = {**run.metrics, "ledger": rollouts.report(), "moved": pool.moved}
+        result = {**run.metrics, "steps": run.completed, "ledger": rollouts.report()}
+        result["moved"] = pool.moved
         result["final_hash"] = holdfast.state_hash({"model": model})
         if args.result:
             args.result.write_text(json.dumps(result))

@@ -70,7 +70,7 @@ def keep_server(
     With ``role=""`` it runs the server in any process, without a job, until SIGTERM; it raises
     ``JobFailedError`` if the server ends. Raises ``ConfigError`` for a program that is not there.
     """
-    keeper = _Keeper(
+    keeper = _ServerKeeper(
         directory=directory,
         command=tuple(command),
         ready=ready,
@@ -80,7 +80,7 @@ def keep_server(
     )
     if not role:
         with _told_to_end() as over:
-            keeper.run(_Outside(over))
+            keeper.run(_PartAlone(over))
         return True
     if WORKER_ENV not in os.environ:
         return False
@@ -88,7 +88,7 @@ def keep_server(
     if channel.role != role:
         return False
     try:
-        keeper.run(_Inside(channel))
+        keeper.run(_PartOfJob(channel))
     except (ConfigError, JobFailedError) as error:
         channel.fail(str(error), user_error=isinstance(error, ConfigError))
         sys.stderr.write(f"holdfast: {error}\n")
@@ -98,7 +98,7 @@ def keep_server(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Keeper:
+class _ServerKeeper:
     """Runs one server; the fields are the arguments of `keep_server`."""
 
     directory: str | Path
@@ -220,7 +220,7 @@ class _Part(Protocol):
         """Tell others that nothing is left here; return when the process may end."""
 
 
-class _Inside:
+class _PartOfJob:
     """A worker of a job."""
 
     def __init__(self, channel: Channel) -> None:
@@ -255,7 +255,7 @@ class _Inside:
             self.wait(_POLL_S)  # the agent ends it
 
 
-class _Outside:
+class _PartAlone:
     """A process that no job started, until SIGTERM."""
 
     def __init__(self, told: threading.Event) -> None:

@@ -24,7 +24,7 @@ from holdfast.adapters.rl.engines.choice import (
 )
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine
 from holdfast.adapters.rl.engines.seats import EngineSeat, EngineSource, Weights
-from holdfast.adapters.rl.engines.streams import POLL_S, Attempt, Report, Work, stream
+from holdfast.adapters.rl.engines.streams import POLL_S, Attempt, Report, PoolWork, stream
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.ckpt.errors import CkptError
 from holdfast.elastic.errors import ConfigError, JobFailedError
@@ -128,7 +128,7 @@ class EnginePool:
         idle: Callable[[], object] | None,
         more: Callable[[int], Sequence[Sample]] | None,
     ) -> None:
-        waiting = [Work(each) for each in answers if not each.finished]
+        waiting = [PoolWork(each) for each in answers if not each.finished]
         idle_since = asked_s = roomy_s = time.monotonic()
         running: list[Attempt] = []
         reports: queue.Queue[Report] = queue.Queue(_MOST_TOKENS)
@@ -137,7 +137,7 @@ class EnginePool:
                 self._look_around(waiting, running)
                 if more is not None and (not running or time.monotonic() > asked_s + _ASK_S):
                     room = self.capacity - len(waiting) - len(running)
-                    waiting += [Work(each) for each in more(max(0, room)) if not each.finished]
+                    waiting += [PoolWork(each) for each in more(max(0, room)) if not each.finished]
                     idle_since = asked_s = time.monotonic()
                     roomy_s = asked_s if self._seats else roomy_s
                     self._check_patience(roomy_s)
@@ -180,7 +180,7 @@ class EnginePool:
                 if self._loaded is not None:
                     self._begin_renewing(self._seats[-1])
 
-    def _look_around(self, waiting: list[Work], running: list[Attempt]) -> None:
+    def _look_around(self, waiting: list[PoolWork], running: list[Attempt]) -> None:
         """Move the answers of engines that leave or are slow, now and then."""
         now_s = time.monotonic()
         if now_s < self._looked_s + _LOOK_S:
@@ -226,7 +226,7 @@ class EnginePool:
     # -- answers ---------------------------------------------------------------------------------
 
     def _begin(
-        self, waiting: list[Work], running: list[Attempt], reports: queue.Queue[Report]
+        self, waiting: list[PoolWork], running: list[Attempt], reports: queue.Queue[Report]
     ) -> None:
         """Give waiting answers to the engines with room (see `choice`)."""
         if not waiting:
@@ -255,7 +255,7 @@ class EnginePool:
             arguments = (attempt, reports, self._newest)
             threading.Thread(target=stream, args=arguments, daemon=True).start()
 
-    def _take(self, report: Report, waiting: list[Work], running: list[Attempt]) -> None:
+    def _take(self, report: Report, waiting: list[PoolWork], running: list[Attempt]) -> None:
         attempt, work = report.attempt, report.attempt.work
         if report.token is not None:
             if (said := self._add(report.token, attempt)) is None:
@@ -272,7 +272,7 @@ class EnginePool:
             self._fail(attempt.seat, report.error or "its stream ended too early")
         self._move(work, waiting)
 
-    def _move(self, work: Work, waiting: list[Work]) -> None:
+    def _move(self, work: PoolWork, waiting: list[PoolWork]) -> None:
         self.moved += 1
         waiting.append(work)
         self._check_patience(work.since)

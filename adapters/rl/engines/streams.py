@@ -18,7 +18,7 @@ POLL_S: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class PoolWork:
     """An answer with ``tokens`` that is not finished.
 
     ``since`` is the time of its last token or its first try, ``floor`` the oldest version that its
@@ -42,7 +42,7 @@ class Attempt:
     at ``leave_by_s``.
     """
 
-    work: Work
+    work: PoolWork
     text: Tokens
     seat: EngineSeat
     begun_s: float

@@ -135,7 +135,7 @@ def drawn(weights: str, place: tuple[int, int, int, int]) -> tuple[int, float]:
     return token, -1.0 - found[1] / 64
 
 
-class Handler(BaseHTTPRequestHandler):
+class AnswersHandler(BaseHTTPRequestHandler):
     """The routes."""
 
     protocol_version = "HTTP/1.1"
@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-class Server(ThreadingHTTPServer):
+class AnswersServer(ThreadingHTTPServer):
     """A server that closes a connection whose work failed, without a traceback."""
 
     daemon_threads = True
@@ -199,8 +199,8 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.005, help="seconds for a token")
     parser.add_argument("--keeper", type=int, default=0, help="process id in the orders")
     given = parser.parse_args()
-    Handler.answers = Answers(pace_s=given.pace, orders=Orders(given.keeper))
-    Server(("127.0.0.1", given.port), Handler).serve_forever()
+    AnswersHandler.answers = Answers(pace_s=given.pace, orders=Orders(given.keeper))
+    AnswersServer(("127.0.0.1", given.port), AnswersHandler).serve_forever()
 
 
 if __name__ == "__main__":

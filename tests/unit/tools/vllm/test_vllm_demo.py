@@ -25,42 +25,54 @@ def ready(seat: str, group: int) -> UserEvent:
 
 
 def done(step: int) -> StepDone:
-    return StepDone(step=step, rank=0)
+    return StepDone(step=step, rank=0, seconds=4.0)
 
 
-def test_a_server_is_killed_once_both_are_there() -> None:
+def test_a_server_is_killed_in_the_middle_of_a_step_once_both_are_there() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as victim:
         kill = ServerKill(step=2, latest=4)
-        for event in (ready("rollout/1", victim.pid), done(3)):
-            kill.see(event)
-            assert kill.killed == ""
-        kill.see(ready("rollout/2", -1))
+        kill.see(ready("rollout/1", victim.pid), now_s=0.0)
+        kill.see(done(3), now_s=10.0)
+        kill.tick(now_s=19.0)
+        assert kill.killed == ""
+        kill.see(ready("rollout/2", -1), now_s=20.0)
+        kill.see(done(3), now_s=20.0)
+        kill.tick(now_s=21.9)
+        assert kill.killed == ""
+        kill.tick(now_s=22.0)
         assert kill.killed == "rollout/1"
         assert victim.wait(60) == -signal.SIGKILL
     assert not kill.restarted
-    kill.see(ready("rollout/1", os.getpid()))
+    kill.see(ready("rollout/1", os.getpid()), now_s=30.0)
     assert kill.restarted
 
 
-def test_a_server_is_killed_at_the_latest_in_the_middle() -> None:
+def test_a_server_is_killed_at_the_latest_in_the_middle_of_the_job() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as victim:
         kill = ServerKill(step=2, latest=4)
-        kill.see(ready("rollout/0", victim.pid))
-        kill.see(done(4))
+        kill.see(ready("rollout/0", victim.pid), now_s=0.0)
+        kill.see(done(4), now_s=10.0)
+        kill.tick(now_s=12.0)
         assert victim.wait(60) == -signal.SIGKILL
 
 
 def result(**changed: Any) -> dict[str, Any]:
-    whole = {"final_hash": "a", "ledger": {"violations": []}, "reward": [0.1] * 4, "moved": 3}
-    return {**whole, **changed}
+    return {"final_hash": "a", "ledger": ledger(), "steps": 4, "moved": 3, **changed}
+
+
+def ledger(**changed: Any) -> dict[str, Any]:
+    trained = {"trained": 16, "ready": 0}
+    return {"violations": [], "tokens_resampled": 0, "ordinals": trained, **changed}
 
 
 @pytest.mark.parametrize(
     ("changed", "check", "why"),
     [
         ({"final_hash": "b"}, "exact", "a token differs"),
-        ({"ledger": {"violations": ["lost"]}}, "ledger_ok", "hurt: .*lost"),
-        ({"reward": [0.1]}, "ledger_ok", "1 of 4 steps"),
+        ({"ledger": ledger(violations=["lost"])}, "ledger_ok", "hurt: .*lost"),
+        ({"ledger": ledger(tokens_resampled=1)}, "ledger_ok", "hurt: .*tokens_resampled"),
+        ({"ledger": ledger(ordinals={"ready": 16})}, "ledger_ok", "'ready': 16"),
+        ({"steps": 1}, "ledger_ok", "1 of 4 steps"),
         ({"moved": 0}, "moved", "no server was killed in the middle"),
     ],
 )
