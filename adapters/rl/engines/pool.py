@@ -24,7 +24,7 @@ from holdfast.adapters.rl.engines.choice import (
 )
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine
 from holdfast.adapters.rl.engines.seats import EngineSeat, EngineSource, Weights
-from holdfast.adapters.rl.engines.streams import POLL_S, Attempt, Report, PoolWork, stream
+from holdfast.adapters.rl.engines.streams import POLL_S, Attempt, PoolWork, Report, stream
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.ckpt.errors import CkptError
 from holdfast.elastic.errors import ConfigError, JobFailedError
