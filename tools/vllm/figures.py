@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -258,7 +257,6 @@ def _swap(server: VLLMServer, *, version: int) -> dict[str, float]:
         "new weights: reading, beside the answers": server.loaded["read_s"],
         "new weights: the swap": server.loaded["swap_s"],
         "new weights: longest time without a token": max(gaps),
-        "usual time between two tokens": statistics.median(gaps),
     }
 
 
