@@ -120,6 +120,9 @@ class LedgerCounted(Event, frozen=True, kw_only=True, tag="ledger"):
     dropped: int
     """Prompts that were given up, and wait for their step to pass."""
 
+    skipped: int = 0
+    """Prompts that were passed over, as all of their rewards are equal."""
+
     awaited: int
     """Prompts that the next step waits for."""
 
@@ -307,6 +310,16 @@ class EnvironmentWaits(Event, frozen=True, kw_only=True, tag="environment_waits"
 
     waiting: int
     """Number of episodes that wait now."""
+
+
+class EnvironmentUnprotected(Event, frozen=True, kw_only=True, tag="environment_unprotected"):
+    """A rollout worker's environment processes run without a part of their sandbox."""
+
+    lacking: tuple[str, ...]
+    """The protection that they lack: ``processes``, ``network``, ``files``."""
+
+    why: str
+    """Cause, in words."""
 
 
 class GroupsBorrowed(Event, frozen=True, kw_only=True, tag="groups_borrowed"):

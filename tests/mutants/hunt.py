@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, deciders, ledger, memory, sea, sharing, store
+from mutants import control, deciders, engines, ledger, memory, sea, sharing, skipping, store
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -15,8 +15,10 @@ BUGS: Final[tuple[Bug, ...]] = (
     *memory.BUGS,
     *store.BUGS,
     *ledger.BUGS,
+    *skipping.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
+    *engines.BUGS,
 )
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
@@ -26,11 +28,14 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "memory": memory.trial,
     "store": store.trial,
     "ledger": ledger.trial,
+    "skipping": skipping.trial,
     "sharing": sharing.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,
     "dealt": sea.dealt_trial,
+    "guarded": sea.guarded_trial,
     "pairs": sea.paired_trial,
+    "engines": engines.trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 
