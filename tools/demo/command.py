@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ROLLOUT = "rollout"
 _NODES = ("a", "b", "c")
-_PRELOAD = ("holdfast.rl",)
+_PRELOAD = ("holdfast.adapters.rl.library", "holdfast.adapters.rl.sampler_process")
 """Imported once for all workers of a job."""
 _WANTED = {TRAINER: 2, ROLLOUT: 2}
 _WARM_START = "warm-start"

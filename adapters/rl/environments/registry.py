@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 
 from holdfast.adapters.rl.environments.base import Environment
+from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 
 BUILT_IN = {
     "two_turns": "holdfast.adapters.rl.environments.two_turns:make",
     "slow_tool": "holdfast.adapters.rl.environments.slow_tool:SlowTool",
+    "http": "holdfast.adapters.rl.environments.remote.plain:HttpEnvironment",
+    "mcp": "holdfast.adapters.rl.environments.remote.mcp:McpEnvironment",
 }
 """Short names of the built-in environments."""
 
@@ -28,6 +31,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside those in
     its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
     ``attempts`` times in all, then the episode ends with reward 0 and the reason.
+
+    With ``processes`` the environment runs in processes of its own in place of the threads.
     """
 
     factory: str
@@ -36,6 +41,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     waiting: int = 64
     limit_s: float = 60.0
     attempts: int = 2
+    processes: ProcessConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("threads", "attempts"):
@@ -45,6 +51,14 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(f"waiting is {self.waiting}, needed: 0 or more")
         if self.limit_s <= 0:
             raise ValueError(f"limit_s is {self.limit_s}, needed: above 0")
+        if self.processes is not None and self.processes.isolated and self._asks_network():
+            raise ValueError(
+                f"environment {self.factory!r} asks a service, and its processes have no network: "
+                "set processes.network to true"
+            )
+
+    def _asks_network(self) -> bool:
+        return self.factory == "http" or (self.factory == "mcp" and "url" in self.settings)
 
 
 def make_environment(config: EnvironmentConfig, *, seed: int) -> Environment:
@@ -67,6 +81,11 @@ def make_environment(config: EnvironmentConfig, *, seed: int) -> Environment:
             "prompt and respond (see holdfast.adapters.rl.environments.base.Environment)"
         )
     return made
+
+
+def module_of(path: str) -> str:
+    """Return the module of a factory's path, or of a built-in environment."""
+    return BUILT_IN.get(path, path).partition(":")[0]
 
 
 def _imported(path: str) -> Callable[..., Any]:

@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.adapters.rl.config import RLConfig
-from holdfast.adapters.rl.environments.calls import ThreadedCalls
-from holdfast.adapters.rl.environments.registry import make_environment
-from holdfast.adapters.rl.environments.waits import Waits
+from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
@@ -91,12 +89,6 @@ def _build_engine(policy: Policy, config: RLConfig, host: Host) -> Engine | Epis
     )
     if config.environment is None:
         return engine
-    calls = ThreadedCalls(
-        make_environment(config.environment, seed=config.task_seed),
-        threads=config.environment.threads,
-        limit_s=config.environment.limit_s,
-        attempts=config.environment.attempts,
-        waits=Waits(host.emit),
-    )
+    calls = start_calls(config.environment, seed=config.task_seed, owner=host.seat, emit=host.emit)
     waiting = config.environment.waiting
     return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from holdfast import elastic
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.base import HELD_OUT
-from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.environments.starting import start_environment
 from holdfast.adapters.rl.environments.task import Problem, make_task
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
@@ -102,7 +103,7 @@ class EpisodeAssessment:
     """Prompts of an environment, which also gives the rewards; held-out episodes are played."""
 
     def __init__(self, config: RLConfig, chosen: EnvironmentConfig, policy: Policy) -> None:
-        self._environment = make_environment(chosen, seed=config.task_seed)
+        self._environment = start_environment(chosen, seed=config.task_seed, owner="a trainer")
         self._player = Player(config, policy, self._environment, chosen)
         self._count = config.held_out
 
