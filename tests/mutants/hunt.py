@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, deciders, ledger, memory, sea, sharing, skipping, store
+from mutants import control, deciders, engines, ledger, memory, sea, sharing, skipping, store
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -18,6 +18,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *skipping.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
+    *engines.BUGS,
 )
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
@@ -34,6 +35,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "dealt": sea.dealt_trial,
     "guarded": sea.guarded_trial,
     "pairs": sea.paired_trial,
+    "engines": engines.trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 
