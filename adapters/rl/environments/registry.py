@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast.adapters.rl.environments.base import Environment
+from holdfast.adapters.rl.environments.base import NO_POLICIES, Environment, FrozenPolicy
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 
 BUILT_IN = {
     "two_turns": "holdfast.adapters.rl.environments.two_turns:make",
+    "reviewed": "holdfast.adapters.rl.environments.reviewed:make",
     "slow_tool": "holdfast.adapters.rl.environments.slow_tool:SlowTool",
 }
 """Short names of the built-in environments."""
@@ -24,7 +25,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """An environment and how it is called.
 
     ``factory`` is "package.module:name" or a name of `BUILT_IN`; it is called with ``settings`` and
-    ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. Each rollout worker
+    ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. If it takes a
+    keyword ``frozen``, it gets the job's frozen policies by name (`FrozenPolicy`). Each rollout worker
     has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside those in
     its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
     ``attempts`` times in all, then the episode ends with reward 0 and the reason.
@@ -47,11 +49,18 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(f"limit_s is {self.limit_s}, needed: above 0")
 
 
-def make_environment(config: EnvironmentConfig, *, seed: int) -> Environment:
-    """Import and make the environment. Raises ``ConfigError`` with the reason."""
+def make_environment(
+    config: EnvironmentConfig, *, seed: int, frozen: Mapping[str, FrozenPolicy] = NO_POLICIES
+) -> Environment:
+    """Import and make the environment, which may ask the ``frozen`` policies.
+
+    Raises ``ConfigError`` with the reason.
+    """
     factory = _imported(config.factory)
     settings = {"seed": seed, **config.settings}
     try:
+        if "frozen" in inspect.signature(factory).parameters and "frozen" not in settings:
+            settings["frozen"] = frozen
         inspect.signature(factory).bind(**settings)
     except TypeError as error:
         raise ConfigError(

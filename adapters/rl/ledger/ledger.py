@@ -26,7 +26,7 @@ import msgspec
 from holdfast.adapters.rl.ledger.borrowing import Borrowing
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
 from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
-from holdfast.adapters.rl.ledger.counters import Counters
+from holdfast.adapters.rl.ledger.counters import Books, Counters
 from holdfast.adapters.rl.ledger.cuts import GenerationCuts
 from holdfast.adapters.rl.ledger.group import Group, agree, audit
 from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan
@@ -52,10 +52,14 @@ class DeliveryVerdict(StrEnum):
 
 
 class Ledger:
-    """The ledger of the module's docstring. Not safe to share between threads without a lock."""
+    """The ledger of the module's docstring. Not safe to share between threads without a lock.
 
-    def __init__(self, plan: BatchPlan) -> None:
+    ``policies`` are the names of those that speak; each has a book of its tokens (`Books`).
+    """
+
+    def __init__(self, plan: BatchPlan, *, policies: Sequence[str] = ("",)) -> None:
         self.plan = plan
+        self.books = Books(policies)
         self.counters = Counters()
         self.trained_steps = 0
         self.staleness_max = 0
@@ -351,6 +355,7 @@ class Ledger:
             group = self._groups.pop(ordinal)
             self._note(audit(group, self.plan, step=step))
             group.move(OrdinalEvent.TRAIN)
+            self.books.add(group.done.values())
             for sample in group.done.values():
                 self._lengths.note(len(group.prompt), sample.sampled)
                 self.staleness_max = max(self.staleness_max, step - min(sample.versions))
@@ -433,6 +438,7 @@ class Ledger:
             "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
             "lengths": self._lengths.state_dict(),
             "borrowing": self.borrowing.state_dict(),
+            "books": self.books.state_dict(),
             "dropped": {str(o): each.reason for o, each in self._groups.items() if each.reason},
             "samples": samples,
             "staleness_max": self.staleness_max,
@@ -449,7 +455,7 @@ class Ledger:
         plan = msgspec.convert(state["plan"], BatchPlan)
         if plan != self.plan:
             raise LedgerError(f"the saved ledger is of a job with {plan}, this one has {self.plan}")
-        self.__init__(plan)  # type: ignore[misc]
+        self.__init__(plan, policies=self.books.names)  # type: ignore[misc]
         self.trained_steps, self._admitted = state["trained_steps"], state["admitted"]
         self.staleness_max = state["staleness_max"]
         self._cuts = GenerationCuts(
@@ -474,6 +480,8 @@ class Ledger:
         self._lengths = Lengths(state["lengths"])
         if "borrowing" in state:  # snapshots of older versions have none
             self.borrowing.load_state_dict(state["borrowing"])
+        if "books" in state:
+            self.books.load_state_dict(state["books"])
 
     # -- inside ------------------------------------------------------------------------------
 

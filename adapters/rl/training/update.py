@@ -44,7 +44,7 @@ class Update:
             normalize=loss.normalize,
             variances=found.variances[used].float() if found else None,
         )
-        share = effective_share(found.ratios[used]) if found else None
+        share = effective_share(found.ratios[batch.spoken]) if found else None
         lr = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
         return cls(
             step=step,
