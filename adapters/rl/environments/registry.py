@@ -20,15 +20,17 @@ BUILT_IN = {
 }
 """Short names of the built-in environments."""
 
+_POLICIES = "frozen_policies"
+
 
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An environment and how it is called.
 
     ``factory`` is "package.module:name" or a name of `BUILT_IN`; it is called with ``settings`` and
-    ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. If it takes a
-    keyword ``frozen``, it gets the job's frozen policies by name (`FrozenPolicy`). Each rollout worker
-    has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside those in
-    its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
+    ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. If it takes the
+    keyword ``frozen_policies``, it gets those of the job, by name (`FrozenPolicy`). Each rollout
+    worker has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside
+    those in its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
     ``attempts`` times in all, then the episode ends with reward 0 and the reason.
     """
 
@@ -50,17 +52,20 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def make_environment(
-    config: EnvironmentConfig, *, seed: int, frozen: Mapping[str, FrozenPolicy] = NO_POLICIES
+    config: EnvironmentConfig,
+    *,
+    seed: int,
+    frozen_policies: Mapping[str, FrozenPolicy] = NO_POLICIES,
 ) -> Environment:
-    """Import and make the environment, which may ask the ``frozen`` policies.
+    """Import and make the environment, which may ask ``frozen_policies``.
 
     Raises ``ConfigError`` with the reason.
     """
     factory = _imported(config.factory)
     settings = {"seed": seed, **config.settings}
     try:
-        if "frozen" in inspect.signature(factory).parameters and "frozen" not in settings:
-            settings["frozen"] = frozen
+        if _POLICIES in inspect.signature(factory).parameters and _POLICIES not in settings:
+            settings[_POLICIES] = frozen_policies
         inspect.signature(factory).bind(**settings)
     except TypeError as error:
         raise ConfigError(

@@ -91,7 +91,7 @@ def _build_engine(
         return engines[0]
     calls = ThreadedCalls(
         make_environment(
-            config.environment, seed=config.task_seed, frozen=judges_of(config, policies)
+            config.environment, seed=config.task_seed, frozen_policies=judges_of(config, policies)
         ),
         threads=config.environment.threads,
         limit_s=config.environment.limit_s,

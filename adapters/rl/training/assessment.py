@@ -107,7 +107,7 @@ class EpisodeAssessment:
         self, config: RLConfig, chosen: EnvironmentConfig, policies: Mapping[str, Policy]
     ) -> None:
         self._environment = make_environment(
-            chosen, seed=config.task_seed, frozen=judges_of(config, policies)
+            chosen, seed=config.task_seed, frozen_policies=judges_of(config, policies)
         )
         self._player = Player(config, policies, self._environment, chosen)
         self._count = config.held_out
