@@ -93,6 +93,12 @@ class Rollouts:
     ) -> None:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
+        if plan.skips:
+            raise ConfigError(
+                "Scheduling(skip_equal=...): in a loop of your own the rewards are known after "
+                "batch(), too late to pass over a group; set it to None, or train with "
+                "python -m holdfast.rl"
+            )
         if share is not None:
             share.check_groups(plan.groups)
             plan = msgspec.structs.replace(plan, groups=share.own)

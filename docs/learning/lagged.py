@@ -34,7 +34,11 @@ class LaggedRun:
         self._model = copy.deepcopy(warmed)
         self._optimizer = make_optimizer(self._model.parameters(), lr=config.lr)
         self._engine = Engine(
-            policy=build_policy(config), limits=config.limits, slots=config.slots, seed=config.seed
+            policy=build_policy(config),
+            limits=config.limits,
+            slots=config.slots,
+            seed=config.seed,
+            precision=config.rollout_precision,
         )
         self._versions = deque([self._weights()], maxlen=config.staleness + 1)
         self._proximal = self._make_proximal()

@@ -6,16 +6,21 @@ from collections.abc import Mapping
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.policy.policy import Policy
+from holdfast.adapters.rl.policy.rounding import Precision
 from holdfast.adapters.rl.policy.team import prefix_of
 from holdfast.adapters.rl.rollout.engine import Engine
 
 
 def engines_of(
-    config: RLConfig, policies: Mapping[str, Policy], *, pinned: bool = True
+    config: RLConfig,
+    policies: Mapping[str, Policy],
+    *,
+    pinned: bool = True,
+    precision: Precision = "full",
 ) -> list[Engine]:
     """Return an engine for each policy that may speak, in their order.
 
-    Without an environment that is the first one.
+    Without an environment that is the first one. Frozen ones keep their precision.
     """
     speaking = list(policies) if config.environment is not None else [*policies][:1]
     engines = [
@@ -25,6 +30,7 @@ def engines_of(
             slots=config.slots,
             seed=config.seed,
             pinned=pinned,
+            precision=precision if name not in config.frozen else "full",
             prefix=prefix_of(name),
         )
         for name in speaking

@@ -86,7 +86,9 @@ class RolloutWorker(SamplingClient):
 def _build_engine(
     policies: Mapping[str, Policy], config: RLConfig, host: Host
 ) -> Engine | Episodes:
-    engines = engines_of(config, policies, pinned=config.plan.pinned)
+    engines = engines_of(
+        config, policies, pinned=config.plan.pinned, precision=config.rollout_precision
+    )
     if config.environment is None:
         return engines[0]
     calls = ThreadedCalls(

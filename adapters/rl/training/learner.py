@@ -14,6 +14,7 @@ from holdfast.adapters.rl.policy.policy import Policy, parameter_names, reshard,
 from holdfast.adapters.rl.policy.team import prefix_of
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
 from holdfast.adapters.rl.training.recheck import Recheck
+from holdfast.adapters.rl.training.reference import ReferencePolicy
 from holdfast.adapters.rl.training.survey import Survey, survey
 from holdfast.adapters.rl.training.update import Update, make_optimizer
 from holdfast.adapters.rl.weights.pull import weights_of
@@ -42,9 +43,11 @@ class Learner:
         self._run, self._config, self._maker, self._retained = run, config, maker, retained
         self.model = self._build()
         self.optimizer = make_optimizer(self.model.parameters(), lr=config.lr)
-        self.proximal = self._proximal()
+        self.proximal, self.reference = self._proximal(), self._reference()
         self.recheck = Recheck(
-            maker.build, lambda version: self._weights(version, limit_s=_RECHECK_LIMIT_S)
+            maker.build,
+            lambda version: self._weights(version, limit_s=_RECHECK_LIMIT_S),
+            precision=config.rollout_precision,
         )
 
     def learn(self, batch: TrainingBatch, *, step: int) -> Update:
@@ -60,18 +63,21 @@ class Learner:
         run.clip_grad_norm_(self.model.parameters(), config.max_norm)
         return update
 
-    def apply(self) -> None:
-        """Apply the gradient of the pass."""
+    def apply(self, *, step: int) -> None:
+        """Apply the gradient of the pass of ``step``."""
         self._run.step(self.optimizer)
         if isinstance(self.proximal, Ewma):
             self.proximal.update()
+        if self.reference is not None:
+            self.reference.renew(self.model, version=step + 1)
 
     # -- beginning -------------------------------------------------------------------------------
 
-    def _build(self) -> Policy:
+    def _build(self, *, reference: str | None = None) -> Policy:
+        """Return a sharded policy with the first weights of the run, or those of a reference."""
         model = self._maker.build()
         if not _restores(self._run):
-            self._maker.begin(model)
+            self._maker.begin(model, reference=reference)
         shard(model, self._run.mesh)
         return model
 
@@ -82,6 +88,11 @@ class Learner:
         if loss.proximal == "recomputed":
             return Recomputed(self._maker.build(), self._weights)
         return None
+
+    def _reference(self) -> ReferencePolicy | None:
+        if (kl := self._config.loss.kl) is None:
+            return None
+        return ReferencePolicy(self._build(reference=kl.checkpoint), kl)
 
     def _weights(self, version: int, *, limit_s: float = 10.0) -> Mapping[str, Tensor]:
         """Return this policy's tensors of a version, by its own names."""
@@ -106,6 +117,7 @@ class Learner:
                 ranks=data.size(),
                 sum_=lambda found: dist.all_reduce(found, group=data.get_group()),
                 proximal=self.proximal,
+                reference=self.reference,
             )
         finally:
             reshard(self.model)

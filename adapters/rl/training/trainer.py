@@ -112,7 +112,10 @@ class Trainer:
         policies |= {name: learner.model for name, learner in learners.items()}
         policies = {name: policies[name] for name in config.by_policy}
         model = joined(policies)
-        ledger, checker = Ledger(config.plan, policies=[*policies]), StepChecker()
+        ledger, checker = (
+            Ledger(config.plan, policies=[*policies], reward_of=self._reward),
+            StepChecker(),
+        )
         state = LedgerState(ledger, self._server)
         history: dict[str, Any] = {"reward": [], "held_out": [], "greedy": []}
         if config.policies:
@@ -128,6 +131,11 @@ class Trainer:
             more["ewma"] = joined(means)
         if retained is not None:
             more[RETAINED] = retained
+        references = {
+            name: each.reference for name, each in learners.items() if each.reference is not None
+        }
+        if references:
+            more["reference"] = joined(references)
         if (frozen := self._policies.frozen_weights) is not None:
             more["frozen"] = Rebuilt(frozen)
         if (sharing := self._sharing(run)) is not None:
@@ -154,6 +162,8 @@ class Trainer:
             retained=retained,
             sharing=sharing,
         )
+        for reference in references.values():
+            reference.require(run.completed)
         try:
             if run.is_leader:
                 self._lead(run, model, ledger, state)
@@ -225,7 +235,7 @@ class Trainer:
             if job.retained is not None and not logged:  # before the first of them changes
                 run.fence()
                 job.retained.keep(job.model, version=step)
-            learner.apply()
+            learner.apply(step=step)
             logged |= self._figures(job, learner, batch, update)
         run.log(**logged)
 
@@ -243,6 +253,8 @@ class Trainer:
         found = {"reward": reward, "tokens": batch.token_count, "staleness": staleness}
         if update.share is not None:
             found["effective_share"] = update.share
+        if update.divergence is not None:
+            found["divergence"] = update.divergence
         return {f"{key}_{learner.name}" if learner.name else key: found[key] for key in found}
 
     def _batches(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
@@ -271,7 +283,7 @@ class Trainer:
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         session.emit(RolloutsAwaited(step=step + 1, seconds=time.perf_counter() - began))
         self._await_release(job, step)
-        rewards = [self._assessment.reward(sample) for sample in samples]
+        rewards = [self._reward(sample) for sample in samples]
         island = job.sharing.share.name if job.sharing else ""
         with self._server.lock:
             others = ledger.borrowing.due(step)
@@ -287,26 +299,21 @@ class Trainer:
         if config.environment is not None and samples:
             session.emit(episode_figures(samples, step=step + 1))
         self._judge(job, step, job.checker.check(seen))
-        rewards += [self._assessment.reward(sample) for sample in others]
+        rewards += [self._reward(sample) for sample in others]
         if config.policies:
             mean = sum(rewards) / len(rewards) if rewards else 0.0
             job.history["reward"].append(mean)
         both = [*samples, *(_as_ours(sample, run.generation, step) for sample in others)]
         batches = {
-            name: self._collated(both, rewards, speaker=each.speaker)
-            for name, each in job.learners.items()
+            name: self._collated(both, speaker=each.speaker) for name, each in job.learners.items()
         }
         self._look_again(job, step, batches, samples)
         return batches
 
-    def _collated(
-        self, samples: Sequence[Trajectory], rewards: Sequence[float], *, speaker: int
-    ) -> TrainingBatch:
-        own = [sample.reward_of(speaker) for sample in samples]
-        earned = [all_ if each is None else each for all_, each in zip(rewards, own, strict=True)]
+    def _collated(self, samples: Sequence[Trajectory], *, speaker: int) -> TrainingBatch:
         return collate(
             samples,
-            torch.tensor(earned),
+            torch.tensor([self._reward(sample, speaker=speaker) for sample in samples]),
             rows=self._config.rows,
             length=self._config.model.context,
             speaker=speaker,
@@ -343,6 +350,17 @@ class Trainer:
             job.session.emit(RuleViolated(step=step + 1, what=what))
         if found and self._config.check.fatal:
             raise JobFailedError(f"{found[0]} (check.fatal is set)")
+
+    def _reward(self, sample: Trajectory, *, speaker: int | None = None) -> float:
+        """Return the reward of a finished sample, less the penalty for its length.
+
+        With ``speaker`` it is that policy's, where the environment gave each its own.
+        """
+        limits = self._config.limits
+        most = min(limits.max_new_tokens, limits.context - len(sample.prompt))
+        penalty = self._config.length.of(sample.sampled, most=most)
+        own = None if speaker is None else sample.reward_of(speaker)
+        return (self._assessment.reward(sample) if own is None else own) - penalty
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._assessment.prompt(ordinal))

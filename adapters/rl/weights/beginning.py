@@ -42,12 +42,23 @@ def load_start(policy: nn.Module, start: StartWeights) -> None:
 
 def load_warm_start(policy: nn.Module, root: str) -> None:
     """Fill ``policy`` from a warm start."""
+    missing = "no warm start there; make it with: python -m holdfast.rl --warm-up --config FILE"
+    _load_newest(policy, root, missing=missing)
+
+
+def load_reference(policy: nn.Module, root: str) -> None:
+    """Fill ``policy`` from the newest checkpoint of an RL job, or from a warm start."""
+    missing = (
+        "no checkpoint there; give loss.kl.checkpoint the directory of an RL job's checkpoints or "
+        "of a warm start"
+    )
+    _load_newest(policy, root, missing=missing)
+
+
+def _load_newest(policy: nn.Module, root: str, *, missing: str) -> None:
     step = catalog.latest(root)
     if step is None:
-        raise ConfigError(
-            f"{root}: no warm start there; make it with: "
-            "python -m holdfast.rl --warm-up --config FILE"
-        )
+        raise ConfigError(f"{root}: {missing}")
     _load(policy, root, step, policy="")
 
 
@@ -59,7 +70,7 @@ def _load(module: nn.Module, root: str, step: int, *, policy: str) -> None:
         found = tensors[f"{prefix}{name}"]
         if found.shape != parameter.shape:
             raise ConfigError(
-                f"{root}: {prefix}{name} has the shape {[*found.shape]}, and the policy's has "
-                f"{[*parameter.shape]}: give both policies the same model"
+                f"{root}: {prefix}{name} has the shape {[*found.shape]} there and "
+                f"{[*parameter.shape]} here: give weights of the same model"
             )
     fill(module, {name: tensors[f"{prefix}{name}"] for name in names})

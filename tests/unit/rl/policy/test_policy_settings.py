@@ -93,6 +93,14 @@ def test_versions_are_kept_for_any_policy_that_recomputes() -> None:
         ),
         ('ENV, "start": {"checkpoint": "c", "step": 1}, "policies": {"a": {}}', "one of the polic"),
         (
+            'ENV, "policies": {"a": {"loss": {"kl": {"checkpoint": "c"}}}}',
+            "name the weights in the policy's start",
+        ),
+        (
+            'ENV, "scheduling": {"skip_equal": 2.0}, "policies": {"a": {}}',
+            "scheduling.skip_equal: with several policies",
+        ),
+        (
             '"share": {"meet": "m", "name": "n", "own": 6, "others": 2}, "policies": {"a": {}}',
             "share: samples of several policies are not shared",
         ),
