@@ -97,7 +97,7 @@ def test_versions_are_kept_for_any_policy_that_recomputes() -> None:
             "name the weights in the policy's start",
         ),
         (
-            'ENV, "scheduling": {"skip_equal": 2.0}, "policies": {"a": {}}',
+            'ENV, "scheduling": {"skip_equal": 2}, "policies": {"a": {}}',
             "scheduling.skip_equal: with several policies",
         ),
         (
