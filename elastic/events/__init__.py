@@ -67,6 +67,7 @@ from holdfast.elastic.events.job import (
 )
 from holdfast.elastic.events.rollouts import (
     BackPressure,
+    EnvironmentUnprotected,
     EnvironmentWaits,
     EpisodesPlayed,
     GroupLeftOut,
@@ -139,6 +140,7 @@ __all__ = [
     "DataWorkersForked",
     "Detected",
     "DiskRefused",
+    "EnvironmentUnprotected",
     "EnvironmentWaits",
     "EpisodesPlayed",
     "Event",

@@ -312,6 +312,16 @@ class EnvironmentWaits(Event, frozen=True, kw_only=True, tag="environment_waits"
     """Number of episodes that wait now."""
 
 
+class EnvironmentUnprotected(Event, frozen=True, kw_only=True, tag="environment_unprotected"):
+    """A rollout worker's environment processes run without a part of their sandbox."""
+
+    lacking: tuple[str, ...]
+    """The protection that they lack: ``processes``, ``network``, ``files``."""
+
+    why: str
+    """Cause, in words."""
+
+
 class GroupsBorrowed(Event, frozen=True, kw_only=True, tag="groups_borrowed"):
     """A step trains on groups of samples of other runs, recorded before it began."""
 

@@ -23,7 +23,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     pages for shared memory ("" if unknown). ``isal`` is the version of ISA-L, or ``isal_error``
     says why there is none. ``copy`` says if the compiled copy is in use. ``objection`` is the
     reason why this torch is not to be used. ``clock`` is the kernel's clock source, and
-    ``clock_ns`` the time that reading it takes.
+    ``clock_ns`` the time that reading it takes. ``unprotected`` says which protection the sandbox
+    of environment processes lacks here, with the reasons.
     """
 
     kernel: str
@@ -53,6 +54,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     objection: str = ""
     clock: str = ""
     clock_ns: float = 0.0
+    unprotected: dict[str, str] = {}
 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ def judge_machine(machine: MachineFacts, plan: PlanFacts) -> list[Finding]:
         torch(machine),
         erasure_coding(machine),
         native_copy(machine),
+        sandbox(machine),
     ]
 
 
@@ -297,6 +298,23 @@ def native_copy(machine: MachineFacts) -> Finding:
         f"missing; {compiler or 'no C compiler'} is there",
         why="snapshots copy at about half the speed without it",
         remedy=remedy if compiler else f"{remedy}, then Holdfast again: its build compiles it",
+    )
+
+
+def sandbox(machine: MachineFacts) -> Finding:
+    """Judge whether the environment processes of RL can have a sandbox."""
+    name = "sandbox"
+    if not machine.unprotected:
+        return fine(name, "environment processes of RL can have one")
+    told = "; ".join(f"{each}: {why}" for each, why in machine.unprotected.items())
+    return warning(
+        name,
+        f"environment processes of RL lack protection ({told})",
+        why="they reach the network, or write the user's files, or outlive a killed worker if they "
+        "hide; a job with sandbox require is refused",
+        remedy="allow user namespaces (sysctl user.max_user_namespaces, "
+        "kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp profile that "
+        "permits unshare and mount)",
     )
 
 

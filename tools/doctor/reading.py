@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from holdfast.adapters.rl.environments.processes.sandbox import lacking
 from holdfast.ckpt.memory.arena import ARENA_ROOT
 from holdfast.ckpt.native import isal, streaming
 from holdfast.ckpt.native.pages import SHMEM_HUGE
@@ -65,6 +66,7 @@ def read_machine(*, shared: Path = ARENA_ROOT) -> MachineFacts:
         objection=objection(versions["torch"], os.environ) if "torch" in versions else "",
         clock=_text(_CLOCK),
         clock_ns=_clock_ns(),
+        unprotected=lacking(),
     )
 
 

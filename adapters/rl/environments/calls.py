@@ -1,9 +1,12 @@
-"""Calls of an environment on threads, so that slow calls delay nothing else.
+"""Calls of an environment that delay nothing else: made again when they fail, and then given up.
 
-Threads are enough, since a slow environment waits for something else (a sandbox, a service, its own
-process) and lets other threads run meanwhile. But a thread cannot be stopped: a call that takes
-longer than the limit is abandoned and made again. If its last attempt fails as well, the episode
-ends with reward 0 and the reason. The number of abandoned calls that still run is bounded.
+A call that takes longer than the limit is abandoned and made again. If its last attempt fails as
+well, the episode ends with reward 0 and the reason. `CallQueue` has these rules for every place
+that calls can run in: threads (`ThreadedCalls`), or processes of their own
+(`holdfast.adapters.rl.environments.processes.calls`).
+
+Threads are enough for a slow environment that waits for something else (a sandbox, a service). But
+a thread cannot be stopped: the number of abandoned calls that still run is bounded.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,31 +45,51 @@ class _PendingCall:
     is_wanted: bool = True
 
 
-class ThreadedCalls:
-    """The calls of the module's docstring. All methods are for one thread, the worker's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """An error of the environment's code: ``words`` follow the name of the call."""
 
-    ``threads`` calls run at a time, each for at most ``limit_s`` seconds and at most ``attempts``
-    times if it fails (`ToolError`) or takes longer. ``clock`` counts seconds.
+    words: str
+    cause: Exception | None = None
+
+
+Result = Observation | ToolError | Fault
+"""The result of an attempt; a `ToolError` may be no error of a tool, but the end of a process."""
+
+
+class CallQueue(ABC):
+    """The rules of the module's docstring. All methods are for one thread, the worker's.
+
+    Each call may take ``limit_s`` seconds, and is made at most ``attempts`` times. ``name`` is the
+    environment's, for messages. ``clock`` counts seconds.
     """
 
     def __init__(
         self,
-        environment: Environment,
+        name: str,
         *,
-        threads: int = 8,
-        limit_s: float = 60.0,
-        attempts: int = 2,
-        waits: Waits | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        limit_s: float,
+        attempts: int,
+        waits: Waits | None,
+        clock: Callable[[], float],
     ) -> None:
-        self._environment, self._threads = environment, threads
-        self._limit_s, self._attempts, self._clock = limit_s, attempts, clock
-        self._waits = waits or Waits()
+        self._name, self._limit_s, self._attempts = name, limit_s, attempts
+        self._clock, self._waits = clock, waits or Waits()
         self._queue: deque[_PendingCall] = deque()
         self._running: dict[int, _PendingCall] = {}
-        self._hung: set[int] = set()
         self._started = 0
-        self._returned: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+
+    @abstractmethod
+    def _begin(self, number: int, action: Action) -> bool:
+        """Begin the call with this number; False if there is no room for another."""
+
+    @abstractmethod
+    def _arrived(self, wait_s: float) -> Iterator[tuple[int, Result]]:
+        """Yield (number of the call, result) of those that are over; wait for the first."""
+
+    @abstractmethod
+    def _abandon(self, number: int, why: str) -> None:
+        """Stop a call, or ignore its result."""
 
     def submit(self, action: Action) -> None:
         """Request the reply to a turn."""
@@ -92,43 +116,16 @@ class ThreadedCalls:
             if call.action.key in keys:
                 call.is_wanted = False
 
-    # -- threads -----------------------------------------------------------------------------
-
     def _start(self) -> None:
-        while self._queue and len(self._running) < self._threads:
+        while self._queue and self._begin(self._started, self._queue[0].action):
             call = self._queue.popleft()
             call.began, call.attempts = self._clock(), call.attempts + 1
-            number, self._started = self._started, self._started + 1
-            self._running[number] = call
-            threading.Thread(
-                target=self._respond,
-                args=(number, call.action),
-                name=f"environment-{number}",
-                daemon=True,
-            ).start()
-
-    def _respond(self, number: int, action: Action) -> None:
-        try:
-            found: object = self._environment.respond(action)
-        except Exception as error:  # noqa: BLE001 - handled in the worker's thread
-            found = error
-        self._returned.put((number, found))
-
-    # -- results -----------------------------------------------------------------------------
-
-    def _arrived(self, wait_s: float) -> Iterator[tuple[int, object]]:
-        """Yield (number of the call, result) of finished threads; wait for the first."""
-        while True:
-            try:
-                yield self._returned.get(block=wait_s > 0, timeout=wait_s or None)
-            except queue.Empty:
-                return
-            wait_s = 0.0
+            self._running[self._started] = call
+            self._started += 1
 
     def _take(self, wait_s: float) -> Iterator[tuple[SampleId, Reply]]:
         for number, found in self._arrived(wait_s):
             call = self._running.pop(number, None)
-            self._hung.discard(number)
             if call is not None and call.is_wanted:
                 reply = self._judge(call, found)
                 if reply is not None:
@@ -138,29 +135,21 @@ class ThreadedCalls:
             if self._clock() - call.began <= self._limit_s:
                 continue
             del self._running[number]
-            self._hung.add(number)
-            reply = (
-                self._again(call, f"no reply in {self._limit_s:g} s") if call.is_wanted else None
-            )
+            why = f"no reply in {self._limit_s:g} s"
+            self._abandon(number, why)
+            reply = self._again(call, why) if call.is_wanted else None
             if reply is not None:
                 yield call.action.key, reply
-        if len(self._hung) > _HUNG_PER_THREAD * self._threads:
-            raise JobFailedError(
-                f"{len(self._hung)} calls of the environment hang, each for more than "
-                f"{self._limit_s:g} s: see to its tools, or give it a longer limit_s"
-            )
 
-    def _judge(self, call: _PendingCall, found: object) -> Reply | None:
+    def _judge(self, call: _PendingCall, found: Result) -> Reply | None:
         """Return the reply, or None if the call is made again."""
         if isinstance(found, Observation):
             return found
         if isinstance(found, ToolError):
             return self._again(call, str(found) or "a tool failed")
-        action, environment = call.action, type(self._environment).__name__
-        where = f"{environment}.respond for turn {action.turn} of sample {action.key}"
-        if isinstance(found, Exception):
-            raise JobFailedError(f"{where}: {type(found).__name__}: {found}") from found
-        raise JobFailedError(f"{where} returned {found!r}, needed: an Observation")
+        action = call.action
+        where = f"{self._name}.respond for turn {action.turn} of sample {action.key}"
+        raise JobFailedError(f"{where}{found.words}") from found.cause
 
     def _again(self, call: _PendingCall, why: str) -> Failed | None:
         self._waits.failed += 1
@@ -171,3 +160,68 @@ class ThreadedCalls:
         return Failed(
             reason=f"turn {call.action.turn} was given up after {call.attempts} attempts: {why}"
         )
+
+
+class ThreadedCalls(CallQueue):
+    """A `CallQueue` of ``threads`` calls at a time, each on a thread."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        threads: int = 8,
+        limit_s: float = 60.0,
+        attempts: int = 2,
+        waits: Waits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(
+            type(environment).__name__,
+            limit_s=limit_s,
+            attempts=attempts,
+            waits=waits,
+            clock=clock,
+        )
+        self._environment, self._threads = environment, threads
+        self._hung: set[int] = set()
+        self._returned: queue.SimpleQueue[tuple[int, Result]] = queue.SimpleQueue()
+
+    def _begin(self, number: int, action: Action) -> bool:
+        if len(self._running) >= self._threads:
+            return False
+        threading.Thread(
+            target=self._respond, args=(number, action), name=f"environment-{number}", daemon=True
+        ).start()
+        return True
+
+    def _respond(self, number: int, action: Action) -> None:
+        self._returned.put((number, self._result(action)))
+
+    def _result(self, action: Action) -> Result:
+        try:
+            found: object = self._environment.respond(action)
+        except ToolError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - raised in the worker's thread
+            return Fault(words=f": {type(error).__name__}: {error}", cause=error)
+        if isinstance(found, Observation):
+            return found
+        return Fault(words=f" returned {found!r}, needed: an Observation")
+
+    def _arrived(self, wait_s: float) -> Iterator[tuple[int, Result]]:
+        while True:
+            try:
+                number, found = self._returned.get(block=wait_s > 0, timeout=wait_s or None)
+            except queue.Empty:
+                return
+            self._hung.discard(number)
+            yield number, found
+            wait_s = 0.0
+
+    def _abandon(self, number: int, why: str) -> None:
+        self._hung.add(number)
+        if len(self._hung) > _HUNG_PER_THREAD * self._threads:
+            raise JobFailedError(
+                f"{len(self._hung)} calls of the environment hang, each for more than "
+                f"{self._limit_s:g} s: see to its tools, or give it a longer limit_s"
+            )

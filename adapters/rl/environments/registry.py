@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.adapters.rl.environments.base import NO_POLICIES, Environment, FrozenPolicy
+from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 
@@ -17,6 +18,8 @@ BUILT_IN = {
     "two_turns": "holdfast.adapters.rl.environments.two_turns:make",
     "reviewed": "holdfast.adapters.rl.environments.reviewed:make",
     "slow_tool": "holdfast.adapters.rl.environments.slow_tool:SlowTool",
+    "http": "holdfast.adapters.rl.environments.remote.plain:HttpEnvironment",
+    "mcp": "holdfast.adapters.rl.environments.remote.mcp:McpEnvironment",
 }
 """Short names of the built-in environments."""
 
@@ -32,6 +35,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     worker has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside
     those in its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
     ``attempts`` times in all, then the episode ends with reward 0 and the reason.
+
+    With ``processes`` the environment runs in processes of its own in place of the threads.
     """
 
     factory: str
@@ -40,6 +45,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     waiting: int = 64
     limit_s: float = 60.0
     attempts: int = 2
+    processes: ProcessConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("threads", "attempts"):
@@ -55,9 +61,9 @@ def make_environment(
     config: EnvironmentConfig,
     *,
     seed: int,
-    frozen_policies: Mapping[str, FrozenPolicy] = NO_POLICIES,
+    frozen_policies: Mapping[str, FrozenPolicy] | None = NO_POLICIES,
 ) -> Environment:
-    """Import and make the environment, which may ask ``frozen_policies``.
+    """Import and make the environment, which may ask ``frozen_policies``; None: they are elsewhere.
 
     Raises ``ConfigError`` with the reason.
     """
@@ -65,6 +71,11 @@ def make_environment(
     settings = {"seed": seed, **config.settings}
     try:
         if _POLICIES in inspect.signature(factory).parameters and _POLICIES not in settings:
+            if frozen_policies is None:
+                raise ConfigError(
+                    f"environment {config.factory!r} asks for frozen policies, which are in the "
+                    "rollout worker: set environment.processes to null, so that it runs there"
+                )
             settings[_POLICIES] = frozen_policies
         inspect.signature(factory).bind(**settings)
     except TypeError as error:
@@ -81,6 +92,11 @@ def make_environment(
             "prompt and respond (see holdfast.adapters.rl.environments.base.Environment)"
         )
     return made
+
+
+def module_of(path: str) -> str:
+    """Return the module of a factory's path, or of a built-in environment."""
+    return BUILT_IN.get(path, path).partition(":")[0]
 
 
 def _imported(path: str) -> Callable[..., Any]:

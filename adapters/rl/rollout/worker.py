@@ -10,9 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from holdfast.adapters.rl.config import RLConfig
-from holdfast.adapters.rl.environments.calls import ThreadedCalls
-from holdfast.adapters.rl.environments.registry import make_environment
-from holdfast.adapters.rl.environments.waits import Waits
+from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.judge import judges_of
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
 from holdfast.adapters.rl.policy.team import joined
@@ -91,14 +89,12 @@ def _build_engine(
     )
     if config.environment is None:
         return engines[0]
-    calls = ThreadedCalls(
-        make_environment(
-            config.environment, seed=config.task_seed, frozen_policies=judges_of(config, policies)
-        ),
-        threads=config.environment.threads,
-        limit_s=config.environment.limit_s,
-        attempts=config.environment.attempts,
-        waits=Waits(host.emit),
+    calls = start_calls(
+        config.environment,
+        seed=config.task_seed,
+        owner=host.seat,
+        frozen_policies=judges_of(config, policies),
+        emit=host.emit,
     )
     waiting = config.environment.waiting
     return Episodes(engines, calls, tokenizer=config.tokenizer, waiting=waiting, names=[*policies])

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from holdfast import elastic
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.base import HELD_OUT
-from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.environments.starting import start_environment
 from holdfast.adapters.rl.environments.task import Problem, make_task
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.judge import judges_of
@@ -106,8 +107,11 @@ class EpisodeAssessment:
     def __init__(
         self, config: RLConfig, chosen: EnvironmentConfig, policies: Mapping[str, Policy]
     ) -> None:
-        self._environment = make_environment(
-            chosen, seed=config.task_seed, frozen_policies=judges_of(config, policies)
+        self._environment = start_environment(
+            chosen,
+            seed=config.task_seed,
+            owner="a trainer",
+            frozen_policies=judges_of(config, policies),
         )
         self._player = Player(config, policies, self._environment, chosen)
         self._count = config.held_out

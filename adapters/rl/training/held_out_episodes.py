@@ -13,8 +13,8 @@ from torch import Tensor
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.base import Environment
-from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.rollout.speakers import engines_of
@@ -33,8 +33,8 @@ class Player:
     ) -> None:
         self._config, self._environment = config, environment
         engines = engines_of(config, policies)
-        pool = ThreadedCalls(
-            environment, threads=calls.threads, limit_s=calls.limit_s, attempts=calls.attempts
+        pool = start_calls(
+            calls, seed=config.task_seed, owner="an evaluation", environment=environment
         )
         self._episodes = Episodes(
             engines,

@@ -1,0 +1,1 @@
+"""Environments in processes of their own, with limits, which are killed and started again."""

@@ -1,0 +1,1 @@
+"""Environments that are services: behind plain HTTP, or behind the Model Context Protocol."""
