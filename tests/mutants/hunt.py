@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, ledger, memory, sea, sharing, store
+from mutants import control, ledger, memory, policies, sea, sharing, store
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -14,6 +14,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *memory.BUGS,
     *store.BUGS,
     *ledger.BUGS,
+    *policies.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
 )
@@ -24,6 +25,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "memory": memory.trial,
     "store": store.trial,
     "ledger": ledger.trial,
+    "policies": policies.trial,
     "sharing": sharing.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,
