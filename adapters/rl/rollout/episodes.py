@@ -42,7 +42,8 @@ class Episodes:
     ) -> None:
         self._engines, self._first, self._names = engines, engines[0], names
         self._calls, self._tokenizer = calls, tokenizer
-        self._most = self.slots + waiting
+        self._slots = sum(engine.slots for engine in engines)
+        self._most = self._slots + waiting
         self._waiting: dict[SampleId, Trajectory] = {}
         self._back: dict[SampleId, tuple[Trajectory, Logged]] = {}
 
@@ -58,8 +59,8 @@ class Episodes:
 
     @property
     def slots(self) -> int:
-        """Number of sequences that are sampled at a time."""
-        return sum(engine.slots for engine in self._engines)
+        """Number of sequences that the first policy samples at a time: episodes begin with it."""
+        return self._first.slots
 
     @property
     def version(self) -> int | None:
@@ -75,7 +76,7 @@ class Episodes:
     def free(self) -> int:
         """Number of trajectories that may still be put; a blank one gets a slot at once."""
         room = sum(engine.free for engine in self._engines)
-        at_work = self.slots - room + len(self._waiting) + len(self._back)
+        at_work = self._slots - room + len(self._waiting) + len(self._back)
         ahead = sum(self._speaks(each) is self._first for each, _ in self._back.values())
         return max(0, min(self._first.free - ahead, self._most - at_work))
 

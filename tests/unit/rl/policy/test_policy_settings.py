@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.adapters.rl.config import RLConfig, preset
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.settings import PolicyConfig, StartWeights
@@ -66,11 +67,11 @@ def test_a_frozen_policy_has_no_adapters_of_the_job() -> None:
 def test_versions_are_kept_for_any_policy_that_recomputes() -> None:
     recomputed = PolicyConfig(loss=LossConfig(proximal="recomputed"))
     config = msgspec.structs.replace(
-        team(one=PolicyConfig(), other=recomputed), mode="bounded", checkpoint="root"
+        team(one=PolicyConfig(), other=recomputed), mode=Mode.BOUNDED, checkpoint="root"
     )
     assert config.retained == config.eta
     alone = team(one=PolicyConfig(), other=PolicyConfig())
-    assert msgspec.structs.replace(alone, mode="bounded", checkpoint="root").retained == 0
+    assert msgspec.structs.replace(alone, mode=Mode.BOUNDED, checkpoint="root").retained == 0
 
 
 @pytest.mark.parametrize(
