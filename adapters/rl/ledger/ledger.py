@@ -290,6 +290,10 @@ class Ledger:
         group = self._groups.get(ordinal)
         return group.prompt if group else None
 
+    def oldest(self, ordinal: int) -> int:
+        """Return the oldest version that may sample an open ordinal; when pinned, the only one."""
+        return self._taking.begin(ordinal, None)
+
     @property
     def cuts(self) -> dict[int, int]:
         """The step that each generation was restored to, as far as it still matters."""
@@ -412,8 +416,7 @@ class Ledger:
         self._replay.train(step, {o: each for o, each in fresh.items() if each}, earned)
         for ordinal in ordinals:
             group = self._groups.pop(ordinal)
-            pinned = self.plan.pinned
-            wanted = self._taking.begin(ordinal, None) if pinned else self.plan.oldest_at(step)
+            wanted = self.oldest(ordinal) if self.plan.pinned else self.plan.oldest_at(step)
             self._note(audit(group, self.plan, step=step, wanted=wanted))
             self.counters.groups_skipped += group.state is OrdinalState.SKIPPED
             group.move(OrdinalEvent.TRAIN)

@@ -15,14 +15,15 @@ class KLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A penalty of ``weight`` times the divergence of the policy from a reference.
 
     The reference is policy version 0, or, with ``renew_every``, the newest version whose number is
-    a multiple of that. ``checkpoint`` is a directory that has other weights of the same shape, to
-    begin with instead of version 0. The penalty is part of the loss, token by token (Shao et al.,
+    a multiple of that. ``step`` of ``checkpoint`` has other weights of the same shape, to begin
+    with instead of version 0. The penalty is part of the loss, token by token (Shao et al.,
     "DeepSeekMath"); with ``as_reward`` it is subtracted from the reward of each answer, added up
     over its tokens.
     """
 
     weight: float = 0.01
     checkpoint: str | None = None
+    step: int | None = None
     renew_every: int | None = None
     as_reward: bool = False
 
@@ -31,6 +32,11 @@ class KLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"weight is {self.weight}, needed: above 0")
         if self.renew_every is not None and self.renew_every < 1:
             raise ValueError(f"renew_every is {self.renew_every}, needed: 1 or more, or null")
+        if (self.checkpoint is None) != (self.step is None):
+            raise ValueError(
+                "checkpoint and step belong together: give both (the step of a warm start is 0), "
+                "or none for version 0"
+            )
 
     def version_at(self, step: int) -> int:
         """Return the version that is the reference of ``step``; 0: the reference of the begin."""
@@ -38,10 +44,11 @@ class KLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def origin(self) -> int:
-        """A number that stands for the directory of the first reference; 0 for version 0."""
+        """A number that stands for the checkpoint of the first reference; 0 for version 0."""
         if self.checkpoint is None:
             return 0
-        digest = hashlib.blake2b(self.checkpoint.encode(), digest_size=7).digest()
+        named = f"{self.step} {self.checkpoint}".encode()
+        digest = hashlib.blake2b(named, digest_size=7).digest()
         return 1 + int.from_bytes(digest, "big")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holdfast.adapters.rl.loss.batch import TrainingBatch
 from holdfast.adapters.rl.loss.ppo import target_logprobs
-from holdfast.adapters.rl.policy.policy import fill, local
+from holdfast.adapters.rl.policy.policy import fill, local, reshard
 
 
 class ProximalPolicy(Protocol):
@@ -33,7 +33,10 @@ class Ewma:
     @torch.no_grad()
     def logprobs(self, parts: Sequence[TrainingBatch]) -> list[Tensor]:
         """Return every token's log-probability under the mean policy."""
-        return [target_logprobs(self.module(part.tokens), part.tokens) for part in parts]
+        try:
+            return [target_logprobs(self.module(part.tokens), part.tokens) for part in parts]
+        finally:
+            reshard(self.module)  # `update` must reach its own parts, not what was gathered
 
     @torch.no_grad()
     def update(self) -> None:

@@ -40,7 +40,7 @@ class ReferencePolicy(nn.Module):
             raise ConfigError(
                 f"the reference policy in the restored state is version {version} of a run with "
                 f"other settings of loss.kl; step {step} wants version {wanted}: resume with the "
-                "renew_every and checkpoint that the run began with, or begin a new run"
+                "renew_every, checkpoint and step that the run began with, or begin a new run"
             )
 
     @torch.no_grad()

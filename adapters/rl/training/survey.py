@@ -59,7 +59,8 @@ def survey(
     anchors = proximal.logprobs(pieces) if proximal else []
     references = reference.logprobs(pieces) if reference else []
     columns = batch.mask.shape[1]
-    found = torch.zeros(len(batch.tokens), 2 + 2 * columns, dtype=torch.float64)
+    width = 2 + columns * (1 + bool(references))
+    found = torch.zeros(len(batch.tokens), width, dtype=torch.float64)
     for turn, (index, piece) in enumerate(zip(indices, pieces, strict=True)):
         logits = model(piece.tokens)
         if turn >= len(own):

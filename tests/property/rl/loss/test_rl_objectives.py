@@ -243,6 +243,8 @@ def test_a_band_that_does_not_hold_one_is_refused(changes: dict[str, float], sai
         ({"weight": 0.0}, "weight is 0.0"),
         ({"weight": math.nan}, "weight is nan"),
         ({"renew_every": 0}, "renew_every is 0"),
+        ({"checkpoint": "runs/one"}, "checkpoint and step belong together"),
+        ({"step": 4}, "checkpoint and step belong together"),
     ],
 )
 def test_a_divergence_out_of_range_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -260,5 +262,5 @@ def test_a_penalty_below_zero_is_refused(field: str) -> None:
 def test_the_reference_of_a_step_is_the_newest_multiple() -> None:
     assert [KLConfig(renew_every=3).version_at(step) for step in range(7)] == [0, 0, 0, 3, 3, 3, 6]
     assert KLConfig().version_at(99) == 0
-    origins = {KLConfig(checkpoint=each).origin for each in (None, "a", "b")}
-    assert len(origins) == 3
+    named = [KLConfig(), *(KLConfig(checkpoint=c, step=s) for c in "ab" for s in (0, 1))]
+    assert len({each.origin for each in named}) == 5

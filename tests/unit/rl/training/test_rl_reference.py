@@ -66,13 +66,15 @@ def test_a_renewed_reference_is_the_newest_due_version() -> None:
     assert hashes == [first, second, second, fourth, fourth]
 
 
-@pytest.mark.parametrize("other", [KLConfig(renew_every=3), KLConfig(checkpoint="elsewhere")])
+@pytest.mark.parametrize(
+    "other", [KLConfig(renew_every=3), KLConfig(renew_every=2, checkpoint="elsewhere", step=4)]
+)
 def test_a_restored_reference_of_other_settings_is_refused(other: KLConfig) -> None:
     kept = reference(KLConfig(renew_every=2))
     kept.renew(build_model(CONFIG.model, seed=2), version=2)
     restored = reference(other)
     restored.load_state_dict(kept.state_dict())
-    with pytest.raises(ConfigError, match="resume with the renew_every and checkpoint"):
+    with pytest.raises(ConfigError, match="resume with the renew_every, checkpoint and step"):
         restored.require(3)
 
 
@@ -114,18 +116,20 @@ def test_the_penalty_is_in_the_loss_or_in_the_rewards(as_reward: bool) -> None:
 
 def test_a_reference_comes_from_a_checkpoint_that_fits(tmp_path: Path) -> None:
     there, here = build_model(CONFIG.model, seed=5), build_model(CONFIG.model, seed=6)
-    with pytest.raises(ConfigError, match=r"no checkpoint there; give loss\.kl\.checkpoint"):
-        load_reference(here, str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"loss\.kl\.checkpoint: .*and a step that it has"):
+        load_reference(here, str(tmp_path / "none"), step=7)
     ckpt.save(str(tmp_path / "root"), {"model": there}, step=7)
-    load_reference(here, str(tmp_path / "root"))
+    with pytest.raises(ConfigError, match="and a step that it has"):
+        load_reference(here, str(tmp_path / "root"), step=6)
+    load_reference(here, str(tmp_path / "root"), step=7)
     assert weights_hash(full_tensors(here)) == weights_hash(full_tensors(there))
     wide = build_model(msgspec.structs.replace(CONFIG.model, width=128), seed=6)
     with pytest.raises(ConfigError, match="give weights of the same model"):
-        load_reference(wide, str(tmp_path / "root"))
+        load_reference(wide, str(tmp_path / "root"), step=7)
 
 
 def test_adapters_have_version_0_as_their_reference() -> None:
-    text = {"lora": {}, "loss": {"kl": {"checkpoint": "/other"}}}
+    text = {"lora": {}, "loss": {"kl": {"checkpoint": "/other", "step": 3}}}
     with pytest.raises(msgspec.ValidationError, match="set checkpoint to null"):
         msgspec.convert(text, RLConfig)
     assert msgspec.convert({"lora": {}, "loss": {"kl": {}}}, RLConfig).loss.surveys
