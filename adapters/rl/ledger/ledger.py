@@ -355,7 +355,7 @@ class Ledger:
             group = self._groups.pop(ordinal)
             self._note(audit(group, self.plan, step=step))
             group.move(OrdinalEvent.TRAIN)
-            self.books.add(group.done.values())
+            self.books.add(fresh[ordinal])
             for sample in group.done.values():
                 self._lengths.note(len(group.prompt), sample.sampled)
                 self.staleness_max = max(self.staleness_max, step - min(sample.versions))
