@@ -13,7 +13,7 @@ from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.elastic.errors import JobFailedError
 
 
-class Judge:
+class PolicyJudge:
     """The frozen policy ``name``; several threads may ask it at once.
 
     Its answer depends on its arguments and weights alone, bit for bit.
@@ -42,11 +42,11 @@ class Judge:
         return found
 
 
-def judges_of(config: RLConfig, policies: Mapping[str, Policy]) -> dict[str, Judge]:
+def judges_of(config: RLConfig, policies: Mapping[str, Policy]) -> dict[str, PolicyJudge]:
     """Return a judge for each frozen policy of a job, by name."""
     tokenizer = config.tokenizer
     return {
-        name: Judge(name, policy, tokenizer=tokenizer, context=config.model.context)
+        name: PolicyJudge(name, policy, tokenizer=tokenizer, context=config.model.context)
         for name, policy in policies.items()
         if name in config.frozen
     }
