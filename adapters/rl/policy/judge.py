@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.adapters.rl.samples.tokens import Tokenizer
@@ -40,13 +37,3 @@ class PolicyJudge:
         row = torch.tensor([tokens])
         found: list[float] = target_logprobs(self._policy(row), row)[0, len(before) - 1 :].tolist()
         return found
-
-
-def judges_of(config: RLConfig, policies: Mapping[str, Policy]) -> dict[str, PolicyJudge]:
-    """Return a judge for each frozen policy of a job, by name."""
-    tokenizer = config.tokenizer
-    return {
-        name: PolicyJudge(name, policy, tokenizer=tokenizer, context=config.model.context)
-        for name, policy in policies.items()
-        if name in config.frozen
-    }

@@ -13,14 +13,13 @@ from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.registry import make_environment
 from holdfast.adapters.rl.environments.waits import Waits
-from holdfast.adapters.rl.policy.judge import judges_of
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
 from holdfast.adapters.rl.policy.team import joined
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.rollout.meter import Meter
 from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, Host, SamplingClient
-from holdfast.adapters.rl.rollout.speakers import engines_of
+from holdfast.adapters.rl.rollout.speakers import engines_of, judges_of
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.elastic.channel.base import WorkerPhase
 
