@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_BEAT_S: Final = 2.0
 _BEATS_OF_PATIENCE: Final = 8
+_AHEAD_S: Final = 0.02
+"""The time between two looks for works that training does not wait for yet, for each island."""
 
 _Key: TypeAlias = tuple[str, int, int, int]
 """Island, lineage, tide and portion of a work."""
@@ -95,7 +97,7 @@ class Courier:
             patience_s=islands.patience_s,
             remove=remove,
         )
-        self._look_s = self._looked_s = -float("inf")
+        self._look_s = self._looked_s = self._ahead_s = -float("inf")
         self._is_awaited = False
         self._foreign: Sign | None = None
         self._beat = self._next = 0
@@ -224,8 +226,8 @@ class Courier:
                 return changed
         elif self._end():
             return True
-        if looks or self._is_awaited:
-            changed |= self._read_works()
+        if looks or self._is_awaited or self._is_ready(now):
+            changed |= self._read_works(now)
         since = Since(heard=self._heard, arrived=self._arrivals())
         works = self._works.values()
         record = decide(view, works, now=now, since=since, islands=self._islands, me=self._me)
@@ -350,13 +352,22 @@ class Courier:
                 "stop one of the two, or give each island a name and checkpoints of its own"
             )
 
-    def _read_works(self) -> bool:
+    def _is_ready(self, now: float) -> bool:
+        """Return whether this island's work for the next merge is out, so that others may follow.
+
+        Then the merge is written and its payloads come while training goes on.
+        """
+        view = self.logbook.view
+        own = (work for work in self._works.values() if work.island == self._me)
+        return now >= self._ahead_s and any(view.fits(work) for work in own)
+
+    def _read_works(self, now: float) -> bool:
         view, found = self.logbook.view, False
         oldest = view.oldest - self._kept_tides
         here = {work.island for work in self._works.values() if view.fits(work)}
-        for island in view.awaited(self._me):
-            if island in here:
-                continue
+        missing = [island for island in view.awaited(self._me) if island not in here]
+        self._ahead_s = now + _AHEAD_S * len(missing)
+        for island in missing:
             member = view.members[island]
             for lineage, tide, portion in self.mailbox.works_of(island):
                 key = island, lineage, tide, portion

@@ -244,14 +244,14 @@ BUGS: Final = (
         "an island that came back is put out for its silence before",
         f"{_ISLANDS}.courier:Courier._greet",
         _remembers_old_silence,
-        7,
+        30,
     ),
     _bug(
         "payload-removed",
         "an island removes payloads that others still need",
         f"{_ISLANDS}.mailbox:Mailbox.forget_before",
         _removes_payloads_early,
-        8,
+        6,
     ),
     _bug(
         "empty-founder",

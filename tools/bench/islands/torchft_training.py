@@ -64,7 +64,8 @@ def main(args: argparse.Namespace) -> None:
     outer = [
         torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts
     ]
-    manager = _manager(args, model, inner)
+    store = TCPStore(args.host, 0, is_master=True, wait_for_workers=False)
+    manager = _manager(args, model, inner, store_port=store.port)
     generator = torch.Generator().manual_seed(args.rank + 1 + args.world * args.seed)
     diloco = importlib.import_module("torchft.local_sgd").DiLoCo(
         manager, parts, inner, outer, sync_every=EVERY, fragment_sync_delay=DELAY
@@ -95,8 +96,10 @@ def main(args: argparse.Namespace) -> None:
     manager.shutdown(wait=False)
 
 
-def _manager(args: argparse.Namespace, model: nn.Module, inner: torch.optim.Optimizer) -> Any:
-    store = TCPStore(args.host, 0, is_master=True, wait_for_workers=False)
+def _manager(
+    args: argparse.Namespace, model: nn.Module, inner: torch.optim.Optimizer, *, store_port: int
+) -> Any:
+    """Return torchft's manager; the store at ``store_port`` must live as long."""
     gloo = importlib.import_module("torchft.process_group").ProcessGroupGloo
 
     def load(state: Any) -> None:
@@ -112,7 +115,7 @@ def _manager(args: argparse.Namespace, model: nn.Module, inner: torch.optim.Opti
         rank=0,
         world_size=1,
         store_addr=args.host,
-        store_port=store.port,
+        store_port=store_port,
         lighthouse_addr=args.lighthouse,
         replica_id=f"replica_{args.rank}",
         hostname=args.host,

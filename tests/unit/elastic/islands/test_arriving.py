@@ -129,6 +129,17 @@ def two(tmp_path: Path) -> tuple[Member, Member]:
     return Member(tmp_path, "a"), Member(tmp_path, "b")
 
 
+def test_a_merge_is_written_before_training_waits_for_it(tmp_path: Path) -> None:
+    a, b = Member(tmp_path, "a"), Member(tmp_path, "b")
+    for member in (a, b):
+        member.turn()
+        member.send()
+    for member in (a, b, a):
+        member.now_s += 0.1  # too soon for the next look at signs of life
+        member.courier.turn()
+    assert 0 in a.logbook.merged
+
+
 def test_a_tide_is_adopted_once_all_have_sent_their_work(two: tuple[Member, Member]) -> None:
     first, second = two
     first.send()

@@ -43,6 +43,14 @@ def test_of_two_works_of_a_tide_the_first_counts(mailbox: Mailbox) -> None:
     assert mailbox.publish(second, b"second") == first
 
 
+def test_an_island_that_went_back_sends_no_second_payload_of_a_tide(mailbox: Mailbox) -> None:
+    first, second = _work(b"first"), _work(b"second")
+    mailbox.publish(first, b"first")
+    again = Mailbox(mailbox.store)
+    assert again.publish(second, b"second") == first
+    assert (again.sent, mailbox.store.names("payloads/a")) == (0, [first.digest])
+
+
 def test_payloads_are_removed_with_their_works_and_others_stay(mailbox: Mailbox) -> None:
     for tide, data in enumerate((b"zero", b"one", b"two")):
         mailbox.publish(_work(data, tide=tide), data)
