@@ -15,8 +15,8 @@ from document_blocks import blocks, run_script
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.base import Action
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
-from holdfast.adapters.rl.policy.judge import judges_of
 from holdfast.adapters.rl.policy.settings import PolicyConfig
+from holdfast.adapters.rl.rollout.speakers import judges_of
 from holdfast.adapters.rl.weights.setup import Policies
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -139,7 +139,7 @@ class Environment(Protocol):
 
 
 class FrozenPolicy(Protocol):
-    """A policy of the job that is never trained, as environments ask it; `policy.judge.Judge`."""
+    """A policy of the job that is never trained, as environments ask it; see `PolicyJudge`."""
 
     def logprobs(self, text: str, answer: str, *, ended: bool = False) -> list[float]:
         """Return the log-probability of each token of ``answer`` behind ``text``.

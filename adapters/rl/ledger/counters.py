@@ -39,7 +39,7 @@ class Counters(msgspec.Struct, kw_only=True):
     groups_skipped: int = 0
 
 
-class Book(msgspec.Struct, kw_only=True):
+class PolicyBook(msgspec.Struct, kw_only=True):
     """The ``turns`` and ``tokens`` that a policy spoke in samples trained for the first time."""
 
     turns: int = 0
@@ -51,7 +51,7 @@ class Books:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._books = [Book() for _ in self.names]
+        self._books = [PolicyBook() for _ in self.names]
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Books:
                 f"the saved ledger is of a job with the policies {state['names']}, this one has "
                 f"{[*self.names]}: keep names and order"
             )
-        self._books = [msgspec.convert(book, Book) for book in state["books"]]
+        self._books = [msgspec.convert(book, PolicyBook) for book in state["books"]]
 
     def report(self) -> dict[str, Json]:
         """Return the books by name."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.elastic.errors import JobFailedError
 
 
-class Judge:
+class PolicyJudge:
     """The frozen policy ``name``; several threads may ask it at once.
 
     Its answer depends on its arguments and weights alone, bit for bit.
@@ -40,13 +37,3 @@ class Judge:
         row = torch.tensor([tokens])
         found: list[float] = target_logprobs(self._policy(row), row)[0, len(before) - 1 :].tolist()
         return found
-
-
-def judges_of(config: RLConfig, policies: Mapping[str, Policy]) -> dict[str, Judge]:
-    """Return a judge for each frozen policy of a job, by name."""
-    tokenizer = config.tokenizer
-    return {
-        name: Judge(name, policy, tokenizer=tokenizer, context=config.model.context)
-        for name, policy in policies.items()
-        if name in config.frozen
-    }

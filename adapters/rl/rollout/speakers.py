@@ -1,10 +1,11 @@
-"""The engines of a job's policies, each with slots and a cache of its own."""
+"""The engines of a job's policies, each with slots and a cache of its own, and its judges."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.policy.judge import PolicyJudge
 from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.adapters.rl.policy.rounding import Precision
 from holdfast.adapters.rl.policy.team import prefix_of
@@ -38,3 +39,13 @@ def engines_of(
     for engine in engines[1:]:
         engine.log_with(engines[0])
     return engines
+
+
+def judges_of(config: RLConfig, policies: Mapping[str, Policy]) -> dict[str, PolicyJudge]:
+    """Return a judge for each frozen policy of a job, by name."""
+    tokenizer = config.tokenizer
+    return {
+        name: PolicyJudge(name, policy, tokenizer=tokenizer, context=config.model.context)
+        for name, policy in policies.items()
+        if name in config.frozen
+    }

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.starting import start_calls
-from holdfast.adapters.rl.policy.judge import judges_of
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
 from holdfast.adapters.rl.policy.team import joined
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.rollout.meter import Meter
 from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, Host, SamplingClient
-from holdfast.adapters.rl.rollout.speakers import engines_of
+from holdfast.adapters.rl.rollout.speakers import engines_of, judges_of
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.elastic.channel.base import WorkerPhase
 

@@ -17,9 +17,9 @@ from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.environments.starting import start_environment
 from holdfast.adapters.rl.environments.task import Problem, make_task
 from holdfast.adapters.rl.loss.ppo import target_logprobs
-from holdfast.adapters.rl.policy.judge import judges_of
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
 from holdfast.adapters.rl.policy.team import joined
+from holdfast.adapters.rl.rollout.speakers import judges_of
 from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.training.held_out_episodes import Player

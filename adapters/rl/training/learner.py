@@ -23,7 +23,7 @@ from holdfast.adapters.rl.weights.setup import PolicyMaker
 _RECHECK_LIMIT_S = 2.0
 
 
-class Learner:
+class PolicyLearner:
     """The policy ``name``, number ``speaker`` of the job, by its own settings.
 
     ``retained`` is the number of versions in every snapshot, as in `pull`.
@@ -131,10 +131,10 @@ def _restores(run: elastic.Run) -> bool:
 
 def make_learners(
     run: elastic.Run, config: RLConfig, makers: Mapping[str, PolicyMaker]
-) -> dict[str, Learner]:
+) -> dict[str, PolicyLearner]:
     """Return a learner for each policy that is trained, by name."""
     return {
-        name: Learner(
+        name: PolicyLearner(
             run,
             makers[name],
             config=chosen,

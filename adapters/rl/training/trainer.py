@@ -33,7 +33,7 @@ from holdfast.adapters.rl.server.server import LedgerState, RolloutServer, Term,
 from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
 from holdfast.adapters.rl.sharing.sharing import GroupSharing
 from holdfast.adapters.rl.training.assessment import episode_figures, make_assessment
-from holdfast.adapters.rl.training.learner import Learner, frozen_policies, make_learners
+from holdfast.adapters.rl.training.learner import PolicyLearner, frozen_policies, make_learners
 from holdfast.adapters.rl.training.proximal import Ewma
 from holdfast.adapters.rl.training.recheck import row_at
 from holdfast.adapters.rl.training.update import Update
@@ -66,7 +66,7 @@ class _TrainerJob:
     session: elastic.Session
     policies: dict[str, nn.Module]
     model: nn.Module
-    learners: dict[str, Learner]
+    learners: dict[str, PolicyLearner]
     ledger: Ledger
     checker: StepChecker
     history: dict[str, Any]
@@ -240,7 +240,7 @@ class Trainer:
         run.log(**logged)
 
     def _figures(
-        self, job: _TrainerJob, learner: Learner, batch: TrainingBatch, update: Update
+        self, job: _TrainerJob, learner: PolicyLearner, batch: TrainingBatch, update: Update
     ) -> dict[str, float]:
         """Note a policy's reward; return what is logged of it, under its name if it has one."""
         used, step = batch.used, update.step

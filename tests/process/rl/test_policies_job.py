@@ -36,12 +36,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
             "critic": PolicyConfig(lr=1e-4, loss=LossConfig(proximal="ewma", baseline="median")),
             "old": PolicyConfig(frozen=True),
         },
-        warm=WarmStart(steps=40, rows=32, lr=3e-3),
+        warm=WarmStart(steps=20, rows=16, lr=3e-3),
         warm_start=str(tmp_path_factory.mktemp("warm")),
-        steps=8,
+        steps=5,
         lr=3e-4,
-        held_out=4,
-        evaluate_every=8,
+        held_out=2,
+        evaluate_every=5,
         check=CheckConfig(recompute_every=2, fatal=True),
         log_every_ticks=1,
     )
@@ -66,7 +66,7 @@ def test_each_policy_is_trained_on_what_it_said(undisturbed: dict[str, Any]) -> 
     assert books["solver"]["turns"] > books["critic"]["turns"] > 0
     assert books["old"] == {"turns": 0, "tokens": 0}
     assert [*rewards] == ["solver", "critic"]
-    assert [len(each) for each in rewards.values()] == [8, 8]
+    assert [len(each) for each in rewards.values()] == [5, 5]
     total = sum(book["tokens"] for book in books.values())
     assert total == undisturbed["ledger"]["tokens_sampled"]
     assert undisturbed["staleness_max"] == 2

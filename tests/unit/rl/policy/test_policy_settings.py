@@ -84,7 +84,7 @@ def test_versions_are_kept_for_any_policy_that_recomputes() -> None:
         ('ENV, "policies": {"train": {}}', "'train' cannot be a name"),
         ('ENV, "policies": {"a": {"frozen": true, "lr": 1}, "b": {}}', "a frozen policy has no lr"),
         ('ENV, "policies": {"a": {"trainers": 2}}', "`trainers`"),
-        ('ENV, "policies": {"a": {"lr": "x"}}', "Expected `float`"),
+        ('ENV, "policies": {"a": {"lr": "x"}}', "Expected .float . null."),
         ('ENV, "policies": {"a": {"model": {"context": 32}}}', "a has a context of 32"),
         ('ENV, "policies": {"a": {"pretrained": "m"}}', "set pretrained for the job"),
         ('ENV, "policies": {"a": {"start": {"checkpoint": "c"}}}', "`step`"),

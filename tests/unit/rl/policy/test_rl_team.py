@@ -8,13 +8,12 @@ import torch
 
 from holdfast.adapters.rl.config import RLConfig, preset
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
-from holdfast.adapters.rl.policy.judge import judges_of
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import full_tensors, parameter_names
 from holdfast.adapters.rl.policy.settings import PolicyConfig
 from holdfast.adapters.rl.policy.team import joined
-from holdfast.adapters.rl.rollout.speakers import engines_of
+from holdfast.adapters.rl.rollout.speakers import engines_of, judges_of
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.elastic.errors import JobFailedError

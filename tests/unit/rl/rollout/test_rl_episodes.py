@@ -135,8 +135,8 @@ def test_a_reply_that_comes_soon_needs_no_second_feeding() -> None:
 
     def ticks(share: float, extra: int) -> int:
         episodes = make_episodes(LateCalls(1, share=share))
-        decode = episodes._engine.policy.decode
-        episodes._engine.policy.decode = lambda *a: (fed.append(1), decode(*a))[1]  # type: ignore[method-assign]
+        decode = episodes._first.policy.decode
+        episodes._first.policy.decode = lambda *a: (fed.append(1), decode(*a))[1]  # type: ignore[method-assign]
         fed.clear()
         done = drain(episodes, WORK[:1] + WORK[1 : 1 + extra])
         assert done.items() <= EXPECTED.items()
