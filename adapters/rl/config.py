@@ -149,10 +149,15 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("share: samples of several policies are not shared; set it to null")
         if self.start is not None:
             raise ValueError("start: give it to one of the policies")
-        if self.plan.skips:
+        if self.length != LengthPenalty():
             raise ValueError(
-                "scheduling.skip_equal: with several policies a group has rewards for each; set it "
-                "to null"
+                "length: an episode of several policies has tokens of each; leave it out, and let "
+                "the environment's rewards heed lengths"
+            )
+        if self.scheduling.skip_equal is not None:
+            raise ValueError(
+                "scheduling.skip_equal: a group whose rewards are all equal for one policy may "
+                "teach another; set it to null"
             )
         for name, each in self.by_policy.items():  # checks the settings of each
             if (each.model.context, each.model.vocabulary) != (
@@ -163,11 +168,6 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"policies: {name} has a context of {each.model.context} and a vocabulary of "
                     f"{each.model.vocabulary}, the job {self.model.context} and "
                     f"{self.model.vocabulary}: all policies read one text; give them the same"
-                )
-            if each.loss.kl is not None and each.loss.kl.checkpoint is not None:
-                raise ValueError(
-                    f"policies: {name} has loss.kl.checkpoint: its reference is its version 0; set "
-                    "checkpoint to null, and name the weights in the policy's start"
                 )
             if (each.pretrained is None) != (self.pretrained is None):
                 raise ValueError(

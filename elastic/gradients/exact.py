@@ -16,6 +16,7 @@ import torch
 
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.gradients import fixed_point
 
 MIN_EXPONENT = -100
 """Bounds are at least 2**-100, to avoid float32's subnormal numbers."""
@@ -52,16 +53,33 @@ class Method:
         if self.total is not torch.int64:
             rounded = round_to_grid(values.to(self.total), grid)
             return rounded if total is None else total.add_(rounded)
+        if (added := fixed_point.add(total, values, grid)) is not None:
+            return added[0]
         if total is None:
             total = torch.zeros(values.shape, dtype=torch.int64, device=values.device)
         for part, sum_ in _runs(values, total):
             sum_.add_(part.double().mul_(2.0**-grid).round_().to(torch.int64))
         return total
 
-    def mean(self, total: torch.Tensor, grid: int, *, terms: int) -> torch.Tensor:
-        """Return the mean of ``terms`` numbers whose exact sum is ``total``; may reuse it."""
+    def mean(
+        self,
+        total: torch.Tensor,
+        grid: int,
+        *,
+        terms: int,
+        dtype: torch.dtype = torch.float64,
+    ) -> torch.Tensor:
+        """Return the mean of ``terms`` numbers whose exact sum is ``total``; may reuse it.
+
+        Fixed point gives float64, or float32 if ``dtype`` is that and it costs less.
+        """
         if self.total is not torch.int64:
             return total.div_(terms)
+        if (
+            dtype is torch.float32
+            and (mean := fixed_point.mean(total, grid, terms=terms)) is not None
+        ):
+            return mean
         return total.double().mul_(2.0**grid).div_(terms)
 
     def largest_peak(self, *, terms: int) -> int:

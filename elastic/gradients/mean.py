@@ -21,7 +21,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.gradients.buckets import Buckets
 from holdfast.elastic.gradients.rounding import NO_GRADIENT, Rounding, Totals
 from holdfast.elastic.gradients.sparse import SparseGradients
-from holdfast.elastic.gradients.summing import Reducer, Replicas, sum_shards, sum_whole
+from holdfast.elastic.gradients.summing import Reducer, Replicas, sum_shards, sums_of
 from holdfast.elastic.gradients.users_hooks import UsersHooks
 from holdfast.elastic.gradients.wrapped import Parameters, Wrapped
 from holdfast.elastic.groups.shards import (
@@ -230,10 +230,23 @@ class Gradients:
 
     def _sum_now(self, parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
         """Add up a tensor of each parameter over the ranks with the same part of it, in place."""
-        pairs = list(zip(parameters, tensors, strict=True))
-        replicas = self._replicas
-        sum_whole([t for p, t in pairs if experts_of(p) is None], replicas.dense.sum_)
-        sum_whole([t for p, t in pairs if experts_of(p) is not None], replicas.experts.sum_)
+        for tensor, total in zip(tensors, self._sums(parameters, tensors), strict=True):
+            if total is not tensor:
+                tensor.copy_(total)
+
+    def _sums(
+        self, parameters: Sequence[nn.Parameter], tensors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return these sums; may reuse the tensors."""
+        found, replicas = list(tensors), self._replicas
+        are_experts = [experts_of(parameter) is not None for parameter in parameters]
+        for experts, reducer in ((False, replicas.dense), (True, replicas.experts)):
+            own = [at for at, is_expert in enumerate(are_experts) if is_expert == experts]
+            for at, total in zip(
+                own, sums_of([found[at] for at in own], reducer.sum_), strict=True
+            ):
+                found[at] = total
+        return found
 
     def _divide(self, parameters: Sequence[nn.Parameter]) -> None:
         gradients = [local_of(p.grad) for p in parameters if p.grad is not None]
@@ -254,8 +267,10 @@ class Gradients:
         """Sum the totals kept apart from ``.grad``, and store their means in ``.grad``."""
         levels = {name: (0, *totals.get(name, ())) for name, _ in parameters}
         means: dict[str, torch.Tensor] = {}
-        for _, (name, level), total in self._summed(parameters, rounding, levels):
-            mean = rounding.mean(name, total, level)
+        for parameter, (name, level), total in self._summed(parameters, rounding, levels):
+            is_last = len(levels[name]) == 1  # else the sum of all levels is rounded
+            kind = gradient_dtype(parameter) if is_last else torch.float64
+            mean = rounding.mean(name, total, level, dtype=kind)
             means[name] = means[name].add_(mean) if name in means else mean
         for name, parameter in parameters:
             parameter.grad = with_local(parameter, means.pop(name).to(gradient_dtype(parameter)))
@@ -267,8 +282,7 @@ class Gradients:
         found = [(n, p, level) for n, p in parameters for level in totals.get(n, ())]
         whole = [each for each in found if not is_reduced_by_fsdp(each[1])]
         sharded = [each for each in found if is_reduced_by_fsdp(each[1])]
-        sums = [rounding.take_total(*each) for each in whole]
-        self._sum_now([p for _, p, _ in whole], sums)
+        sums = self._sums([p for _, p, _ in whole], [rounding.take_total(*w) for w in whole])
         like = [p for _, p, _ in sharded if isinstance(p, DTensor)]
         sums += sum_shards([rounding.take_total(*each) for each in sharded], like)
         for (name, parameter, level), total in zip(whole + sharded, sums, strict=True):

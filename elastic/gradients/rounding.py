@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from holdfast.ckpt.state.names import clean
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, NotFiniteError
+from holdfast.elastic.gradients import fixed_point
 from holdfast.elastic.gradients.exact import (
     FLOAT32,
     INT64,
@@ -148,12 +149,13 @@ class Rounding:
     def _on_gradient(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor | None:
         if not self.active or self._is_sparse(hooked, gradient):
             return None
-        gradient, level = self._seen(hooked, gradient)
-        local = local_of(gradient)
-        if level:
+        gradient = self._settled(hooked, gradient)
+        local, grid = local_of(gradient), self._grid(hooked, 0)
+        rounded, peak = _rounded(local, grid)
+        if level := self._level(hooked, peak):
             self._add(hooked, local, level)
             return with_local(gradient, torch.zeros_like(local))
-        return with_local(gradient, round_to_grid(local, self._grid(hooked, 0)))
+        return with_local(gradient, rounded)
 
     def _is_sparse(self, hooked: _Hooked, gradient: torch.Tensor) -> bool:
         """Return whether a gradient is sparse; those are added up elsewhere."""
@@ -170,29 +172,47 @@ class Rounding:
         if not self.active or parameter.grad is None or parameter.grad.is_sparse:
             return
         gradient, parameter.grad = parameter.grad, None
-        gradient, level = self._seen(hooked, gradient)
-        self._add(hooked, local_of(gradient), level)
+        local = local_of(self._settled(hooked, gradient))
+        if not self._add_expected(hooked, local):
+            self._add(hooked, local, self._level(hooked, _peak(local)))
+
+    def _add_expected(self, hooked: _Hooked, local: torch.Tensor) -> bool:
+        """Add a gradient as one within its bound, in one pass; return whether that could be done.
+
+        One that is above its bound after all is taken away again, and added at its level.
+        """
+        if hooked.method is not INT64:
+            return False
+        before, grid = hooked.totals.get(0), self._grid(hooked, 0)
+        if (added := fixed_point.add(before, local, grid)) is None:
+            return False
+        hooked.totals[0], peak = added
+        if level := self._level(hooked, peak):
+            fixed_point.take(hooked.totals[0], local, grid)
+            if before is None:
+                del hooked.totals[0]
+            self._add(hooked, local, level)
+        return True
 
     def _add(self, hooked: _Hooked, local: torch.Tensor, level: int) -> None:
         total, grid = hooked.totals.get(level), self._grid(hooked, level)
         hooked.totals[level] = hooked.method.added(total, local, grid)
 
-    def _seen(self, hooked: _Hooked, gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Record a gradient; return it without partial placements, and its level."""
+    def _settled(self, hooked: _Hooked, gradient: torch.Tensor) -> torch.Tensor:
+        """Count a gradient; return it without partial placements."""
         self._check()
         hooked.fired += 1
         parameter = hooked.parameter()
         assert parameter is not None, "its gradient is being made"
-        gradient = settled(gradient, parameter)
-        local, peak = local_of(gradient), 0.0
-        if local.numel():
-            low, high = torch.aminmax(local)
-            peak = torch.maximum(-low, high).item()
+        return settled(gradient, parameter)
+
+    def _level(self, hooked: _Hooked, peak: float) -> int:
+        """Record the largest magnitude of a gradient; return its level."""
         if not math.isfinite(peak):
             hooked.peak = math.inf
-            return gradient, 0  # the pass counts for nothing
+            return 0  # the pass counts for nothing
         hooked.peak = max(hooked.peak, peak)
-        return gradient, _level(peak, hooked.bound)
+        return _level(peak, hooked.bound)
 
     def _grid(self, hooked: _Hooked, level: int) -> int:
         return hooked.method.grid(hooked.bound + LEVEL_BITS * level, terms=self._terms)
@@ -243,11 +263,16 @@ class Rounding:
         shape = whole.shape if hooked is None else hooked.shape
         return torch.zeros(shape, dtype=self._method(name).total, device=whole.device)
 
-    def mean(self, name: str, total: torch.Tensor, level: int) -> torch.Tensor:
-        """Return the mean over all microbatches from the sum of all ranks' totals; may reuse it."""
+    def mean(
+        self, name: str, total: torch.Tensor, level: int, *, dtype: torch.dtype = torch.float64
+    ) -> torch.Tensor:
+        """Return the mean over all microbatches from the sum of all ranks' totals; may reuse it.
+
+        Fixed point gives float64, or the float32 to which that is rounded if ``dtype`` is that.
+        """
         method = self._method(name)
         grid = method.grid(self._began(name) + LEVEL_BITS * level, terms=self._terms)
-        return method.mean(total, grid, terms=self._terms)
+        return method.mean(total, grid, terms=self._terms, dtype=dtype)
 
     def check_hooks(self, backwards: int) -> None:
         """Raise ``ConfigError`` if gradients bypassed the hooks, or met them too often."""
@@ -327,6 +352,20 @@ def _narrowest(parameter: nn.Parameter) -> torch.dtype:
     """Return the dtype that limits ``.grad``; under FSDP2 torch 2.15 gives ``.grad`` its own."""
     own: torch.dtype | None = parameter.grad_dtype
     return min(parameter.dtype, own or parameter.dtype, key=lambda dtype: dtype.itemsize)
+
+
+def _peak(values: torch.Tensor) -> float:
+    """Return the largest magnitude, NaN if a number is NaN, 0 of none."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values)
+    return torch.maximum(-low, high).item()
+
+
+def _rounded(values: torch.Tensor, grid: int) -> tuple[torch.Tensor, float]:
+    """Return ``values`` rounded to multiples of ``2**grid``, and their largest magnitude."""
+    found = fixed_point.rounded(values, grid)
+    return (round_to_grid(values, grid), _peak(values)) if found is None else found
 
 
 def _level(peak: float, bound: int) -> int:

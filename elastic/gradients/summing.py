@@ -40,12 +40,26 @@ class Replicas:
 
 def sum_whole(tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], None]) -> None:
     """Add up every rank's ``tensors`` of any dtypes, in place, through ``sum_`` of flat buckets."""
+    for tensor, total in zip(tensors, sums_of(tensors, sum_), strict=True):
+        if total is not tensor:
+            tensor.copy_(total)
+
+
+def sums_of(
+    tensors: Sequence[torch.Tensor], sum_: Callable[[torch.Tensor], None]
+) -> list[torch.Tensor]:
+    """Return the sums of every rank's ``tensors``, as `sum_whole` makes them; may reuse these."""
+    found: list[torch.Tensor] = []
     for bucket in _buckets(tensors):
+        if len(bucket) == 1 and bucket[0].is_contiguous():
+            sum_(bucket[0].view(-1))
+            found += bucket
+            continue
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         sum_(flat)
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-        for tensor, part in zip(bucket, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        found += [part.view(each.shape) for each, part in zip(bucket, parts, strict=True)]
+    return found
 
 
 def sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:

@@ -37,6 +37,7 @@ RENAMED = {
 }
 SINCE = {
     "approximate",
+    "environment_unprotected",
     "events_lost",
     "group_left_out",
     "groups_borrowed",

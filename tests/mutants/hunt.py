@@ -6,11 +6,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, ledger, memory, policies, sea, sharing, skipping, store
+from mutants import (
+    control,
+    deciders,
+    engines,
+    ledger,
+    memory,
+    policies,
+    sea,
+    sharing,
+    skipping,
+    store,
+)
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
     *control.BUGS,
+    *deciders.BUGS,
     *memory.BUGS,
     *store.BUGS,
     *ledger.BUGS,
@@ -18,10 +30,12 @@ BUGS: Final[tuple[Bug, ...]] = (
     *policies.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
+    *engines.BUGS,
 )
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "control": control.trial,
+    "deciders": deciders.trial,
     "scenario": control.scenario_trial,
     "memory": memory.trial,
     "store": store.trial,
@@ -32,7 +46,9 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "sea": sea.trial,
     "damage": sea.damaged_trial,
     "dealt": sea.dealt_trial,
+    "guarded": sea.guarded_trial,
     "pairs": sea.paired_trial,
+    "engines": engines.trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 

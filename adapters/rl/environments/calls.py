@@ -46,14 +46,14 @@ class _PendingCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class CodeFault:
     """An error of the environment's code: ``words`` follow the name of the call."""
 
     words: str
     cause: Exception | None = None
 
 
-Result = Observation | ToolError | Fault
+Result = Observation | ToolError | CodeFault
 """The result of an attempt; a `ToolError` may be no error of a tool, but the end of a process."""
 
 
@@ -203,10 +203,10 @@ class ThreadedCalls(CallQueue):
         except ToolError as error:
             return error
         except Exception as error:  # noqa: BLE001 - raised in the worker's thread
-            return Fault(words=f": {type(error).__name__}: {error}", cause=error)
+            return CodeFault(words=f": {type(error).__name__}: {error}", cause=error)
         if isinstance(found, Observation):
             return found
-        return Fault(words=f" returned {found!r}, needed: an Observation")
+        return CodeFault(words=f" returned {found!r}, needed: an Observation")
 
     def _arrived(self, wait_s: float) -> Iterator[tuple[int, Result]]:
         while True:

@@ -51,6 +51,11 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"writable has {each!r}, needed: an absolute path")
 
     @property
+    def isolated(self) -> bool:
+        """True if the processes are to have no network."""
+        return self.sandbox != "off" and not self.network
+
+    @property
     def memory_bytes(self) -> int | None:
         """The limit of memory in bytes."""
         return None if self.memory is None else parse_bytes(self.memory)

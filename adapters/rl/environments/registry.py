@@ -55,6 +55,14 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(f"waiting is {self.waiting}, needed: 0 or more")
         if self.limit_s <= 0:
             raise ValueError(f"limit_s is {self.limit_s}, needed: above 0")
+        if self.processes is not None and self.processes.isolated and self._asks_network():
+            raise ValueError(
+                f"environment {self.factory!r} asks a service, and its processes have no network: "
+                "set processes.network to true"
+            )
+
+    def _asks_network(self) -> bool:
+        return self.factory == "http" or (self.factory == "mcp" and "url" in self.settings)
 
 
 def make_environment(

@@ -151,10 +151,10 @@ def exhausted(groups: Iterable[Group], plan: BatchPlan, *, step: int) -> str:
     passed = sum(not group.trains for group in groups)
     if passed < limit * plan.fresh:
         return ""
-    return (
-        f"step {step + 1} passed over {passed} groups, as the rewards of each are all equal and "
-        f"teach nothing, and skip_equal={limit} allows {limit * plan.fresh}: make the task easier "
-        "or harder for this policy, reward parts of an answer, or raise scheduling.skip_equal"
+    return (  # the same text whoever was faster, so without the number of those passed over
+        f"step {step + 1} passed over {limit * plan.fresh} groups, which skip_equal={limit} "
+        "allows, as all rewards of each are equal and teach nothing: make the task easier or "
+        "harder for this policy, reward parts of an answer, or raise scheduling.skip_equal"
     )
 
 

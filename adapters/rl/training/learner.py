@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from holdfast import elastic
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.loss.batch import TrainingBatch
+from holdfast.adapters.rl.loss.divergence import KLConfig
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names, reshard, shard
 from holdfast.adapters.rl.policy.team import prefix_of
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
@@ -17,6 +18,7 @@ from holdfast.adapters.rl.training.recheck import Recheck
 from holdfast.adapters.rl.training.reference import ReferencePolicy
 from holdfast.adapters.rl.training.survey import Survey, survey
 from holdfast.adapters.rl.training.update import Update, make_optimizer
+from holdfast.adapters.rl.weights.beginning import load_reference
 from holdfast.adapters.rl.weights.pull import weights_of
 from holdfast.adapters.rl.weights.setup import PolicyMaker
 
@@ -43,7 +45,8 @@ class PolicyLearner:
         self._run, self._config, self._maker, self._retained = run, config, maker, retained
         self.model = self._build()
         self.optimizer = make_optimizer(self.model.parameters(), lr=config.lr)
-        self.proximal, self.reference = self._proximal(), self._reference()
+        self.proximal = self._proximal()
+        self.reference = self._reference()
         self.recheck = Recheck(
             maker.build,
             lambda version: self._weights(version, limit_s=_RECHECK_LIMIT_S),
@@ -64,7 +67,7 @@ class PolicyLearner:
         return update
 
     def apply(self, *, step: int) -> None:
-        """Apply the gradient of the pass of ``step``."""
+        """Apply the gradient of the pass."""
         self._run.step(self.optimizer)
         if isinstance(self.proximal, Ewma):
             self.proximal.update()
@@ -73,11 +76,14 @@ class PolicyLearner:
 
     # -- beginning -------------------------------------------------------------------------------
 
-    def _build(self, *, reference: str | None = None) -> Policy:
-        """Return a sharded policy with the first weights of the run, or those of a reference."""
+    def _build(self, *, reference: KLConfig | None = None) -> Policy:
+        """Return a sharded policy with the weights that it begins with, or those of a reference."""
         model = self._maker.build()
         if not _restores(self._run):
-            self._maker.begin(model, reference=reference)
+            if reference is None or reference.checkpoint is None:
+                self._maker.begin(model)
+            else:
+                load_reference(model, reference.checkpoint, step=reference.step)
         shard(model, self._run.mesh)
         return model
 
@@ -92,7 +98,7 @@ class PolicyLearner:
     def _reference(self) -> ReferencePolicy | None:
         if (kl := self._config.loss.kl) is None:
             return None
-        return ReferencePolicy(self._build(reference=kl.checkpoint), kl)
+        return ReferencePolicy(self._build(reference=kl), kl)
 
     def _weights(self, version: int, *, limit_s: float = 10.0) -> Mapping[str, Tensor]:
         """Return this policy's tensors of a version, by its own names."""

@@ -42,24 +42,27 @@ def load_start(policy: nn.Module, start: StartWeights) -> None:
 
 def load_warm_start(policy: nn.Module, root: str) -> None:
     """Fill ``policy`` from a warm start."""
-    missing = "no warm start there; make it with: python -m holdfast.rl --warm-up --config FILE"
-    _load_newest(policy, root, missing=missing)
-
-
-def load_reference(policy: nn.Module, root: str) -> None:
-    """Fill ``policy`` from the newest checkpoint of an RL job, or from a warm start."""
-    missing = (
-        "no checkpoint there; give loss.kl.checkpoint the directory of an RL job's checkpoints or "
-        "of a warm start"
-    )
-    _load_newest(policy, root, missing=missing)
-
-
-def _load_newest(policy: nn.Module, root: str, *, missing: str) -> None:
     step = catalog.latest(root)
     if step is None:
-        raise ConfigError(f"{root}: {missing}")
+        raise ConfigError(
+            f"{root}: no warm start there; make it with: "
+            "python -m holdfast.rl --warm-up --config FILE"
+        )
     _load(policy, root, step, policy="")
+
+
+def load_reference(policy: nn.Module, root: str, *, step: int | None) -> None:
+    """Fill ``policy`` from ``step`` of the checkpoints of a job with one policy, or a warm start.
+
+    Raises ``ConfigError`` if there is none that fits.
+    """
+    try:
+        _load(policy, root, catalog.choose(root, step), policy="")
+    except NotFoundError as error:
+        raise ConfigError(
+            f"loss.kl.checkpoint: {error}; name a checkpoint that an RL job with one policy wrote, "
+            "or a warm start, and a step that it has"
+        ) from error
 
 
 def _load(module: nn.Module, root: str, step: int, *, policy: str) -> None:
@@ -70,7 +73,7 @@ def _load(module: nn.Module, root: str, step: int, *, policy: str) -> None:
         found = tensors[f"{prefix}{name}"]
         if found.shape != parameter.shape:
             raise ConfigError(
-                f"{root}: {prefix}{name} has the shape {[*found.shape]} there and "
-                f"{[*parameter.shape]} here: give weights of the same model"
+                f"{root}: {prefix}{name} has the shape {[*found.shape]}, and the policy's has "
+                f"{[*parameter.shape]}: give both policies the same model"
             )
     fill(module, {name: tensors[f"{prefix}{name}"] for name in names})

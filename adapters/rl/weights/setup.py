@@ -12,7 +12,7 @@ from holdfast.adapters.rl.policy.lora import adapt, freeze
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy
 from holdfast.adapters.rl.policy.team import ONLY, prefix_of
-from holdfast.adapters.rl.weights.beginning import load_beginning, load_reference
+from holdfast.adapters.rl.weights.beginning import load_beginning
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.elastic.errors import ConfigError
 
@@ -37,17 +37,10 @@ class PolicyMaker:
         shared = {id(frozen): frozen for frozen in self._first.buffers()}
         return copy.deepcopy(self._first, shared)
 
-    def begin(self, policy: Policy, *, reference: str | None = None) -> None:
-        """Fill a policy that is all trained with the weights that it begins with, if any.
-
-        With ``reference`` they are those of that directory.
-        """
-        if self._first is not None:
-            return
-        if reference is None:
+    def begin(self, policy: Policy) -> None:
+        """Fill a policy that is all trained with the weights that it begins with, if any."""
+        if self._first is None:
             load_beginning(policy, self._config)
-        else:
-            load_reference(policy, reference)
 
 
 class Policies:

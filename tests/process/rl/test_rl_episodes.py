@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +18,9 @@ from sidecar_group import wait_until
 from tree import HELPERS
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset, save_config
+from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.tools.chaos.faults.environments import of_workers
 
 Call = tuple[int, int, int, int]
 """(process, ordinal, sample, turn)"""
@@ -53,16 +58,67 @@ def calls_in(directory: Path) -> list[Call]:
     return [(int(a), int(b), int(c), int(d)) for a, b, c, d in map(str.split, lines)]
 
 
-def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(HELPERS)
-    monkeypatch.setenv("PYTHONPATH", str(HELPERS))
-    (tmp_path / "alone").mkdir()
-    expected = alone(tmp_path / "alone", config_in(tmp_path / "alone"))
-    assert expected["ledger"]["ok"], expected["ledger"]
-    assert len(calls_in(tmp_path / "alone")) == len(set(calls_in(tmp_path / "alone"))) == 96
+@pytest.fixture(scope="module")
+def importing() -> Iterator[None]:
+    """Let jobs import the helpers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HELPERS)
+        patch.setenv("PYTHONPATH", str(HELPERS), prepend=os.pathsep)
+        yield
 
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, importing: None) -> dict[str, Any]:
+    """The outcome of an undisturbed job, with its environment on threads."""
+    place = tmp_path_factory.mktemp("alone")
+    found = alone(place, config_in(place))
+    assert found["ledger"]["ok"], found["ledger"]
+    assert len(calls_in(place)) == len(set(calls_in(place))) == 96
+    return found
+
+
+def same(result: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Say whether a job ended as the undisturbed one did."""
+    keys = ("final_hash", "reward", "heldout")
+    return result["ledger"]["ok"] and all(result[key] == expected[key] for key in keys)
+
+
+def test_killed_environment_processes_are_asked_again_for_what_was_not_recorded(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
+    config = config_in(tmp_path)
+    assert config.environment is not None
+    processes = ProcessConfig(count=6, memory="512MiB", writable=(str(tmp_path),))
+    environment = msgspec.structs.replace(config.environment, processes=processes)
+    save_config(msgspec.structs.replace(config, environment=environment), tmp_path / "config.json")
+    (tmp_path / "gate").touch()
+    words = ["--config", str(tmp_path / "config.json"), "--result", str(tmp_path / "result.json")]
+    job = subprocess.Popen([*MAIN, *words], stderr=subprocess.PIPE, text=True)
+    try:
+        waiting: set[tuple[int, int]] = set()
+
+        def all_wait() -> bool:
+            assert job.poll() is None
+            waiting.update((o, s) for _, o, s, turn in calls_in(tmp_path) if turn)
+            return len(waiting) == 6
+
+        wait_until(all_wait, "second turns in all processes")
+        for _, pid in of_workers({"rollout/0": job.pid}):
+            hurt(pid)
+        (tmp_path / "gate").unlink()
+        _, said = job.communicate(timeout=DEADLINE_S)
+    finally:
+        job.kill()
+    assert job.returncode == 0, said
+    assert same(json.loads((tmp_path / "result.json").read_bytes()), expected)
+    calls = [call[1:] for call in calls_in(tmp_path)]
+    assert len(calls) == 96 + 6
+    assert {call for call in calls if calls.count(call) > 1} == {(o, s, 1) for o, s in waiting}
+
+
+def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
+    tmp_path: Path, expected: dict[str, Any]
+) -> None:
     (tmp_path / "gate").touch()
     with rl_job(tmp_path, config_in(tmp_path)) as job:
         episodes: set[tuple[int, int]] = set()
@@ -86,10 +142,7 @@ def test_a_worker_killed_within_a_call_loses_no_reply_that_was_recorded(
         assert outcome.ok, outcome.message
         figures = job.events("episodes")
     result = json.loads((tmp_path / "result.json").read_bytes())
-    assert result["final_hash"] == expected["final_hash"]
-    assert result["reward"] == expected["reward"]
-    assert result["heldout"] == expected["heldout"]
-    assert result["ledger"]["ok"], result["ledger"]
+    assert same(result, expected)
     calls = calls_in(tmp_path)
     for ordinal, sample in episodes:
         turns = [turn for _, o, s, turn in calls if (o, s) == (ordinal, sample)]

@@ -44,7 +44,8 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    *("rl", "store", "tuning", "islands", "learning", "lines", "surface"),
+    *("rl", "environments", "vllm", "store", "tuning", "islands", "learning", "lines", "surface"),
+    "watches",
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -471,6 +472,23 @@ def test_the_time_of_a_job_that_is_hurt_is_accounted_for(faulted: Faulted) -> No
     assert 0 < useful < 1
     assert useful + sum(each["value"] for each in shares) == pytest.approx(1)
     assert figures[goodput.RATE]["value"] > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
+def test_training_is_measured_beside_environment_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from holdfast.tools.bench.environments import section
+
+    words = ("environments", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", "-")
+    assert main(["bench", *words]) == 0
+    assert list(tmp_path.iterdir()) == []
+    figures = {each["name"]: each for each in json.loads(capsys.readouterr().out)["figures"]}
+    assert figures[f"{section.ALONE}: {section.STEPS}"]["value"] > 0
+    for name in (section.YIELDING, section.EQUAL):
+        assert figures[f"{name}: {section.STEPS}"]["versus"] == f"{section.ALONE}: {section.STEPS}"
+    assert figures[section.PRIVATE]["value"] > 0
 
 
 @pytest.mark.exhaustive

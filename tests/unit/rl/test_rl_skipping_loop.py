@@ -64,7 +64,9 @@ def test_samples_that_are_collected_first_are_asked_for_again() -> None:
 def test_a_job_whose_groups_are_all_equal_stops_by_name() -> None:
     run = job(limit=2)
     rollouts = run.enter("p", reward_of=lambda sample: 0.5)
-    with pytest.raises(JobFailedError, match=r"step 1 passed over 4 groups.*skip_equal=2 allows 4"):
+    with pytest.raises(
+        JobFailedError, match=r"step 1 passed over 4 groups, which skip_equal=2 allows"
+    ):
         run.step(rollouts)
 
 

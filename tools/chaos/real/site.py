@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from holdfast.elastic.agent.reporting import NodeProcesses
 from holdfast.elastic.launch.local import Launcher
+from holdfast.tools.chaos.faults.environments import of_workers
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.real.jobs import alive
 from holdfast.tools.chaos.real.launching.process import LauncherProcess
@@ -89,6 +90,11 @@ def of_node(node: str, there: NodeProcesses, part: Part) -> list[Victim]:
     if part == "worker":
         seats = there.workers.items()
         return [each for seat, pid in seats for each in victim(seat, pid, seat=seat)]
+    if part == "environment":
+        found = of_workers(there.workers)
+        return [
+            each for seat, pid in found for each in victim(f"environment {pid}", pid, seat=seat)
+        ]
     if part == "sidecar":
         return victim(f"sidecar of {node}", there.sidecar)
     if part == "agent":

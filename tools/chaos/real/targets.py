@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PLAIN: Final[tuple[Part, ...]] = ("worker", "job", "store")
 """Parts that can be hit in a job without Holdfast."""
 
-_ON_NODES: Final[tuple[Part, ...]] = ("worker", "sidecar", "agent", "node")
+_ON_NODES: Final[tuple[Part, ...]] = ("worker", "sidecar", "agent", "node", "environment")
 
 
 def part_of(strike: Strike, *, nodes: bool) -> Part | None:

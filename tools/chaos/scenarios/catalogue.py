@@ -7,12 +7,22 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 Part: TypeAlias = Literal[
-    "worker", "sidecar", "agent", "node", "launcher", "coordinator", "store", "job", "island"
+    "worker",
+    "sidecar",
+    "agent",
+    "node",
+    "launcher",
+    "coordinator",
+    "store",
+    "job",
+    "island",
+    "environment",
 ]
 """Parts that can be hit.
 
 "job" is the whole job, "launcher" the process that starts its nodes, "island" all nodes of one of
-its islands. A job without Holdfast has only "job" and its workers.
+its islands, "environment" a process in which a rollout worker runs its environment. A job without
+Holdfast has only "job" and its workers.
 """
 
 World: TypeAlias = Literal["real", "simulated"]
@@ -40,7 +50,10 @@ _SIMULATED: Final[tuple[World, ...]] = ("simulated",)
 CATALOGUE: Final[dict[str, FaultInfo]] = {
     "kill": FaultInfo(
         about="SIGKILL",
-        parts=("worker", "sidecar", "agent", "node", "launcher", "coordinator", "job", "island"),
+        parts=(
+            *("worker", "sidecar", "agent", "node", "launcher", "coordinator", "job", "island"),
+            "environment",
+        ),
         worlds=BOTH,
         memory=True,
     ),
@@ -54,7 +67,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "stop": FaultInfo(
         about="SIGSTOP, and SIGCONT after lasts_s",
-        parts=("worker", "sidecar", "agent", "node", "coordinator", "job", "island"),
+        parts=("worker", "sidecar", "agent", "node", "coordinator", "job", "island", "environment"),
         worlds=BOTH,
         lasts=True,
         memory=True,
@@ -122,6 +135,14 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         amount="MiB (64)",
         memory=True,
     ),
+    "environment-garbage": FaultInfo(
+        about="bytes that are no message come from an environment process",
+        parts=("environment",),
+    ),
+    "environment-memory": FaultInfo(
+        about="an environment process gets no more memory",
+        parts=("environment",),
+    ),
     "slow-rank": FaultInfo(
         about="every optimizer step of one rank takes longer",
         parts=("worker",),
@@ -140,6 +161,33 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         about="bits of one rank's gradients flip before its next optimizer step",
         parts=("worker",),
         amount="bits (1)",
+    ),
+    "engine-kill": FaultInfo(about="SIGKILL for the server that it keeps", parts=("worker",)),
+    "engine-hang": FaultInfo(
+        about="the server that it keeps answers nothing any more, in the middle of its answers",
+        parts=("worker",),
+        lasts=True,
+    ),
+    "engine-garbage": FaultInfo(
+        about="the server that it keeps sends what is no event of an answer",
+        parts=("worker",),
+        amount="number of answers (1)",
+    ),
+    "engine-slow": FaultInfo(
+        about="every token of the server that it keeps takes longer",
+        parts=("worker",),
+        lasts=True,
+        amount="seconds per token (1)",
+    ),
+    "engine-stale": FaultInfo(
+        about="the server that it keeps goes back to the weights that it had before",
+        parts=("worker",),
+        lasts=True,
+    ),
+    "engine-memory": FaultInfo(
+        about="the server that it keeps gets no memory any more",
+        parts=("worker",),
+        lasts=True,
     ),
     "flip-slot": FaultInfo(
         about="bits flip in a snapshot in a node's memory",

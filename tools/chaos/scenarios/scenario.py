@@ -266,7 +266,9 @@ def _wrong_strike(fault: FaultSpec, load: Workload) -> str:
         return "there are no islands; give workload.islands" if part == "island" else ""
     if fault.kind not in OF_ISLANDS:
         return f"a job of islands is not hit so; choose from {', '.join(sorted(OF_ISLANDS))}"
-    if part in ("launcher", "coordinator", "store") or (part == "job" and fault.kind != "join"):
+    if part in ("launcher", "coordinator", "store", "environment") or (
+        part == "job" and fault.kind != "join"
+    ):
         return f"target.part {part!r} is not for islands; give island, node or another part"
     if target.which not in ("random", "all") or target.role or target.rank is not None:
         return "role, rank, leader and slowest are of one run; name an island, or a node as oslo/a"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from holdfast.adapters.rl.environments.base import Action, Observation, ToolError
-from holdfast.adapters.rl.environments.calls import CallQueue, Fault, Result
+from holdfast.adapters.rl.environments.calls import CallQueue, CodeFault, Result
 from holdfast.adapters.rl.environments.processes import wire
 from holdfast.adapters.rl.environments.processes.pool import Outcome, ProcessPool
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
@@ -40,7 +40,7 @@ class ProcessCalls(CallQueue):
         self.pool = pool
 
     def _begin(self, number: int, action: Action) -> bool:
-        question = wire.Ask(call=number, action=action)
+        question = wire.AskReply(call=number, action=action)
         return self.pool.begin(question, wanted=len(self._queue))
 
     def _arrived(self, wait_s: float) -> Iterator[tuple[int, Result]]:
@@ -58,7 +58,7 @@ def _result(outcome: Outcome) -> Result:
         case ToolError():
             return outcome
         case wire.Faulty(why=why):
-            return Fault(words=why)
+            return CodeFault(words=why)
         case _:
             return ToolError("its process sent a prompt in place of a reply")
 
@@ -84,7 +84,7 @@ class ProcessEnvironment:
     def respond(self, action: Action) -> Observation:
         """Return the reply to a turn. Raises `ToolError` or ``JobFailedError``."""
         where = f"{self._chosen.factory}.respond for turn {action.turn} of sample {action.key}"
-        found = self._ask(lambda call: wire.Ask(call=call, action=action), where)
+        found = self._ask(lambda call: wire.AskReply(call=call, action=action), where)
         if isinstance(found, wire.Replied):
             return found.observation
         raise ToolError(str(found))

@@ -19,7 +19,7 @@ _SPARE_BYTES: Final = 1 << 20
 _NO_MEMORY: Final = "can't allocate memory"
 
 
-def play(connection: wire.Frames, number: int, config: wire.ServerConfig) -> None:
+def play(connection: wire.FrameStream, number: int, config: wire.EnvironmentServerConfig) -> None:
     """Make the environment and answer until the other end is closed; this is process ``number``."""
     spare = bytearray(_SPARE_BYTES)
     try:
@@ -34,7 +34,9 @@ def play(connection: wire.Frames, number: int, config: wire.ServerConfig) -> Non
         os._exit(_EXHAUSTED_STATUS)
 
 
-def _made(connection: wire.Frames, number: int, config: wire.ServerConfig) -> Environment | None:
+def _made(
+    connection: wire.FrameStream, number: int, config: wire.EnvironmentServerConfig
+) -> Environment | None:
     chosen = EnvironmentConfig(factory=config.factory, settings=config.settings)
     try:
         environment = make_environment(chosen, seed=config.seed, frozen_policies=None)
@@ -42,11 +44,11 @@ def _made(connection: wire.Frames, number: int, config: wire.ServerConfig) -> En
         _require_memory(error)
         _say(connection, number, wire.Faulty(call=None, why=_named(error)))
         return None
-    _say(connection, number, wire.Ready())
+    _say(connection, number, wire.EnvironmentMade())
     return environment
 
 
-def _next(connection: wire.Frames) -> wire.Question | None:
+def _next(connection: wire.FrameStream) -> wire.Question | None:
     """Wait for a call; None: there will be no more."""
     while True:
         try:
@@ -83,7 +85,7 @@ def _call(environment: Environment, asked: wire.Question) -> wire.Said:
     return wire.Faulty(call=asked.call, why=f" returned {found!r}, needed: an Observation")
 
 
-def _say(connection: wire.Frames, number: int, message: wire.Said) -> None:
+def _say(connection: wire.FrameStream, number: int, message: wire.Said) -> None:
     connection.send(number, wire.encode(message))
 
 

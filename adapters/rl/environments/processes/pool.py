@@ -36,6 +36,7 @@ _STARTING: Final = 16
 _MOST_FAILED: Final = 4
 """Most starts of processes, or of their server, that may fail one after the other."""
 
+_IMPORT_S: Final = 300.0
 _END_S: Final = 2.0
 _LOOK_S: Final = 0.05
 
@@ -74,14 +75,24 @@ class ProcessPool:
         self._is_awaited = False
         self._outcomes: list[tuple[int, Outcome]] = []
         self._start_server()
-        self._fork()
-        while not self._idle:
-            self._look(_LOOK_S)
+        try:
+            while not self._idle:
+                if not self._processes:
+                    self._fork()
+                self._look(_LOOK_S)
+        except BaseException:
+            self._end()
+            raise
 
     @property
     def size(self) -> int:
         """Number of processes, with those that start."""
         return len(self._processes)
+
+    @property
+    def starting(self) -> int:
+        """Number of processes that have not made their environments yet."""
+        return sum(not each.ready for each in self._processes.values())
 
     @property
     def pid(self) -> int:
@@ -101,7 +112,7 @@ class ProcessPool:
                 self._frames.send(number, wire.encode(question))
                 return True
         self._is_awaited = True
-        starting = sum(not each.ready for each in self._processes.values())
+        starting = self.starting
         room = min(self._settings.count - len(self._processes), _STARTING - starting)
         for _ in range(min(room, wanted - starting)):
             self._fork()
@@ -135,7 +146,7 @@ class ProcessPool:
 
     def _start_server(self) -> None:
         ours, theirs = wire.pair()
-        config = wire.ServerConfig(
+        config = wire.EnvironmentServerConfig(
             fd=theirs.fileno(),
             factory=self._chosen.factory,
             settings=self._chosen.settings,
@@ -150,7 +161,7 @@ class ProcessPool:
                 tied=True,
                 pass_fds=(fd, theirs.fileno()),
             )
-        self._frames, self._loaded = wire.Frames(ours), False
+        self._frames, self._loaded = wire.FrameStream(ours), False
         self._began_s = time.monotonic()
         self._end = weakref.finalize(self, _end, self._child, self._frames)
 
@@ -159,7 +170,7 @@ class ProcessPool:
         if self._frames.wants_to_write:
             self._frames.flush()
             wait_s = min(wait_s, _LOOK_S)
-        if not self._loaded or any(not each.ready for each in self._processes.values()):
+        if not self._loaded or self.starting:
             wait_s = min(wait_s, self._settings.start_s / 4)
         try:
             if readable([self._frames.fd], wait_s):
@@ -174,13 +185,13 @@ class ProcessPool:
             self._hear(number, message)
             return
         match wire.report.decode(message):
-            case wire.Loaded(missing=missing):
+            case wire.ServerLoaded(missing=missing):
                 self._loaded, self.missing = True, missing
                 for process in self._processes.values():
                     process.since_s = time.monotonic()  # they were ordered before it could fork
-            case wire.Refused(why=why):
+            case wire.ServerRefused(why=why):
                 raise ConfigError(f"environment {self._chosen.factory!r} in processes: {why}")
-            case wire.Ended() as ended:
+            case wire.ProcessEnded() as ended:
                 self._bury(ended)
 
     def _lose_server(self, error: Exception) -> None:
@@ -211,7 +222,7 @@ class ProcessPool:
 
     def _kill(self, number: int) -> None:
         del self._processes[number]
-        self._order(wire.Kill(process=number))
+        self._order(wire.KillProcess(process=number))
 
     def _hear(self, number: int, message: bytes) -> None:
         """Take what a process said; what it cannot say now is garbage, and its end."""
@@ -224,7 +235,7 @@ class ProcessPool:
             self._lose(number, f"its process sent garbage ({error})")
             return
         match said:
-            case wire.Ready() if not process.ready:
+            case wire.EnvironmentMade() if not process.ready:
                 process.ready, self._failed = True, 0
                 self._idle.append(number)
             case wire.Faulty(call=None, why=why) if not process.ready:
@@ -247,7 +258,7 @@ class ProcessPool:
         self._kill(number)
         self._fail(process, why)
 
-    def _bury(self, ended: wire.Ended) -> None:
+    def _bury(self, ended: wire.ProcessEnded) -> None:
         if (process := self._processes.pop(ended.process, None)) is not None:
             self._fail(process, _cause(ended, process, self._settings))
 
@@ -266,10 +277,11 @@ class ProcessPool:
     def _check_starts(self) -> None:
         now_s, limit_s = time.monotonic(), self._settings.start_s
         if not self._loaded:
+            limit_s = max(limit_s, _IMPORT_S)
             if now_s - self._began_s > limit_s:
                 raise JobFailedError(
                     f"the modules of environment {self._chosen.factory!r} are not imported after "
-                    f"{limit_s:g} s; give processes a longer start_s"
+                    f"{limit_s:g} s; import less, or give processes a longer start_s"
                 )
             return
         starting = [number for number, each in self._processes.items() if not each.ready]
@@ -278,10 +290,11 @@ class ProcessPool:
                 self._lose(number, f"it is not made after {limit_s:g} s (start_s)")
 
 
-def _cause(ended: wire.Ended, process: _Process, settings: ProcessConfig) -> str:
+def _cause(ended: wire.ProcessEnded, process: _Process, settings: ProcessConfig) -> str:
     """Return why a process ended."""
     if process.exhausted:
-        return f"its process needed more than {settings.memory} of memory"
+        limit = f"{settings.memory} of memory" if settings.memory else "the memory that there is"
+        return f"its process needed more than {limit}"
     if ended.why:
         return f"its process was given up: {ended.why}"
     if ended.code == -signal.SIGXCPU:
@@ -298,7 +311,7 @@ def _variables() -> dict[str, str]:
     }
 
 
-def _end(child: Child, frames: wire.Frames) -> None:
+def _end(child: Child, frames: wire.FrameStream) -> None:
     frames.close()
     child.kill()
     child.wait(_END_S)

@@ -8,10 +8,10 @@ user's files, and are not kept from each other: it contains accidents, and is no
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -68,7 +68,7 @@ class _MountAttributes(ctypes.Structure):
 def enter(config: ProcessConfig) -> dict[str, str]:
     """Put this process into a sandbox; return the protection that it lacks, each with the reason.
 
-    What returns is a fork of the calling process: that waits for the end of it, and ends likewise.
+    A fork of the calling process returns from here; that waits for its end, and ends likewise.
     The calling process must have one thread.
     """
     if config.sandbox == "off":
@@ -76,11 +76,9 @@ def enter(config: ProcessConfig) -> dict[str, str]:
     user, group = os.getuid(), os.getgid()
     flags = _NEW_USER | _NEW_PID | _NEW_IPC | _NEW_NS | (0 if config.network else _NEW_NET)
     wanted = [each for each in ALL if each != "network" or not config.network]
-    try:
-        _call("unshare", flags)
-    except OSError as error:
-        return dict.fromkeys(wanted, f"no user namespaces ({error.strerror})")
-    _map(user, group)
+    if number := _refusal(flags, user, group):
+        return dict.fromkeys(wanted, f"no user namespaces ({os.strerror(number)})")
+    _divide(flags, user, group)
     _become_first()
     missing = {}
     try:
@@ -110,8 +108,25 @@ def end_with_parent(parent: int) -> None:
         os._exit(_ORPHANED_STATUS)
 
 
-def _map(user: int, group: int) -> None:
-    """Keep the user's and the group's numbers inside."""
+def _refusal(flags: int, user: int, group: int) -> int:
+    """Return the number of the error with which the kernel refuses the namespaces, 0 for none.
+
+    A fork tries it, as a process that got only a part of them could not go back.
+    """
+    child = os.fork()
+    if not child:
+        try:
+            _divide(flags, user, group)
+        except OSError as error:
+            os._exit(error.errno or errno.EPERM)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _divide(flags: int, user: int, group: int) -> None:
+    """Enter new namespaces, in which the user's and the group's numbers are the same."""
+    _call("unshare", flags)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -132,10 +147,8 @@ def _become_first() -> None:
 
 def _stand_for(child: int, *, keep: int) -> NoReturn:
     """Wait for the end of the first process, with no descriptor open that others wait on."""
-    for each in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if each > 2 and each != keep:
-            with contextlib.suppress(OSError):  # that of the listing
-                os.close(each)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)

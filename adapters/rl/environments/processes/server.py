@@ -24,16 +24,16 @@ from holdfast.elastic.preload.loading import UnfitModuleError, load
 
 _ENDING_S: Final = 0.05
 
-Place = tuple[wire.Frames, int]
+Place = tuple[wire.FrameStream, int]
 """The connection of an environment process, and its number."""
 
 
-def serve(config: wire.ServerConfig) -> Place | None:
+def serve(config: wire.EnvironmentServerConfig) -> Place | None:
     """Carry out orders; return the place of an environment in its process, None at the end."""
     owner = socket.socket(fileno=config.fd)
     owner.set_inheritable(False)
     allow_many()
-    frames = wire.Frames(owner)
+    frames = wire.FrameStream(owner)
     for each in config.processes.writable:
         if not Path(each).is_dir():
             _refuse(frames, f"writable has {each!r}, which is no directory here")
@@ -51,8 +51,8 @@ def serve(config: wire.ServerConfig) -> Place | None:
         _refuse(frames, str(error))
         return None
     sys.stdout.flush()  # else each fork would write it again
-    frames.send(wire.SERVER, wire.encode(wire.Loaded(missing=missing)))
-    return _Server(frames).run()
+    frames.send(wire.SERVER, wire.encode(wire.ServerLoaded(missing=missing)))
+    return _EnvironmentServer(frames).run()
 
 
 def told(missing: dict[str, str]) -> str:
@@ -60,17 +60,17 @@ def told(missing: dict[str, str]) -> str:
     return "; ".join(f"{each}: {why}" for each, why in missing.items())
 
 
-def _refuse(frames: wire.Frames, why: str) -> None:
+def _refuse(frames: wire.FrameStream, why: str) -> None:
     frames.socket.setblocking(True)
-    frames.send(wire.SERVER, wire.encode(wire.Refused(why=why)))
+    frames.send(wire.SERVER, wire.encode(wire.ServerRefused(why=why)))
 
 
-class _Server:
+class _EnvironmentServer:
     """The processes by their numbers; SIGCHLD wakes the loop."""
 
-    def __init__(self, owner: wire.Frames) -> None:
+    def __init__(self, owner: wire.FrameStream) -> None:
         self._owner = owner
-        self._frames: dict[int, wire.Frames] = {}
+        self._frames: dict[int, wire.FrameStream] = {}
         self._pids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
         self._why: dict[int, str] = {}
@@ -119,7 +119,7 @@ class _Server:
                 match wire.order.decode(message):
                     case wire.Fork(process=process):
                         self._to_fork.append(process)
-                    case wire.Kill(process=process):
+                    case wire.KillProcess(process=process):
                         self._kill(process)
             elif (frames := self._frames.get(number)) is not None:
                 frames.send(number, message)
@@ -129,7 +129,7 @@ class _Server:
     def _report(self, message: wire.Report) -> None:
         self._owner.send(wire.SERVER, wire.encode(message))
 
-    def _watch(self, number: int, frames: wire.Frames) -> None:
+    def _watch(self, number: int, frames: wire.FrameStream) -> None:
         """Wait for room in the connection too, if there is something left to write."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE * frames.wants_to_write)
         if self._selector.get_key(frames.fd).events != events:
@@ -146,18 +146,20 @@ class _Server:
         except OSError as error:
             ours.close()
             theirs.close()
-            self._report(wire.Ended(process=number, code=0, why=f"no fork: {error.strerror}"))
+            self._report(
+                wire.ProcessEnded(process=number, code=0, why=f"no fork: {error.strerror}")
+            )
             return None
         if not pid:
             self._leave()
             ours.close()
             sandbox.end_with_parent(server)
             os.setpgid(0, 0)
-            return wire.Frames(theirs, waits=True), number
+            return wire.FrameStream(theirs, waits=True), number
         theirs.close()
         with contextlib.suppress(OSError):  # the process did it itself, or has ended
             os.setpgid(pid, pid)
-        frames = wire.Frames(ours)
+        frames = wire.FrameStream(ours)
         self._frames[number], self._pids[number], self._numbers[pid] = frames, pid, number
         self._selector.register(frames.fd, selectors.EVENT_READ, number)
         return None
@@ -182,7 +184,7 @@ class _Server:
         if events & selectors.EVENT_READ:
             self._hand_on(number, frames)
 
-    def _hand_on(self, number: int, frames: wire.Frames) -> bool:
+    def _hand_on(self, number: int, frames: wire.FrameStream) -> bool:
         """Hand on what a process said; False: there is nothing more to come."""
         try:
             received = frames.receive()
@@ -211,7 +213,7 @@ class _Server:
         if pid is None:
             if number in self._to_fork:
                 self._to_fork.remove(number)
-                self._report(wire.Ended(process=number, code=0, why="not begun"))
+                self._report(wire.ProcessEnded(process=number, code=0, why="not begun"))
             return
         if why:
             self._why[number] = why
@@ -242,7 +244,7 @@ class _Server:
             why = self._why.pop(number, "")
             if code != -signal.SIGKILL:
                 why = ""  # it was ending already
-            self._report(wire.Ended(process=number, code=code, why=why))
+            self._report(wire.ProcessEnded(process=number, code=code, why=why))
 
 
 def _ends(pid: int) -> bool:

@@ -26,7 +26,7 @@ _MARK: Final = 0x48_46_45_4E
 _READ_BYTES: Final = 1 << 18
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EnvironmentServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of an environment server; ``fd`` is its end of the socket pair."""
 
     fd: int
@@ -43,25 +43,25 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     process: int
 
 
-class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class KillProcess(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An order to kill a process."""
 
     process: int
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ServerLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The server is ready; ``missing`` is protection that there is not, each with the reason."""
 
     missing: dict[str, str]
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ServerRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The server ends, since there can be no environment processes, for this reason."""
 
     why: str
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ProcessEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A process has ended, with a ``code`` as in ``Popen.returncode``.
 
     ``why`` is not empty if the server killed it by itself.
@@ -72,7 +72,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why: str = ""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AskReply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Call number ``call``: the reply to an action."""
 
     call: int
@@ -86,7 +86,7 @@ class AskPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ordinal: int
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EnvironmentMade(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The process has made its environment."""
 
 
@@ -125,10 +125,10 @@ class Faulty(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why: str
 
 
-Order = Fork | Kill
-Report = Loaded | Refused | Ended
-Question = Ask | AskPrompt
-Said = Ready | Replied | Prompted | ToolFailed | Exhausted | Faulty
+Order = Fork | KillProcess
+Report = ServerLoaded | ServerRefused | ProcessEnded
+Question = AskReply | AskPrompt
+Said = EnvironmentMade | Replied | Prompted | ToolFailed | Exhausted | Faulty
 
 encode = msgspec.json.Encoder().encode
 order: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
@@ -137,7 +137,7 @@ question: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
 said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
 
 
-class Frames:
+class FrameStream:
     """One end of a stream socket. Without ``waits``, no method waits for the other end."""
 
     def __init__(self, end: socket.socket, *, waits: bool = False) -> None:

@@ -21,7 +21,7 @@ from holdfast.adapters.rl.environments.remote.answers import (
     prompt_of,
     request_of,
 )
-from holdfast.adapters.rl.environments.remote.sessions import HttpSession, PipeSession, Session
+from holdfast.adapters.rl.environments.remote.sessions import HttpSession, McpSession, PipeSession
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 
@@ -52,7 +52,7 @@ class McpEnvironment:
         self._url = None if url is None else check_url(url, source="environment 'mcp'")
         self._headers = headers or {}
         self._prompt_tool, self._respond_tool = prompt_tool, respond_tool
-        self._free: list[Session] = []
+        self._free: list[McpSession] = []
         self._lock = threading.Lock()
 
     def prompt(self, ordinal: int) -> str:
@@ -80,7 +80,7 @@ class McpEnvironment:
             self._free.append(session)
         return _content(found, tool)
 
-    def _session(self) -> Session:
+    def _session(self) -> McpSession:
         with self._lock:
             if self._free:
                 return self._free.pop()

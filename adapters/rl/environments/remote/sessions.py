@@ -30,7 +30,7 @@ _READ_BYTES: Final = 1 << 16
 Message = dict[str, Any]
 
 
-class Session(ABC):
+class McpSession(ABC):
     """A session with a server, for one request at a time."""
 
     def __init__(self, source: str) -> None:
@@ -101,7 +101,7 @@ class Session(ABC):
         return messages
 
 
-class PipeSession(Session):
+class PipeSession(McpSession):
     """A session with a process of ``command``, by lines on its standard input and output.
 
     The process is in the group of this one, so it is killed with an environment process.
@@ -160,7 +160,7 @@ class PipeSession(Session):
         self._from.close()
 
 
-class HttpSession(Session):
+class HttpSession(McpSession):
     """A session with the server at ``url``, by the protocol's streamable HTTP."""
 
     def __init__(self, url: str, *, silence_s: float, headers: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import NotFiniteError
+from holdfast.elastic.gradients import fixed_point
 from holdfast.elastic.gradients.exact import FLOAT32, INT64
 from holdfast.elastic.gradients.mean import Gradients
 from holdfast.elastic.gradients.rounding import LEVEL_BITS
@@ -102,6 +104,19 @@ def step(
     return found[0]
 
 
+def same_by_torch(
+    found: Outcome,
+    microbatches: Sequence[torch.Tensor],
+    *,
+    exact: Exact,
+    bounds: dict[str, int] | None = None,
+) -> bool:
+    """Return whether a rank without the compiled functions gets the same bits."""
+    with patch.object(fixed_point, "library", lambda: None):
+        other = step([microbatches], exact=exact, bounds=bounds)
+    return bits(other.mean) == bits(found.mean) and other.bounds == found.bounds
+
+
 def bits(tensor: torch.Tensor) -> list[int]:
     """Return the very bits, so that 0 and -0 differ."""
     return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]).tolist()
@@ -146,6 +161,7 @@ def test_no_split_of_the_microbatches_and_no_world_size_shows_in_the_mean(
     split = step(shared(data.draw, microbatches), exact=exact)
     assert bits(split.mean) == bits(alone.mean)
     assert split.bounds == alone.bounds
+    assert same_by_torch(alone, microbatches, exact=exact)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -182,6 +198,7 @@ def test_a_gradient_that_outgrows_its_headroom_is_summed_to_the_same_result(
     again = step([grown], exact=exact, bounds=bounds)
     assert bits(found.mean) == bits(again.mean)
     assert found.bounds == again.bounds
+    assert same_by_torch(found, grown, exact=exact, bounds=bounds)
 
 
 @pytest.mark.parametrize("exact", METHODS)

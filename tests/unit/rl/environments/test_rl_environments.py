@@ -88,7 +88,9 @@ def test_an_environment_that_cannot_be_made_says_why(
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_environments_are_found_by_name(name: str) -> None:
-    assert isinstance(make_environment(EnvironmentConfig(factory=name), seed=0), Environment)
+    settings = {"url": "http://127.0.0.1:9"} if name in ("http", "mcp") else {}
+    config = EnvironmentConfig(factory=name, settings=settings)
+    assert isinstance(make_environment(config, seed=0), Environment)
 
 
 def test_the_settings_of_an_environment_survive_the_jobs_file(tmp_path: Path) -> None:

@@ -93,13 +93,10 @@ def test_versions_are_kept_for_any_policy_that_recomputes() -> None:
             "start and warm_start both name weights",
         ),
         ('ENV, "start": {"checkpoint": "c", "step": 1}, "policies": {"a": {}}', "one of the polic"),
+        ('ENV, "length": {"per_token": 0.1}, "policies": {"a": {}}', "has tokens of each"),
         (
-            'ENV, "policies": {"a": {"loss": {"kl": {"checkpoint": "c"}}}}',
-            "name the weights in the policy's start",
-        ),
-        (
-            'ENV, "scheduling": {"skip_equal": 2}, "policies": {"a": {}}',
-            "scheduling.skip_equal: with several policies",
+            'ENV, "scheduling": {"skip_equal": 3}, "policies": {"a": {}}',
+            "for one policy may teach another; set it to null",
         ),
         (
             '"share": {"meet": "m", "name": "n", "own": 6, "others": 2}, "policies": {"a": {}}',

@@ -89,5 +89,5 @@ def test_weights_of_another_model_are_refused(root: str) -> None:
     start = StartWeights(checkpoint=root, step=5, policy="critic")
     wider = msgspec.structs.replace(TINY.model, width=128)
     config = msgspec.structs.replace(TINY, start=start, model=wider)
-    with pytest.raises(ConfigError, match="give weights of the same model"):
+    with pytest.raises(ConfigError, match="give both policies the same model"):
         load_beginning(build_policy(config), config)

@@ -57,7 +57,7 @@ def plan(**changes: object) -> PlanFacts:
 def test_nothing_is_wrong_with_a_good_machine() -> None:
     findings = judge_machine(GOOD, PLAN)
     assert [each for each in findings if each.verdict is not Verdict.OK] == []
-    assert len({each.check for each in findings}) == len(findings) == 14
+    assert len({each.check for each in findings}) == len(findings) == 15
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,7 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ("ISA-L", good(isal="", isal_error="no library"), PLAN, "failure"),
         ("compiled copy", good(copy=False, compiler="gcc"), PLAN, "warning"),
         ("compiled copy", good(copy=False), PLAN, "warning"),
+        ("sandbox", good(unprotected={"files": "no mounts"}), PLAN, "warning"),
     ],
 )
 def test_a_fact_has_a_verdict(

@@ -71,7 +71,7 @@ def ends(pids: Iterable[int]) -> list[End]:
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = str(Path(f"/proc/{pid}/ns/net").readlink())
-            sockets = _sockets(pid)
+            sockets = sockets_of(pid)
             table = tables.get(space)
             if table is None:
                 table = tables[space] = _table(pid)
@@ -142,24 +142,34 @@ def reset(end: End) -> bool:
         return True
 
 
-@contextlib.contextmanager
-def _borrowed(end: End) -> Iterator[socket.socket | None]:
-    """Yield the socket itself, None if process or socket are gone. Raises ``PermissionError``."""
+def borrow(pid: int, fd: int) -> int | None:
+    """Return a descriptor of what a process has as ``fd``; None if either is gone.
+
+    Raises ``PermissionError``.
+    """
     try:
-        pidfd = os.pidfd_open(end.pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        yield None
-        return
+        return None
     try:
-        fd = _libc.syscall(_GETFD, pidfd, end.fd, 0)
+        found: int = _libc.syscall(_GETFD, pidfd, fd, 0)
         number = ctypes.get_errno()
     finally:
         os.close(pidfd)
-    if fd < 0 and number in (errno.ESRCH, errno.EBADF):
+    if found >= 0:
+        return found
+    if number in (errno.ESRCH, errno.EBADF):
+        return None
+    raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
+
+
+@contextlib.contextmanager
+def _borrowed(end: End) -> Iterator[socket.socket | None]:
+    """Yield the socket itself, None if process or socket are gone. Raises ``PermissionError``."""
+    fd = borrow(end.pid, end.fd)
+    if fd is None:
         yield None
         return
-    if fd < 0:
-        raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
     if os.fstat(fd).st_ino != end.inode:
         os.close(fd)  # the number belongs to another file now
         yield None
@@ -168,7 +178,7 @@ def _borrowed(end: End) -> Iterator[socket.socket | None]:
         yield found
 
 
-def _sockets(pid: int) -> dict[int, int]:
+def sockets_of(pid: int) -> dict[int, int]:
     """Return fd → inode of a process's sockets."""
     found = {}
     for link in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,0 +1,1 @@
+"""The benchmark of environments in processes: training beside a thousand of them."""
