@@ -394,10 +394,12 @@ class Settings:
                 "islands with Mesh(device='cuda'): islands train on the CPU in this version; give "
                 "device='cpu', or leave islands out"
             )
-        if self.loss_guard is not None and self.loss_guard.rolls_back:
+        if self.held_steps > self.islands.overlap:
             raise ConfigError(
-                "islands with a LossGuard that rolls back: work that other islands have merged "
-                "cannot be taken back; give another action, or leave islands out"
+                f"LossGuard(steps_back={self.held_steps}) with "
+                f"Islands(overlap={self.islands.overlap}): work is sent once the loss of "
+                f"{self.held_steps} more steps was right, but merged {self.islands.overlap} steps "
+                f"later; give steps_back={self.islands.overlap} or less, or a larger overlap"
             )
 
     def _check_neighbors(self) -> None:
@@ -442,12 +444,19 @@ class Settings:
         return randomness.stream_seed(self.seed, "island", self.islands.name)
 
     @property
+    def held_steps(self) -> int:
+        """The steps for which an island holds its work back: as far as the loss guard goes back."""
+        guard = self.loss_guard
+        return guard.steps_back if guard is not None and guard.rolls_back else 0
+
+    @property
     def _kept(self) -> int:
         """The protected steps that stay in memory: those asked for, and as far as a guard goes."""
         guard, snapshots = self.loss_guard, self.snapshots
         if guard is None or not guard.rolls_back:
             return snapshots.keep
-        return max(snapshots.keep, 1 + -(-guard.steps_back // snapshots.every))
+        tides = self.islands is not None and snapshots.every > 1  # a tide has a snapshot of its own
+        return max(snapshots.keep, 1 + -(-guard.steps_back // snapshots.every) + tides)
 
     def overridden(self, overrides: Mapping[str, Json], *, stage: str = "") -> Settings:
         """Return these settings with the launcher's overrides applied.

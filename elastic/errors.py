@@ -74,7 +74,10 @@ class JobFailedError(HoldfastError):
 
 
 class NotFiniteError(JobFailedError):
-    """A gradient is NaN or infinite, and the same step on the same weights would give it again."""
+    """A gradient is NaN or infinite, and the same step on the same weights would give it again.
+
+    So is the progress that an island would send: its weights are not finite.
+    """
 
     code = "HF023"
     remedy = "Find the parameter that the message names; lower the learning rate, or clip."

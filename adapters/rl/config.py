@@ -12,9 +12,11 @@ from holdfast.adapters.rl.ledger.checker import CheckConfig
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.loss.penalties import LengthPenalty
 from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
+from holdfast.adapters.rl.policy.rounding import Precision
 from holdfast.adapters.rl.samples.tokens import Ascii, Tokenizer
 from holdfast.adapters.rl.samples.trajectory import TurnLimits
 from holdfast.adapters.rl.sharing.settings import Share, ShareConfig, fits
@@ -51,11 +53,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``python -m holdfast.rl --warm-up``; None starts from the model as it is. ``exact_weight`` is
     the weight of the exact match in the reward; the rest is the task's shaped score.
     ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
-    ``max_new_tokens`` each; the warm-up still learns the task's answers.
+    ``max_new_tokens`` each; the warm-up still learns the task's answers. ``length`` are penalties
+    that are subtracted from the reward of long answers.
 
     With ``share`` finished groups go to other jobs, and some of theirs are trained on.
 
-    ``slots`` and ``log_every_ticks`` apply to each rollout worker. Without ``log_rollouts`` the
+    ``slots`` and ``log_every_ticks`` apply to each rollout worker, which samples with weights of
+    ``rollout_precision``. Without ``log_rollouts`` the
     unfinished samples of a lost worker are sampled again. ``checkpoint`` is the directory, or
     an address such as ``s3://bucket/prefix``, that every ``checkpoint_every`` steps and the last
     one are written to, and from which the same command resumes after everything was killed.
@@ -72,6 +76,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pretrained: str | None = None
     lora: LoraConfig | None = None
     loss: LossConfig = LossConfig()
+    length: LengthPenalty = LengthPenalty()
     check: CheckConfig = CheckConfig()
     warm: WarmStart = WarmStart()
     warm_start: str | None = None
@@ -92,6 +97,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slots: int = 32
     log_every_ticks: int = 4
     log_rollouts: bool = True
+    rollout_precision: Precision = "full"
     held_out: int = 256
     evaluate_every: int = 10
     parity: int = 1
@@ -121,10 +127,37 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("log_every_ticks", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, needed: at least 1")
+        self._check_penalties()
+        self._check_precision()
         if self.tp > 1:
             self._check_tp()
         if self.share is not None:
             self._check_share(self.share)
+
+    def _check_precision(self) -> None:
+        if self.rollout_precision != "full" and self.lora is not None:
+            raise ValueError(
+                f"rollout_precision is {self.rollout_precision!r}: Holdfast does not round models "
+                "with LoRA adapters; set it to 'full' or lora to null"
+            )
+
+    def _check_penalties(self) -> None:
+        overlong, kl = self.length.overlong_tokens, self.loss.kl
+        if overlong > self.max_new_tokens:
+            raise ValueError(
+                f"length.overlong_tokens is {overlong}, needed: at most the {self.max_new_tokens} "
+                "of max_new_tokens"
+            )
+        if overlong and self.environment is not None:
+            raise ValueError(
+                "length.overlong_tokens: an episode has no longest length; set it to 0, and give "
+                "length.per_token instead"
+            )
+        if kl is not None and kl.checkpoint is not None and self.lora is not None:
+            raise ValueError(
+                "loss.kl.checkpoint: with lora the reference is the frozen model, which is version "
+                "0; set checkpoint to null"
+            )
 
     def _check_share(self, share: ShareConfig) -> None:
         if remedy := fits(share, self.groups):

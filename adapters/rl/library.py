@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from holdfast import elastic
 from holdfast.adapters.rl.ledger.checker import Consumer, ObservedStep, StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
-from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
+from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan, Mode
 from holdfast.adapters.rl.samples.borrowed import Borrowed
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.token_log import TokenLog
@@ -79,6 +79,9 @@ class Rollouts:
 
     With ``share`` each step has ``share.own`` groups of the plan's prompts, and up to
     ``share.others`` groups that other runs sampled. A run that is restored trains on the same ones.
+
+    ``reward_of`` gives the reward of a finished sample, and must depend on nothing else. Only a
+    plan with ``skip_equal`` needs it: groups whose rewards are all equal are passed over.
     """
 
     def __init__(
@@ -90,13 +93,19 @@ class Rollouts:
         log_every_tokens: int = 1,
         fatal: bool = False,
         share: Share | None = None,
+        reward_of: Callable[[Trajectory], float] | None = None,
     ) -> None:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
+        if plan.skips and reward_of is None:
+            raise ConfigError(
+                "Scheduling(skip_equal=...) passes over groups by their rewards: give Rollouts "
+                "reward_of, or set skip_equal to None"
+            )
         if share is not None:
             share.check_groups(plan.groups)
             plan = msgspec.structs.replace(plan, groups=share.own)
-        self.ledger, self.checker = Ledger(plan), StepChecker()
+        self.ledger, self.checker = Ledger(plan, reward_of=reward_of), StepChecker()
         self.lock: AbstractContextManager[Any] = nullcontext()  # one thread uses the ledger
         self._serving: Serving | None = None
         self._served: Callable[[], Serving] | None = None
@@ -143,13 +152,28 @@ class Rollouts:
         for sample in list(self._open.values()):
             sample.version = self._version(sample.ordinal)
             yield sample
-        worker = self._worker.incarnation
-        while work := self.ledger.claim(worker, free=_MOST, version=None):
+        while work := self._claim():
             for assignment in work:
                 start = assignment.trajectory
                 sample = Sample(self, start, version=self._version(start.ordinal))
                 self._open[start.key] = sample
                 yield sample
+
+    def _claim(self) -> list[Assignment]:
+        """Claim all that may be sampled now; pass over groups if nothing else is left."""
+        worker = self._worker.incarnation
+        work = self.ledger.claim(worker, free=_MOST, version=None)
+        if not work and self.ledger.plan.skips:
+            self._complete(self._run.completed)
+            work = self.ledger.claim(worker, free=_MOST, version=None)
+        return work
+
+    def _complete(self, step: int) -> list[Trajectory] | None:
+        """Return the samples of a step that are this process's own, None while some are missing."""
+        found = self.ledger.batch(step)
+        if self.ledger.stuck:
+            raise JobFailedError(self.ledger.stuck)
+        return found
 
     def batch(self) -> list[Trajectory]:
         """Return the samples of the present step, in order, and mark them as trained. Collective.
@@ -265,10 +289,11 @@ class Rollouts:
     def _sampled(self, step: int) -> tuple[_Samples, ObservedStep]:
         """Return the samples of a step that this process has, and the ledger's state before it."""
         self._begin()
-        found = self.ledger.batch(step)
+        found = self._complete(step)
         if found is None:
+            again = " when asked again" if self.ledger.plan.skips else ""
             raise ConfigError(
-                f"samples of step {step} are not finished: finish all that samples() yields"
+                f"samples of step {step} are not finished: finish all that samples() yields{again}"
             )
         own = Consumer(name=self._worker.seat, generation=self.generation, version=step)
         samples = found, self.ledger.borrowing.due(step)
@@ -319,8 +344,8 @@ class Rollouts:
         return serving
 
     def _version(self, ordinal: int) -> int:
-        plan = self.ledger.plan
-        return plan.version_of(ordinal) if plan.pinned else self._run.completed
+        is_pinned = self.ledger.plan.pinned
+        return self.ledger.oldest(ordinal) if is_pinned else self._run.completed
 
     def _trajectories(self) -> Iterator[Trajectory]:
         """Yield the trajectories of all open samples, for a log that starts anew."""
@@ -375,7 +400,7 @@ class Rollouts:
 
     def _release(self, protected: int) -> None:
         """Release the log records of trained, protected samples; drop inherited logs once done."""
-        below = max(0, protected) * self.ledger.plan.groups
+        below = self.ledger.released(max(0, protected))
         self._log.release(below)
         if below < self._inherited:
             return

@@ -25,12 +25,14 @@ from holdfast.ckpt.checkpoints.catalog import (
     folders,
     load_index,
     load_manifest,
+    load_writer,
     noted,
     step_folder,
 )
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.format.manifest import (
     MANIFEST,
+    REGISTER_ENDING,
     BaseStep,
     FileRecord,
     WriterRecord,
@@ -64,9 +66,9 @@ def known_chunks(
             f"{origin}: the directory contains step {manifest.step}; give it its old name again"
         )
     base = BaseStep(step=step, digest=sha256(data).hexdigest())
-    if writer >= len(manifest.writers):
+    if writer >= manifest.world_size:
         return base, {}
-    record = manifest.writers[writer]
+    record = load_writer(store, folder, manifest, writer)
     index = load_index(store, folder, record)
     own = msgspec.structs.replace(record.pack, path=f"../{folder}/{record.pack.path}")
     usable = [file for file in (own, *index.bases) if not _lies_in(file, step_folder(into))]
@@ -144,7 +146,7 @@ def _unlisted(store: Store, folder: str, *, but: set[str]) -> list[FileRecord]:
     """Return the packs to which the indexes of unfinished saves refer."""
     found: list[FileRecord] = []
     for name in store.names(f"{folder}/index"):
-        if (path := f"index/{name}") not in but:
+        if (path := f"index/{name}") not in but and not name.endswith(REGISTER_ENDING):
             data = store.read(f"{folder}/{path}")
             found += read_index(data, origin=store.where(f"{folder}/{path}")).bases
     return found

@@ -24,20 +24,26 @@ from holdfast.ckpt.format.manifest import (
     read_index,
     read_manifest,
     read_note,
+    with_writers,
 )
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.register.reading import Register
+from holdfast.ckpt.store.base import Readable, Store
 from holdfast.ckpt.store.places import open_store, scheme_of
 
 _log = logging.getLogger(__name__)
 
 _THREADS: Final = 8
+_MANY_THREADS: Final = 32
+_GROUP: Final = 8
+"""The files of which one thread compares the sizes, one after the other."""
+
 _LISTINGS: Final = 100
 
 MAX_STEP: Final = 10**12 - 1
 """The largest step: a folder's name has twelve digits."""
 
-_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json)")
+_FILE: Final = re.compile(r"[a-z0-9]+-g([0-9]+)-([0-9a-f]{8})-[0-9a-f]+\.(?:pack|json|register)")
 _STEP: Final = re.compile(r"step-([0-9]{12})")
 
 
@@ -83,10 +89,49 @@ def missing(store: Store, name: str) -> CorruptError:
     )
 
 
-def load_manifest(store: Store, folder: str) -> Manifest:
-    """Read the manifest of a step's folder. Raises ``NotFoundError`` if there is none."""
+def open_listed(store: Store, name: str) -> Readable:
+    """Open a file that the manifest lists. Raises ``CorruptError`` if it does not exist."""
+    try:
+        return store.open(name)
+    except NotFoundError as error:
+        raise missing(store, name) from error
+
+
+def load_head(store: Store, folder: str) -> Manifest:
+    """Read the manifest of a step's folder, without the writers that a register lists.
+
+    Raises ``NotFoundError`` if there is none.
+    """
     name = f"{folder}/{MANIFEST}"
     return read_manifest(store.read(name), origin=store.where(name))
+
+
+def load_manifest(store: Store, folder: str) -> Manifest:
+    """Read the manifest of a step's folder, with all its writers.
+
+    Raises ``NotFoundError`` if there is none, ``CorruptError`` if it or its register is damaged.
+    """
+    head = load_head(store, folder)
+    return head if head.register is None else whole(head, register_of(store, folder, head))
+
+
+def register_of(store: Store, folder: str, head: Manifest) -> Register:
+    """Open the register that a manifest names."""
+    assert head.register is not None
+    name = f"{folder}/{head.register.file.path}"
+    return Register(head, lambda: open_listed(store, name), origin=store.where(name))
+
+
+def whole(head: Manifest, register: Register) -> Manifest:
+    """Return a manifest with the writers that its register lists."""
+    return with_writers(head, [*register.writers().values()], origin=register.origin)
+
+
+def load_writer(store: Store, folder: str, head: Manifest, writer: int) -> WriterRecord:
+    """Return the record of one writer of a manifest, with little more read than that."""
+    if head.register is None:
+        return head.writers[writer]
+    return register_of(store, folder, head).writers([writer])[writer]
 
 
 def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
@@ -277,8 +322,16 @@ def is_removed(store: Store, step: int) -> bool:
 
 
 def quick_verify(store: Store, step: int) -> Manifest:
-    """Check a step without reading packs: manifest, indexes, sizes of all files."""
-    return open_step(store, step)[0]
+    """Check a step without reading packs: manifest, indexes or register, sizes of all packs."""
+    head = head_of(store, step)
+    if head.register is None:
+        return open_whole(store, head)[0]
+    folder = step_folder(step)
+    register = register_of(store, folder, head)
+    register.check()
+    manifest = whole(head, register)
+    check_sizes(store, folder, _packs_of(manifest))
+    return manifest
 
 
 def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
@@ -287,13 +340,14 @@ def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
     Raises ``NotFoundError`` if the step is not committed and ``CorruptError`` if a file is
     missing, cut off or changed.
     """
-    folder = step_folder(step)
-    manifest = load_manifest(store, folder)
-    if manifest.step != step:
-        raise CorruptError(
-            f"{store.where(folder)}/{MANIFEST}: it contains step {manifest.step}; the directory "
-            "was renamed, give it its old name again"
-        )
+    return open_whole(store, head_of(store, step))
+
+
+def open_whole(store: Store, manifest: Manifest) -> tuple[Manifest, dict[int, PackIndex]]:
+    """Return the manifest of a head, and its writers' indexes, as `open_step` does."""
+    folder = step_folder(manifest.step)
+    if manifest.register is not None:
+        return _opened(store, folder, manifest, register_of(store, folder, manifest))
 
     def load(record: WriterRecord) -> PackIndex:
         check_size(store, folder, record.pack)
@@ -309,6 +363,48 @@ def open_step(store: Store, step: int) -> tuple[Manifest, dict[int, PackIndex]]:
     found = {index.writer: index for index in packs}
     check_packs(manifest, found, origin=store.where(f"{folder}/{MANIFEST}"))
     return manifest, found
+
+
+def head_of(store: Store, step: int) -> Manifest:
+    """Return the head of a step's manifest (`load_head`), after comparing the step."""
+    folder = step_folder(step)
+    head = load_head(store, folder)
+    if head.step != step:
+        raise CorruptError(
+            f"{store.where(folder)}/{MANIFEST}: it contains step {head.step}; the directory was "
+            "renamed, give it its old name again"
+        )
+    return head
+
+
+def _opened(
+    store: Store, folder: str, head: Manifest, register: Register
+) -> tuple[Manifest, dict[int, PackIndex]]:
+    """Open a step with a register; the writers' own indexes are not read."""
+    manifest, packs = whole(head, register), register.packs(None)
+    check_sizes(store, folder, _packs_of(manifest))
+    check_packs(manifest, packs, origin=register.origin)
+    return manifest, packs
+
+
+def _packs_of(manifest: Manifest) -> list[FileRecord]:
+    return [*(record.pack for record in manifest.writers), *manifest.bases().values()]
+
+
+def check_sizes(store: Store, folder: str, records: Sequence[FileRecord]) -> None:
+    """Compare the sizes of many files, several at once: an object store has each of them wait."""
+
+    def check(some: Sequence[FileRecord]) -> None:
+        for record in some:
+            check_size(store, folder, record)
+
+    groups = [records[at : at + _GROUP] for at in range(0, len(records), _GROUP)]
+    if len(groups) <= 1:
+        check(records)
+        return
+    with ThreadPoolExecutor(_MANY_THREADS, thread_name_prefix="ckpt-sizes") as pool:
+        for _ in pool.map(check, groups):
+            pass
 
 
 def check_size(store: Store, folder: str, record: FileRecord) -> None:

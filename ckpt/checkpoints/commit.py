@@ -26,8 +26,10 @@ from holdfast.ckpt.checkpoints.catalog import (
     check_size,
     load_index,
     noted,
+    register_of,
     run_tag,
     step_folder,
+    whole,
     written_by,
 )
 from holdfast.ckpt.checkpoints.merge import check_cover, describe, merge
@@ -41,6 +43,7 @@ from holdfast.ckpt.format.manifest import (
     MANIFEST,
     MERGED,
     REFS,
+    REGISTER_ENDING,
     RETAINED,
     BaseStep,
     FileRecord,
@@ -55,6 +58,7 @@ from holdfast.ckpt.format.zarr_metadata import group_metadata
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.register.committing import write_register
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.local import DirectStore, LocalStore
 from holdfast.ckpt.store.places import open_store
@@ -63,6 +67,13 @@ from holdfast.ckpt.types import learn
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
+
+_LOCAL_THREADS: Final = 2
+_OBJECT_THREADS: Final = 32
+"""The threads that load indexes for a register: an object store has each of them wait."""
+
+MANY_WRITERS: Final = 256
+"""From this number of writers on, a rank reads its part of a register, not all writers' indexes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +217,15 @@ def commit(
     receipts: Sequence[WriterReceipt],
     mesh: Mapping[str, int],
     right: fence.RightToPublish | None = None,
+    register_from: int = MANY_WRITERS,
 ) -> None:
     """Publish a step whose packs are all written; atomic, and harmless to repeat.
 
-    A ``right`` to publish is compared with the root's fence. Raises ``CorruptError`` unless the
-    packs hold every tensor exactly once, ``FencedError`` when a newer generation of the run has
-    committed this step or a newer run has taken the fence, ``StoreError`` when the store refuses.
+    From ``register_from`` writers on, a register lists their chunks (`holdfast.ckpt.register`), and
+    there is no reference map. A ``right`` to publish is compared with the root's fence. Raises
+    ``CorruptError`` unless the packs hold every tensor exactly once, ``FencedError`` when a newer
+    generation of the run has committed this step or a newer run has taken the fence, ``StoreError``
+    when the store refuses.
     """
     store, folder = open_store(root), step_folder(step)
     writers = _writers(
@@ -227,6 +241,7 @@ def commit(
                 generation=generation,
                 mesh=mesh,
                 right=right,
+                register_from=register_from,
             ):
                 return
         raise StoreError(
@@ -247,6 +262,7 @@ def _published(
     generation: int,
     mesh: Mapping[str, int],
     right: fence.RightToPublish | None,
+    register_from: int,
 ) -> bool:
     """Publish the step, unless another saver is quicker; say whether it is published."""
     origin = store.where(folder)
@@ -263,10 +279,15 @@ def _published(
         if (before.generation, before.writers) == (generation, writers):
             _settle(store, folder, before)
             return True
-    packs = _written(store, folder, writers)
-    manifest = _describe(store, folder, packs, writers=writers, mesh=mesh)
-    data = seal(manifest)
-    check_packs(read_manifest(data, origin=origin), packs, origin=origin)
+    if len(writers) >= register_from:
+        manifest, data = _registered(
+            store, folder, writers, run=run, generation=generation, mesh=mesh
+        )
+    else:
+        packs = _written(store, folder, writers)
+        manifest = _describe(store, folder, packs, writers=writers, mesh=mesh)
+        data = seal(manifest)
+        check_packs(read_manifest(data, origin=origin), packs, origin=origin)
     if before is not None:
         kept = {file.path for file in manifest.files()}
         note(store, folder, (file.path for file in before.files() if file.path not in kept))
@@ -281,21 +302,68 @@ def _published(
 def _written(store: Store, folder: str, writers: Sequence[WriterRecord]) -> dict[int, PackIndex]:
     """Return the indexes, after checking that all files they need exist, and stay."""
     origin = store.where(folder)
-    going = noted(store, folder) or ()
-    if gone := sorted({record.pack.path for record in writers} & {*going}):
-        raise StoreError(f"{origin}: it was just removed, with {gone}; save again")
+    _require_kept(store, folder, writers)
     for record in writers:
-        if store.size(f"{folder}/{record.index.path}") is None:
-            raise StoreError(
-                f"{origin}: {record.index.path}, which writer {record.writer} wrote, is not "
-                "visible here; give all ranks one root that all of them can read"
-            )
+        _require_visible(store, folder, record)
     packs = {record.writer: load_index(store, folder, record) for record in writers}
     for record in writers:
         for file in (record.pack, *record.bases):
             check_size(store, folder, file)
     require_bases(store, writers, origin=origin)
     return packs
+
+
+def _require_kept(store: Store, folder: str, writers: Sequence[WriterRecord]) -> None:
+    going = noted(store, folder) or ()
+    if gone := sorted({record.pack.path for record in writers} & {*going}):
+        raise StoreError(
+            f"{store.where(folder)}: it was just removed, with {gone[:20]}; save again"
+        )
+
+
+def _require_visible(store: Store, folder: str, record: WriterRecord) -> None:
+    if store.size(f"{folder}/{record.index.path}") is None:
+        raise StoreError(
+            f"{store.where(folder)}: {record.index.path}, which writer {record.writer} wrote, is "
+            "not visible here; give all ranks one root that all of them can read"
+        )
+
+
+def _registered(
+    store: Store,
+    folder: str,
+    writers: tuple[WriterRecord, ...],
+    *,
+    run: str,
+    generation: int,
+    mesh: Mapping[str, int],
+) -> tuple[Manifest, bytes]:
+    """Write the register; return the manifest, with the writers, and its bytes, without them."""
+    _require_kept(store, folder, writers)
+
+    def load(record: WriterRecord) -> PackIndex:
+        try:
+            index = load_index(store, folder, record)
+        except CorruptError:
+            _require_visible(store, folder, record)
+            raise
+        for file in (record.pack, *record.bases):
+            check_size(store, folder, file)
+        return index
+
+    stem = _stem_of("register", writers, generation, run=run)
+    manifest, data = write_register(
+        store,
+        folder,
+        writers,
+        path=f"index/{stem}{REGISTER_ENDING}",
+        load=load,
+        threads=_LOCAL_THREADS if isinstance(store, LocalStore) else _OBJECT_THREADS,
+        mesh=mesh,
+        created_by=_versions(),
+    )
+    require_bases(store, writers, origin=store.where(folder))
+    return manifest, data
 
 
 def _settle(store: Store, folder: str, manifest: Manifest) -> None:
@@ -339,7 +407,10 @@ def _standing(store: Store, folder: str) -> tuple[Manifest | None, str | None]:
     except NotFoundError:
         return None, None
     try:
-        return read_manifest(data, origin=store.where(name)), version
+        head = read_manifest(data, origin=store.where(name))
+        if head.register is None:
+            return head, version
+        return whole(head, register_of(store, folder, head)), version
     except CorruptError:
         return None, version
 
@@ -353,9 +424,10 @@ def _withdraw(
     winner: Manifest,
 ) -> None:
     """Remove the files of a save that a newer generation has overtaken."""
-    merged = _merged_stem(writers, generation, run=winner.run)
+    merged = _stem_of("merged", writers, generation, run=winner.run)
+    listed = _stem_of("register", writers, generation, run=winner.run)
     own = {file.path for record in writers for file in (record.pack, record.index)}
-    own |= {f"data/{merged}.pack", f"index/{merged}.json"}
+    own |= {f"data/{merged}.pack", f"index/{merged}.json", f"index/{listed}{REGISTER_ENDING}"}
     own -= {file.path for file in winner.files()}
     try:
         store.delete(sorted(f"{folder}/{path}" for path in own))
@@ -365,9 +437,10 @@ def _withdraw(
         )
 
 
-def _merged_stem(writers: Sequence[WriterRecord], generation: int, *, run: str) -> str:
+def _stem_of(name: str, writers: Sequence[WriterRecord], generation: int, *, run: str) -> str:
+    """Return the stem of a file that the committer makes of these writers' files."""
     tag = sha256(msgspec.json.encode(writers)).hexdigest()[:12]
-    return _stem("merged", run, generation, tag=tag)
+    return _stem(name, run, generation, tag=tag)
 
 
 def _describe(
@@ -384,7 +457,7 @@ def _describe(
         check_cover(parts, origin=source.origin)
         tensors = describe(packs.values(), parts)
         first = source.indexes()[0]
-        stem = _merged_stem(writers, first.generation, run=first.run)
+        stem = _stem_of("merged", writers, first.generation, run=first.run)
         merged = merge(store, folder, source, tensors, like=first, stem=stem)
     values = {key: value for index in packs.values() for key, value in index.values.items()}
     aliases = {name: fqn for index in packs.values() for name, fqn in index.aliases.items()}

@@ -17,7 +17,7 @@ from holdfast.ckpt.format import pack
 from holdfast.ckpt.format.codecs import Codec, spellings
 from holdfast.ckpt.format.manifest import MERGED, PackIndex, TensorRecord, WriterRecord
 from holdfast.ckpt.format.zarr_metadata import is_stored_cell
-from holdfast.ckpt.geometry.grid import cells, common_grid, fault_of_cover, split_grid, whole
+from holdfast.ckpt.geometry.grid import cells, chunk_cell, fault_of_cover, whole
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
 from holdfast.ckpt.store.base import Store
@@ -38,7 +38,12 @@ def describe(
         fqn: TensorRecord(
             dtype=part.dtype.name,
             shape=part.shape,
-            cell=_cell(part, agreed[fqn]),
+            cell=chunk_cell(
+                part.shape,
+                [ref.chunk.box for ref in part.chunks],
+                agreed[fqn],
+                part.dtype.itemsize,
+            ),
             codec=_codec(fqn, codecs[fqn]),
         )
         for fqn, part in parts.items()
@@ -52,18 +57,6 @@ def _codec(fqn: str, found: set[Codec | None]) -> Codec | None:
             "nothing was committed: save again, every rank with the same compression"
         )
     return next(iter(found), None)
-
-
-def _cell(part: TensorChunks, agreed: set[tuple[int, ...] | None]) -> tuple[int, ...]:
-    boxes = [ref.chunk.box for ref in part.chunks]
-    if not boxes:
-        return tuple(max(n, 1) for n in part.shape)
-    if len(agreed) == 1 and (cell := next(iter(agreed))) is not None:
-        return cell
-    if (grid := common_grid(part.shape, boxes)) is not None:
-        return grid
-    largest = tuple(max(extents) for extents in zip(*(box.shape for box in boxes), strict=True))
-    return split_grid(largest, part.shape, part.dtype.itemsize)
 
 
 def check_cover(parts: Mapping[str, TensorChunks], *, origin: str) -> None:

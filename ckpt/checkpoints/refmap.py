@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from holdfast.ckpt.checkpoints.catalog import load_index, load_manifest, read_record
+from holdfast.ckpt.checkpoints.catalog import load_head, load_index, read_record
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
 from holdfast.ckpt.format.manifest import REFS, Manifest, PackIndex, TensorRecord
 from holdfast.ckpt.format.zarr_metadata import group_metadata, hierarchy, references
@@ -41,7 +41,7 @@ def heal(store: Store, folder: str) -> None:
     If that fails, the step is still good: it can be read without the map.
     """
     try:
-        manifest = load_manifest(store, folder)
+        manifest = load_head(store, folder)
         if not _is_right(store, folder, manifest):
             _write_again(store, folder, manifest)
     except NotFoundError:
@@ -51,6 +51,8 @@ def heal(store: Store, folder: str) -> None:
 
 
 def _is_right(store: Store, folder: str, manifest: Manifest) -> bool:
+    if manifest.refs is None:
+        return True
     try:
         read_record(store, folder, manifest.refs)
     except CorruptError:
@@ -64,5 +66,6 @@ def _write_again(store: Store, folder: str, manifest: Manifest) -> None:
     refs = reference_map(
         store, folder, indexes, tensors=manifest.tensors, aliases=manifest.aliases, group=group
     )
-    if (len(refs), crc32c(refs)) == (manifest.refs.nbytes, manifest.refs.crc32c):
+    wanted = manifest.refs
+    if wanted is not None and (len(refs), crc32c(refs)) == (wanted.nbytes, wanted.crc32c):
         store.write(f"{folder}/{REFS}", [refs])

@@ -15,20 +15,35 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 
 from holdfast.ckpt.checkpoints.catalog import (
+    check_sizes,
     choose,
+    head_of,
     is_removed,
     load_index,
-    missing,
-    open_step,
+    open_listed,
+    open_whole,
+    register_of,
     step_folder,
     verified,
+    whole,
 )
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError
-from holdfast.ckpt.format.manifest import PackedChunk, PackIndex, from_root, path_of
-from holdfast.ckpt.format.unpack import ChunkReader, Delivery, Pack, ends_of
+from holdfast.ckpt.format.manifest import (
+    Manifest,
+    PackedChunk,
+    PackIndex,
+    files_of,
+    from_root,
+    path_of,
+)
+from holdfast.ckpt.format.unpack import ChunkReader, Delivery, Pack, aligned_ends, ends_of
+from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, TensorEntry
+from holdfast.ckpt.register.outline import SavedOutline, outline_of
+from holdfast.ckpt.register.reading import Register
+from holdfast.ckpt.register.records import region_of
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
 
@@ -80,6 +95,7 @@ class PackSource(Closing):
     """The packs of one step as a `ShardSource`; a pack is opened at its first read.
 
     Safe to share between threads. ``progress`` is called by the thread that calls `scatter`.
+    ``ends`` returns the ends of an index's chunks.
     """
 
     def __init__(
@@ -90,9 +106,10 @@ class PackSource(Closing):
         *,
         threads: int = THREADS,
         progress: ReadSoFar = lambda done, total: None,
+        ends: Callable[[PackIndex], dict[int, int]] = ends_of,
     ) -> None:
         self._store, self._folder, self._threads = store, folder, threads
-        self._progress = progress
+        self._progress, self._ends_of = progress, ends
         self.origin = f"checkpoint {store.where(folder)}"
         self.packs = packs
         self._open: dict[str, Pack] = {}
@@ -201,11 +218,8 @@ class PackSource(Closing):
         name = from_root(self._folder, path_of(chunk, index))
         with self._opening:
             if name not in self._open:
-                try:
-                    file = self._store.open(name)
-                except NotFoundError as error:
-                    raise missing(self._store, name) from error
-                ends = ends_of(index) if chunk.base is None else {}
+                file = open_listed(self._store, name)
+                ends = self._ends_of(index) if chunk.base is None else {}
                 self._open[name] = Pack(file, origin=self._store.where(name), ends=ends)
             return self._open[name]
 
@@ -242,8 +256,31 @@ def _flush(run: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
     return ChunkReader.read_together([reader for reader, _ in run], rooms)
 
 
+class _WhenAsked(Mapping[int, PackIndex]):
+    """Indexes that are read when the first one is asked for."""
+
+    def __init__(self, read: Callable[[], Mapping[int, PackIndex]]) -> None:
+        self._read = read
+
+    @functools.cached_property
+    def _found(self) -> Mapping[int, PackIndex]:
+        return self._read()
+
+    def __getitem__(self, writer: int) -> PackIndex:
+        return self._found[writer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 class StoreSource(PackSource):
     """A committed checkpoint as a `ShardSource`; opening reads the manifest and all indexes.
+
+    Of a step with a register, opening reads the names of tensors and the values. Then `part` reads
+    the places of some tensors, and all others are read once they are asked for.
 
     Raises ``NotFoundError`` if no checkpoint is committed and ``CorruptError`` if a file is
     missing, cut off or changed.
@@ -259,8 +296,57 @@ class StoreSource(PackSource):
     ) -> None:
         store, folder = open_store(root), step_folder(step)
         self.store, self.folder = store, folder
-        self.manifest, packs = open_step(store, step)
+        self._head = head_of(store, step)
+        self._parts: list[PackSource] = []
+        packs: Mapping[int, PackIndex]
+        self.register: Register | None = None
+        if self._head.register is None:
+            packs = open_whole(store, self._head)[1]
+        else:
+            self.register = register_of(store, folder, self._head)
+            packs = _WhenAsked(lambda: open_whole(store, self._head)[1])
         super().__init__(store, folder, packs, threads=threads, progress=progress)
+
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        """The manifest, with the writers that a register lists."""
+        register = self.register
+        return self._head if register is None else whole(self._head, register)
+
+    def outline(self) -> SavedOutline | None:
+        """Return everything but the places of chunks; None where these were read, too."""
+        return None if self.register is None else outline_of(self._head, self.register)
+
+    def part(self, want: Mapping[str, Sequence[Box] | None]) -> PackSource:
+        """Return a source of the chunks that meet boxes of tensors, of all chunks for None.
+
+        It is closed with this one.
+        """
+        assert self.register is not None
+        packs = self.register.packs(
+            {
+                fqn: None if boxes is None else [region_of(box) for box in boxes]
+                for fqn, boxes in want.items()
+            }
+        )
+        files = {file.path: file for index in packs.values() for file in files_of(index)}
+        check_sizes(self.store, self.folder, [*files.values()])
+        part = PackSource(
+            self.store,
+            self.folder,
+            packs,
+            threads=self._threads,
+            progress=self._progress,
+            ends=aligned_ends,
+        )
+        self._parts.append(part)
+        return part
+
+    def close(self) -> None:
+        """Close the packs, those of its parts included."""
+        super().close()
+        while self._parts:
+            self._parts.pop().close()
 
     @classmethod
     def chosen(cls, root: str | Path, step: int | None, *, threads: int = THREADS) -> Self:
@@ -287,11 +373,8 @@ class StoreSource(PackSource):
         """Return raw bytes of a pack, unverified. Raises ``CorruptError`` if they end early."""
         name = from_root(self.folder, path)
         data = np.empty(nbytes, dtype=np.uint8)
-        try:
-            with closing(self.store.open(name)) as file:
-                got = file.read_into([data.data], at)
-        except NotFoundError as error:
-            raise missing(self.store, name) from error
+        with closing(open_listed(self.store, name)) as file:
+            got = file.read_into([data.data], at)
         if got != nbytes:
             raise CorruptError(
                 f"{self.store.where(name)}: ends after {at + got} bytes, {at + nbytes} are needed; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -18,15 +18,18 @@ import msgspec
 from holdfast.ckpt.checkpoints.boxes import parallel
 from holdfast.ckpt.checkpoints.catalog import (
     check_size,
+    head_of,
     load_index,
-    load_manifest,
     read_record,
+    register_of,
     step_folder,
+    whole,
 )
 from holdfast.ckpt.errors import CorruptError, NotFoundError
-from holdfast.ckpt.format.coherence import check_packs
+from holdfast.ckpt.format.coherence import check_packs, fault_of_listing
 from holdfast.ckpt.format.manifest import (
     MANIFEST,
+    Manifest,
     PackedChunk,
     PackedTensor,
     PackIndex,
@@ -102,16 +105,20 @@ def examine(store: Store, step: int) -> Examination:
     """
     folder, found = step_folder(step), Examination()
     with found.noting(store.where(f"{folder}/{MANIFEST}")):
-        manifest = load_manifest(store, folder)
-        if manifest.step != step:
-            raise CorruptError(
-                f"{store.where(folder)}: it contains step {manifest.step}; the directory was "
-                "renamed, give it its old name again"
-            )
+        manifest = head_of(store, step)
     if found.faults:
         return found
-    with found.noting(store.where(f"{folder}/{manifest.refs.path}")):
-        read_record(store, folder, manifest.refs)
+    listed: dict[int, PackIndex] = {}
+    if manifest.register is not None:
+        with found.noting(store.where(f"{folder}/{manifest.register.file.path}")):
+            register = register_of(store, folder, manifest)
+            register.check()
+            manifest, listed = whole(manifest, register), register.packs(None)
+        if found.faults:
+            return found
+    if manifest.refs is not None:
+        with found.noting(store.where(f"{folder}/{manifest.refs.path}")):
+            read_record(store, folder, manifest.refs)
     for base in manifest.bases().values():
         with found.noting(store.where(from_root(folder, base.path))):
             check_size(store, folder, base)
@@ -123,7 +130,25 @@ def examine(store: Store, step: int) -> Examination:
         with found.noting(origin):
             writers = {record.writer: packs[record.writer] for record in manifest.writers}
             check_packs(manifest, writers, origin=origin)
+    _compare(manifest, listed, packs, found, store.where(f"{folder}/"))
     return found
+
+
+def _compare(
+    manifest: Manifest,
+    listed: Mapping[int, PackIndex],
+    packs: Mapping[int, PackIndex],
+    found: Examination,
+    where: str,
+) -> None:
+    """Compare the register, if there is one, with the indexes that are not damaged."""
+    if (register := manifest.register) is None:
+        return
+    origin = f"{where}{register.file.path}"
+    for writer, own in packs.items():
+        with found.noting(origin):
+            if fault := fault_of_listing(listed[writer], own):
+                raise CorruptError(f"{origin}: {fault}; load another step, or save again")
 
 
 def _examine_writer(

@@ -32,6 +32,23 @@ def _faults(manifest: Manifest, packs: Mapping[int, PackIndex]) -> Iterator[str]
     yield from _doubly_used(packs.values())
 
 
+def fault_of_listing(listed: PackIndex, own: PackIndex) -> str | None:
+    """Return the difference between a writer's part of a register and its own index, if any."""
+    if (listed.bases, listed.rank_values) != (own.bases, own.rank_values):
+        return f"has other bases or values of writer {own.writer} than its index"
+    held = {fqn: tensor for fqn, tensor in own.tensors.items() if tensor.chunks}
+    there = {fqn: tensor for fqn, tensor in listed.tensors.items() if tensor.chunks}
+    if odd := held.keys() ^ there.keys():
+        return f"tensor {min(odd)}: its chunks of writer {own.writer} are listed in one place only"
+    for fqn, tensor in held.items():
+        chunks = sorted(tensor.chunks, key=lambda chunk: (chunk.base is not None, chunk.at))
+        others = sorted(there[fqn].chunks, key=lambda chunk: (chunk.base is not None, chunk.at))
+        padded = any(chunk.padded for chunk in chunks) and tensor.cell != there[fqn].cell
+        if chunks != others or padded:
+            return f"tensor {fqn}: its chunks of writer {own.writer} are not those of its index"
+    return None
+
+
 def _faults_of_index(manifest: Manifest, index: PackIndex) -> Iterator[str]:
     there = (index.run, index.step, index.generation, index.world_size)
     wanted = (manifest.run, manifest.step, manifest.generation, manifest.world_size)

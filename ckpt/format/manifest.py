@@ -27,11 +27,15 @@ from holdfast.ckpt.types import Json, learn
 FORMAT: Final = 2
 """Version of the files this code writes."""
 
-READ_FORMATS: Final = (1, 2)
-"""Versions of the files this code reads."""
+REGISTER_FORMAT: Final = 3
+"""Version of a manifest whose writers and chunks a register lists (`holdfast.ckpt.register`)."""
+
+READ_FORMATS: Final = (1, FORMAT)
+"""Versions of the indexes and notes this code reads; of manifests also `REGISTER_FORMAT`."""
 
 MANIFEST: Final = "manifest.json"
 REFS: Final = "refs.json"
+REGISTER_ENDING: Final = ".register"
 RETAINED: Final = "retained.json"
 """Marks the folder of a removed step: lists the files to remove once no other step needs them."""
 
@@ -52,6 +56,7 @@ _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PACK_PATH: Final = re.compile(f"data/{_NAME}")
 _REFS_PATH: Final = re.compile(re.escape(REFS))
 _INDEX_PATH: Final = re.compile(f"index/{_NAME}")
+_REGISTER_PATH: Final = re.compile(f"index/{_NAME}{re.escape(REGISTER_ENDING)}")
 _BASE_PATH: Final = re.compile(rf"\.\./step-([0-9]{{12}})/data/{_NAME}")
 
 
@@ -63,7 +68,27 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: int
 
 
-class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A compressed part of a register: ``stored`` bytes at ``at`` with their CRC32C.
+
+    ``nbytes`` is the size before compression.
+    """
+
+    at: int
+    stored: int
+    crc32c: int
+    nbytes: int
+
+
+class RegisterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The register of a step: its file, the block to begin with, and the number of its chunks."""
+
+    file: FileRecord
+    root: BlockRecord
+    chunks: int
+
+
+class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A box of a tensor in a pack: C-order little-endian elements at ``at``.
 
     ``crc32c`` and ``crc64`` cover the box's own ``nbytes`` bytes; ``blocks`` has the CRC32C of each
@@ -84,7 +109,7 @@ class PackedChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     base: int | None = None
 
 
-class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A tensor's part in one pack; ``cell`` is None where the writer knew of no regular grid."""
 
     dtype: str
@@ -147,7 +172,9 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A checkpoint. ``merged`` holds the grid cells that no writer had in one piece, if any.
 
-    ``merged`` repeats bytes of the writers' packs, for readers of the Zarr view.
+    ``merged`` repeats bytes of the writers' packs, for readers of the Zarr view. With a
+    ``register`` there are neither ``merged`` nor ``refs``, and the file lists no ``writers``: they
+    are those that the register lists, or none where it was not read (`with_writers`).
     """
 
     format: int
@@ -161,8 +188,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     aliases: dict[str, str]
     writers: tuple[WriterRecord, ...]
     merged: WriterRecord | None
-    refs: FileRecord
+    refs: FileRecord | None
     created_by: dict[str, str]
+    register: RegisterRecord | None = None
 
     def records(self) -> tuple[WriterRecord, ...]:
         """Return the writers' files, then those of the merged cells."""
@@ -173,7 +201,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for record in self.records():
             yield record.pack
             yield record.index
-        yield self.refs
+        if self.refs is not None:
+            yield self.refs
+        if self.register is not None:
+            yield self.register.file
 
     def bases(self) -> dict[str, FileRecord]:
         """Return the packs of other steps that this one needs, by path."""
@@ -184,7 +215,7 @@ class _Version(msgspec.Struct):
     format: int
 
 
-_Record = TypeVar("_Record", bound=msgspec.Struct)
+_Record = TypeVar("_Record", "Manifest", "PackIndex", "_Note")
 
 
 def seal(record: Manifest | PackIndex) -> bytes:
@@ -196,7 +227,9 @@ def _enveloped(body: bytes) -> bytes:
     return b"".join((_HEAD % crc32c(body), body, _TAIL))
 
 
-def _unseal(data: bytes, kind: type[_Record], origin: str) -> _Record:
+def _unseal(
+    data: bytes, kind: type[_Record], origin: str, *, formats: Sequence[int] = READ_FORMATS
+) -> _Record:
     sealed = data.startswith(_HEAD_START) and data.endswith(_TAIL)  # cheap, however long it is
     body = data[_HEAD_BYTES : -len(_TAIL)] if sealed else b""
     if not sealed or data != _enveloped(body):
@@ -205,9 +238,9 @@ def _unseal(data: bytes, kind: type[_Record], origin: str) -> _Record:
             "cut off; load another step, or restore the file from a copy"
         )
     try:
-        version = msgspec.json.decode(body, type=_Version).format
-        if version in READ_FORMATS:
-            record = msgspec.json.decode(body, type=kind)
+        record = msgspec.json.decode(body, type=kind)
+        version = record.format
+        if version in formats:
             _check_spelling(record, body, version)
             return record
     except RecursionError as error:
@@ -215,13 +248,24 @@ def _unseal(data: bytes, kind: type[_Record], origin: str) -> _Record:
             f"{origin}: nested too deeply to be a {kind.__name__}; load another step"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise CorruptError(
-            f"{origin}: not a {kind.__name__}: {error}; load another step"
-        ) from error
+        found = _version_of(body)
+        if found is None or found in formats:
+            raise CorruptError(
+                f"{origin}: not a {kind.__name__}: {error}; load another step"
+            ) from error
+        version = found
     raise CorruptError(
-        f"{origin}: format {version}, this version reads {', '.join(map(str, READ_FORMATS))}; "
+        f"{origin}: format {version}, this version reads {', '.join(map(str, formats))}; "
         "install the Holdfast version that wrote it"
     )
+
+
+def _version_of(body: bytes) -> int | None:
+    """Return the format of a file that has other fields than this version knows."""
+    try:
+        return msgspec.json.decode(body, type=_Version).format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
@@ -241,7 +285,7 @@ def _without_repeats(pairs: list[tuple[str, Json]]) -> None:
 
 def read_manifest(data: bytes, *, origin: str) -> Manifest:
     """Parse and check a manifest. Raises ``CorruptError`` naming ``origin`` and the fault."""
-    manifest = _unseal(data, Manifest, origin)
+    manifest = _unseal(data, Manifest, origin, formats=(*READ_FORMATS, REGISTER_FORMAT))
     if fault := next(_faults_of_manifest(manifest), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
     for fqn, tensor in manifest.tensors.items():
@@ -251,7 +295,41 @@ def read_manifest(data: bytes, *, origin: str) -> Manifest:
     return manifest
 
 
+def with_writers(manifest: Manifest, writers: Sequence[WriterRecord], *, origin: str) -> Manifest:
+    """Return a manifest with the writers that its register lists, after checking them."""
+    whole = msgspec.structs.replace(manifest, writers=tuple(writers))
+    if fault := next(_faults_of_records(whole), None):
+        raise CorruptError(f"{origin}: {fault}; load another step")
+    return whole
+
+
 def _faults_of_manifest(manifest: Manifest) -> Iterator[str]:
+    if manifest.format == REGISTER_FORMAT:
+        yield from _faults_of_register(manifest)
+    else:
+        if manifest.register is not None or manifest.refs is None:
+            yield f"format {manifest.format} has no register, and a reference map"
+        yield from _faults_of_records(manifest)
+    if fault := fault_of_aliases(manifest.tensors, manifest.aliases):
+        yield fault
+    if fault := fault_of_values(manifest.values):
+        yield fault
+
+
+def _faults_of_register(manifest: Manifest) -> Iterator[str]:
+    register = manifest.register
+    if register is None or manifest.writers or manifest.merged or manifest.refs:
+        yield f"format {manifest.format} needs a register, and it alone lists the files"
+        return
+    yield from _faults_of_file(register.file, _REGISTER_PATH)
+    root = register.root
+    if not 0 <= root.at <= root.at + root.stored <= register.file.nbytes or root.nbytes < 0:
+        yield f"{register.file.path}: has no {root.stored} bytes at {root.at}"
+    if manifest.world_size < 1:
+        yield f"has {manifest.world_size} writers"
+
+
+def _faults_of_records(manifest: Manifest) -> Iterator[str]:
     found = [record.writer for record in manifest.writers]
     if not found or len(found) != manifest.world_size or found != list(range(len(found))):
         yield f"lists writers {found[:20]}, needs each of 0 … {manifest.world_size - 1} once"
@@ -261,17 +339,14 @@ def _faults_of_manifest(manifest: Manifest) -> Iterator[str]:
         yield from _faults_of_file(record.pack, _PACK_PATH)
         yield from _faults_of_file(record.index, _INDEX_PATH)
         yield from _faults_of_bases(record.bases, step=manifest.step)
-    yield from _faults_of_file(manifest.refs, _REFS_PATH)
+    if manifest.refs is not None:
+        yield from _faults_of_file(manifest.refs, _REFS_PATH)
     paths = [file.path for file in manifest.files()]
     if len(set(paths)) != len(paths):
         yield "one file is listed twice"
     sizes = {base for record in manifest.records() for base in record.bases}
     if len(sizes) != len(manifest.bases()):
         yield "a pack of another step is listed with two sizes"
-    if fault := fault_of_aliases(manifest.tensors, manifest.aliases):
-        yield fault
-    if fault := fault_of_values(manifest.values):
-        yield fault
 
 
 def _faults_of_file(record: FileRecord, proper: re.Pattern[str]) -> Iterator[str]:
@@ -297,12 +372,16 @@ def read_index(data: bytes, *, origin: str) -> PackIndex:
     index = _unseal(data, PackIndex, origin)
     if fault := next(_faults_of_index(index), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
+    sizes: dict[str, int] = {}
     for fqn, tensor in index.tensors.items():
-        itemsize = dtype_of(tensor.dtype, origin=f"{origin}: tensor {fqn}").itemsize
+        itemsize = sizes.get(tensor.dtype, 0)
+        if not itemsize:
+            itemsize = dtype_of(tensor.dtype, origin=f"{origin}: tensor {fqn}").itemsize
+            sizes[tensor.dtype] = itemsize
         if fault := fault_of_shape(tensor.shape, tensor.cell, itemsize=itemsize):
             raise CorruptError(f"{origin}: tensor {fqn}: {fault}")
         for chunk in tensor.chunks:
-            if fault := _fault_of(chunk, tensor, itemsize, index):
+            if fault := fault_of_chunk(chunk, tensor, itemsize, index):
                 raise CorruptError(f"{origin}: tensor {fqn}: chunk {chunk.box}: {fault}")
     _check_order(index, origin)
     return index
@@ -334,35 +413,36 @@ def _check_order(index: PackIndex, origin: str) -> None:
         raise CorruptError(f"{origin}: chunks end at {end}, the pack at {index.pack_bytes}")
 
 
-def _fault_of(
+def fault_of_chunk(
     chunk: PackedChunk, tensor: PackedTensor, itemsize: int, index: PackIndex
 ) -> str | None:
-    if len(chunk.box.shape) != len(tensor.shape):
+    """Return the fault of what an index says of one chunk, if any."""
+    box, base, stored = chunk.box, chunk.base, chunk.stored
+    if len(box.shape) != len(tensor.shape):
         return f"not of the tensor's rank {len(tensor.shape)}"
-    if not chunk.box.size:
+    if not (size := prod(box.shape)):
         return "empty"
-    if any(map(gt, map(add, chunk.box.offset, chunk.box.shape), tensor.shape)):
+    if any(map(gt, map(add, box.offset, box.shape), tensor.shape)):
         return f"not a part of the tensor's shape {tensor.shape}"
-    if chunk.nbytes != chunk.box.size * itemsize:
-        return f"{chunk.nbytes} bytes, its box has {chunk.box.size * itemsize}"
+    if chunk.nbytes != size * itemsize:
+        return f"{chunk.nbytes} bytes, its box has {size * itemsize}"
     if not 0 <= chunk.crc32c < 1 << 32 or not 0 <= (chunk.crc64 or 0) < 1 << 64:
         return f"cannot have the checksums {chunk.crc32c} and {chunk.crc64}"
-    if chunk.padded and (tensor.cell is None or not _low_corner(chunk.box, tensor.cell)):
+    if chunk.padded and (tensor.cell is None or not _low_corner(box, tensor.cell)):
         return f"padded, but not a part of the cell {tensor.cell}"
     if chunk.blocks and len(chunk.blocks) != 4 * -(-chunk.nbytes // BLOCK_BYTES):
         return f"{len(chunk.blocks)} bytes of block checksums for {chunk.nbytes} bytes"
-    if (chunk.stored is None) != (tensor.codec is None):
+    if (stored is None) != (tensor.codec is None):
         return "has a compressed size without a codec, or the reverse"
-    if chunk.stored is not None and chunk.blocks:
+    if stored is not None and chunk.blocks:
         return "has block checksums with a codec"
-    if chunk.stored is not None and not 0 < padded_bytes(chunk, tensor) <= chunk.stored * MAX_RATIO:
+    if stored is not None and not 0 < padded_bytes(chunk, tensor) <= stored * MAX_RATIO:
         return (
-            f"{chunk.stored} bytes cannot be the compressed form of "
-            f"{padded_bytes(chunk, tensor)} bytes"
+            f"{stored} bytes cannot be the compressed form of {padded_bytes(chunk, tensor)} bytes"
         )
-    if chunk.base is not None and not 0 <= chunk.base < len(index.bases):
-        return f"lies in base {chunk.base} of {len(index.bases)}"
-    limit = index.pack_bytes if chunk.base is None else index.bases[chunk.base].nbytes
+    if base is not None and not 0 <= base < len(index.bases):
+        return f"lies in base {base} of {len(index.bases)}"
+    limit = index.pack_bytes if base is None else index.bases[base].nbytes
     if chunk.at < 0 or chunk.at + stored_bytes(chunk, tensor) + CRC_BYTES > limit:
         return f"ends behind the pack's {limit} bytes"
     return None
@@ -374,7 +454,9 @@ def _low_corner(box: Box, cell: tuple[int, ...]) -> bool:
 
 def stored_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
     """Return the size of a chunk as stored, padded or compressed, without its checksum."""
-    return padded_bytes(chunk, tensor) if chunk.stored is None else chunk.stored
+    if chunk.stored is not None:
+        return chunk.stored
+    return padded_bytes(chunk, tensor) if chunk.padded else chunk.nbytes
 
 
 def padded_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
@@ -387,6 +469,13 @@ def padded_bytes(chunk: PackedChunk, tensor: PackedTensor) -> int:
 def path_of(chunk: PackedChunk, index: PackIndex) -> str:
     """Return the path of the pack that holds a chunk, relative to the step's folder."""
     return index.pack if chunk.base is None else index.bases[chunk.base].path
+
+
+def files_of(index: PackIndex) -> list[FileRecord]:
+    """Return the packs that hold an index's chunks; the writer's own without its checksum."""
+    own = FileRecord(path=index.pack, nbytes=index.pack_bytes, crc32c=0)
+    used = {c.base for tensor in index.tensors.values() for c in tensor.chunks}
+    return [own if base is None else index.bases[base] for base in used]
 
 
 def from_root(folder: str, path: str) -> str:

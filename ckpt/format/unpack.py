@@ -58,6 +58,16 @@ def ends_of(index: PackIndex) -> dict[int, int]:
     return dict(pairwise([*starts, index.pack_bytes]))
 
 
+def aligned_ends(index: PackIndex) -> dict[int, int]:
+    """Return `ends_of` some chunks of a pack in which all chunks start at multiples of `ALIGN`."""
+    return {
+        c.at: -(-(c.at + stored_bytes(c, tensor) + CRC_BYTES) // ALIGN) * ALIGN
+        for tensor in index.tensors.values()
+        for c in tensor.chunks
+        if c.base is None
+    }
+
+
 class ChunkReader:
     """Reads one chunk of a pack; not shared between threads."""
 

@@ -8,7 +8,7 @@ of ``ceil(n / ranks)``, the last ones smaller. So a saver's box usually *is* a c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Final, TypeAlias
@@ -81,6 +81,23 @@ def split_grid(grid: Shape, shape: Shape, itemsize: int, *, most: int = PIECE_BY
     return tuple(cell)
 
 
+def chunk_cell(
+    shape: Shape, boxes: Sequence[Box], agreed: Collection[Shape | None], itemsize: int
+) -> Shape:
+    """Return the cell of a tensor's Zarr chunks: that of all writers, or one for their ``boxes``.
+
+    ``agreed`` are the cells that the writers know, None for a writer without a grid.
+    """
+    if not boxes:
+        return tuple(max(n, 1) for n in shape)
+    if len(agreed) == 1 and (cell := next(iter(agreed))) is not None:
+        return cell
+    if (grid := common_grid(shape, boxes)) is not None:
+        return grid
+    largest = tuple(max(extents) for extents in zip(*(box.shape for box in boxes), strict=True))
+    return split_grid(largest, shape, itemsize)
+
+
 def cells(box: Box, grid: Shape) -> Iterator[Box]:
     """Yield the parts of ``box`` in each cell of ``grid``, in C order."""
     if not box.size:
@@ -122,12 +139,18 @@ def _fault_of_boxes(shape: Shape, boxes: Sequence[Box]) -> str | None:
         return "a box is written twice"
     if common_grid(shape, full) is not None:  # different cells of one grid
         return None
-    if overlap := _overlap(full):
-        return f"{overlap[0]} and {overlap[1]} overlap"
+    if fault := fault_of_overlap(full):
+        return fault
     for box in full:
         if any(o + n > s for o, n, s in zip(box.offset, box.shape, shape, strict=True)):
             return f"{box} lies outside"
     return None
+
+
+def fault_of_overlap(boxes: Sequence[Box]) -> str | None:
+    """Return a sentence if two of the boxes, none of them empty, share an element."""
+    overlap = _overlap(boxes)
+    return f"{overlap[0]} and {overlap[1]} overlap" if overlap else None
 
 
 def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:

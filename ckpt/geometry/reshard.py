@@ -9,16 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from holdfast.ckpt.errors import CorruptError, MismatchError
-from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.ckpt.geometry.grid import fault_of_cover, fault_of_overlap
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex
-from holdfast.ckpt.geometry.spans import Ints, Spans, covers, spans_of
+from holdfast.ckpt.geometry.spans import Ints, Spans, covers, overlap, spans_of
 
 SHOWN_PROBLEMS = 6
 
@@ -182,7 +182,7 @@ def mismatch(problems: Sequence[str], *, origin: str = "the saved state") -> Mis
 
 
 def plan(
-    have: Sequence[ShardIndex] | SavedChunks,
+    have: Saved,
     want: Wanted,
     *,
     strict: bool = True,
@@ -211,12 +211,24 @@ def plan(
 
 
 class SavedChunks:
-    """The chunks of all writers by tensor; keeps each tensor's sorted chunks for later plans."""
+    """The chunks of all writers by tensor; keeps each tensor's sorted chunks for later plans.
 
-    def __init__(self, have: Sequence[ShardIndex]) -> None:
+    With ``specs`` and ``aliases``, which then are those of the whole step, ``have`` are the chunks
+    that meet the boxes that will be wanted, and perhaps others.
+    """
+
+    def __init__(
+        self,
+        have: Sequence[ShardIndex],
+        *,
+        specs: Mapping[str, TensorSpec] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         """Raise ``CorruptError`` if writers contradict each other."""
-        self.specs = saved_specs(have)
-        self.aliases = saved_aliases(have)
+        found = saved_specs(have)
+        self.specs = found if specs is None else {**specs, **found}
+        self.aliases = saved_aliases(have) if aliases is None else dict(aliases)
+        self._are_all = specs is None
         self._writers: dict[str, list[int]] = {fqn: [] for fqn in self.specs}
         self._parts: dict[str, list[tuple[Chunk, ...]]] = {fqn: [] for fqn in self.specs}
         for index in have:
@@ -229,22 +241,35 @@ class SavedChunks:
     def table(self, fqn: str) -> _Table | None:
         """Return the chunks of one stored tensor, or None if there is none of that name.
 
-        Raises ``CorruptError`` if they do not cover the whole tensor, each cell once.
+        Raises ``CorruptError`` if they do not cover the whole tensor, each cell once; of a part of
+        the chunks, if two overlap.
         """
         if fqn not in self.specs:
             return None
         if (table := self._tables.get(fqn)) is None:
             table = self._tables[fqn] = _Table(
-                self.specs[fqn], self._writers[fqn], self._parts[fqn]
+                self.specs[fqn],
+                self._writers[fqn],
+                self._parts[fqn],
+                are_all=self._are_all,
             )
         return table
+
+
+Saved: TypeAlias = Sequence[ShardIndex] | SavedChunks
+"""The saved chunks of a step: all indexes, or these in order."""
 
 
 class _Table:
     """The chunks of one tensor; many are sorted along the dim that cuts it most."""
 
     def __init__(
-        self, spec: TensorSpec, writers: Sequence[int], parts: Sequence[Sequence[Chunk]]
+        self,
+        spec: TensorSpec,
+        writers: Sequence[int],
+        parts: Sequence[Sequence[Chunk]],
+        *,
+        are_all: bool,
     ) -> None:
         """Store the chunks of each writer; only wanted ones are visited again."""
         self._spec, self._writers = spec, writers
@@ -255,9 +280,13 @@ class _Table:
         if len(chunks) >= MANY:
             dims = len(spec.shape)
             spans = spans_of([b.offset for b in boxes], [b.shape for b in boxes], dims=dims)
-            if spans is not None and dims and covers(spec.shape, spans):
+            if spans is not None and dims and _fit(spec, spans, are_all=are_all):
                 self._sweep = _Sweep(spans)
                 return
+        if not are_all:
+            if two := fault_of_overlap(boxes):
+                raise CorruptError(f"{spec.fqn}: {two}; use another restore point")
+            return
         if fault := fault_of_cover(spec.shape, boxes):
             raise CorruptError(
                 f"{spec.fqn}: the saved chunks are not the whole tensor: {fault}; "
@@ -294,6 +323,11 @@ class _Table:
                 return [(i, box)]
         common = ((i, chunk.box.intersect(box)) for i, chunk in enumerate(self._chunks))
         return [(i, part) for i, part in common if part is not None]
+
+
+def _fit(spec: TensorSpec, spans: Spans, *, are_all: bool) -> bool:
+    """Say whether chunks hold the tensor exactly once; of a part of them, no element twice."""
+    return covers(spec.shape, spans) if are_all else not overlap(spans)
 
 
 class _Sweep:

@@ -76,6 +76,12 @@ class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
     chunk: Chunk
 
 
+def owner_of(name: str, *, writer: int) -> tuple[str, int]:
+    """Return the path and the rank of a value among the ``rank_values`` of ``writer``."""
+    path, at, rank = name.rpartition("@")
+    return (path, int(rank)) if at and rank.isdecimal() else (name, writer)
+
+
 def encode_index(index: ShardIndex) -> bytes:
     """Return the JSON of ``index``."""
     return msgspec.json.encode(index)

@@ -15,9 +15,8 @@ import torch
 
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
-from holdfast.ckpt.geometry.reshard import plan
+from holdfast.ckpt.geometry.reshard import Saved, plan
 from holdfast.ckpt.geometry.scatter import ByChunk, grouped
-from holdfast.ckpt.geometry.shard_index import ShardIndex
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.local_boxes import LocalBox, overlaps_itself
 
@@ -35,7 +34,7 @@ class LandingSource(Protocol):
         """Read regions of chunks into their destinations, verified; return the bytes read."""
 
 
-def fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -> int:
+def fill(source: LandingSource, saved: Saved, targets: Targets) -> int:
     """Fill live tensors with the saved bytes of their boxes; return the bytes read.
 
     Raises ``CorruptError`` if bytes are damaged or missing; tensors may be half filled then.
@@ -62,7 +61,7 @@ def overlapping(targets: Targets) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def contradict(source: LandingSource, saved: Sequence[ShardIndex], group: Targets) -> bool:
+def contradict(source: LandingSource, saved: Saved, group: Targets) -> bool:
     """Say whether live tensors that share memory cannot all have their saved contents.
 
     All of it is tried in a copy of their memory; nothing live changes.
@@ -110,7 +109,7 @@ def _reach(tensor: torch.Tensor) -> int:
     return (1 + sum((extent - 1) * stride for extent, stride in steps)) * tensor.itemsize
 
 
-def _fill(source: LandingSource, saved: Sequence[ShardIndex], targets: Targets) -> int:
+def _fill(source: LandingSource, saved: Saved, targets: Targets) -> int:
     want = {fqn: (spec, tuple(box for box, _ in parts)) for fqn, (spec, parts) in targets.items()}
     rooms = {fqn: [_room(tensor) for _, tensor in parts] for fqn, (_, parts) in targets.items()}
     arrays = {
@@ -203,7 +202,7 @@ class Expanded:
 
 def read_expanded(
     source: LandingSource,
-    saved: Sequence[ShardIndex],
+    saved: Saved,
     specs: Mapping[str, TensorSpec],
     expanded: Mapping[str, Sequence[Expanded]],
 ) -> list[str]:

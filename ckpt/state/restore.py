@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from holdfast.ckpt.errors import StateError
-from holdfast.ckpt.geometry.layout import TensorSpec
+from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.geometry.reshard import Wanted
+from holdfast.ckpt.geometry.shard_index import owner_of
 from holdfast.ckpt.state import landing, plain, torch_dtypes
 from holdfast.ckpt.state.flatten import FlatState, decode_small_tensor, flatten
 from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
@@ -41,7 +42,6 @@ from holdfast.ckpt.state.trees.per_rank import (
     Inheritance,
     inherit,
     own_name,
-    owner_of,
 )
 from holdfast.ckpt.types import Json
 
@@ -104,11 +104,14 @@ def restore(
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
     if world_size is None:
-        world_size = max(rank + 1, len(saved.indexes))
+        world_size = max(rank + 1, saved.writers)
     job = _RestoreJob(flat, saved, rank=rank, world_size=world_size, chosen=chosen)
     missing, extra = job.missing(), job.extra(frozenset(elsewhere))
     verdict = strictness.judge(missing=missing, extra=extra)
-    if problems := [*job.differs(), *verdict.refused] or job.unlike(source):
+    if problems := [*job.differs(), *verdict.refused]:
+        raise mismatch(problems, origin=source.origin)
+    source = job.part_of(source)
+    if problems := job.unlike(source):
         raise mismatch(problems, origin=source.origin)
     values = job.values()
     nbytes = job.fill(source)
@@ -308,6 +311,15 @@ class _RestoreJob:
             for fqn in dict.fromkeys([*self.targets, *self._expanded])
         }
 
+    def part_of(self, source: ShardSource) -> ShardSource:
+        """Return the part of a source that this restore reads."""
+        want: dict[str, list[Box] | None] = {
+            fqn: [item.box for item in boxes] for fqn, boxes in self.boxes().items()
+        }
+        compared = [*self._alike, *landing.overlapping(self._landing_targets())]
+        want |= {name: None for names in compared for name in names}
+        return self._saved.part_of(source, want)
+
     def differs(self) -> list[str]:
         """Say in words which tensors have another dtype or shape than the saved ones."""
         found = [text for attached in self._attached.values() for text in attached.differs]
@@ -391,8 +403,7 @@ class _RestoreJob:
         for name in saved.values:
             if name in flat.trees or name in elsewhere:
                 used.update(stored_names(saved.values[name]))
-        for trees in saved.ranks.values():
-            used.update(stored_names(list(trees.values())))
+        used |= saved.rank_tensors()
         known = used | flat.tensors.keys() | flat.aliases.keys() | flat.values.keys()
         known |= flat.trees.keys() | flat.left_out.keys()
         found: dict[str, str] = {}
@@ -423,11 +434,11 @@ class _RestoreJob:
         for names in landing.overlapping(targets):
             group = {name: targets[name] for name in names}
             if not self._are_equal(source, group) and landing.contradict(
-                source, self._saved.indexes, group
+                source, self._saved.places, group
             ):
                 found.append(tuple(names))
         expanded = landing.read_expanded(
-            source, self._saved.indexes, self._saved.specs, self._expanded
+            source, self._saved.places, self._saved.specs, self._expanded
         )
         return expanded + [
             f"differs: {', '.join(names)} are one tensor here, and were saved with other contents"
@@ -448,7 +459,7 @@ class _RestoreJob:
         """Read every wanted byte into its destination; return the number of bytes read."""
         for holder, fqn in self._saved_anyhow:
             holder.saved_from_now(fqn)
-        nbytes = landing.fill(source, self._saved.indexes, self._landing_targets())
+        nbytes = landing.fill(source, self._saved.places, self._landing_targets())
         for expanded in self._expanded.values():
             nbytes += sum(each.land() for each in expanded)
         return nbytes

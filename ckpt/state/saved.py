@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
-from holdfast.ckpt.geometry.reshard import saved_aliases, saved_specs
+from holdfast.ckpt.geometry.reshard import Saved, SavedChunks, saved_aliases, saved_specs
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
+from holdfast.ckpt.register.outline import SavedOutline
 from holdfast.ckpt.state import landing, torch_dtypes
-from holdfast.ckpt.state.trees.per_rank import by_path
+from holdfast.ckpt.state.trees.encoding import stored_names
+from holdfast.ckpt.state.trees.per_rank import SavedRanks, by_path
 from holdfast.ckpt.types import Json
 
 
@@ -36,20 +38,53 @@ class ShardSource(Protocol):
     def scatter(self, deliveries: ByChunk) -> int: ...
 
 
+@runtime_checkable
+class OutlinedSource(Protocol):
+    """A source that may have so many writers that a reader asks for its own part of their indexes.
+
+    ``outline`` is None where it has not. `part` is a source of the chunks that meet boxes of
+    tensors, of all chunks of a tensor for None.
+    """
+
+    def outline(self) -> SavedOutline | None: ...
+
+    def part(self, want: Mapping[str, Sequence[Box] | None]) -> ShardSource: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class SavedState:
-    """All writers' indexes, merged."""
+    """All writers' indexes, merged.
+
+    ``indexes`` are empty at first where the source has an outline: `part_of` reads those of the
+    wanted tensors. ``places`` is for plans of copies.
+    """
 
     step: int
     generation: int
+    writers: int
     indexes: Sequence[ShardIndex]
     specs: dict[str, TensorSpec]
     aliases: dict[str, str]
     values: dict[str, Json] = field(default_factory=dict)
-    ranks: dict[str, dict[int, Json]] = field(default_factory=dict)
+    ranks: SavedRanks = field(default_factory=dict)
+    places: Saved = ()
+    is_outline: bool = False
 
     @classmethod
     def of(cls, source: ShardSource) -> SavedState:
+        outline = source.outline() if isinstance(source, OutlinedSource) else None
+        if outline is not None:
+            return cls(
+                step=outline.step,
+                generation=outline.generation,
+                writers=outline.writers,
+                indexes=(),
+                specs=outline.specs,
+                aliases=outline.aliases,
+                values=outline.values,
+                ranks=outline.ranks,
+                is_outline=True,
+            )
         indexes = source.indexes()
         if not indexes:
             raise NotFoundError(f"{source.origin}: holds no shard; choose another restore point")
@@ -57,9 +92,11 @@ class SavedState:
         saved = cls(
             step=first.step,
             generation=first.generation,
+            writers=len(indexes),
             indexes=indexes,
             specs=saved_specs(indexes),
             aliases=saved_aliases(indexes),
+            places=indexes,
         )
         for index in indexes:
             if (index.step, index.generation) != (first.step, first.generation):
@@ -71,6 +108,24 @@ class SavedState:
             saved.values = index.values | saved.values
         saved.ranks = by_path((index.writer, index.rank_values) for index in indexes)
         return saved
+
+    def part_of(self, source: ShardSource, want: Mapping[str, Sequence[Box] | None]) -> ShardSource:
+        """Return the source of wanted tensors, and note their chunks: all of a source without
+        an outline.
+        """
+        if not self.is_outline or not isinstance(source, OutlinedSource):
+            return source
+        part = source.part({fqn: boxes for fqn, boxes in want.items() if fqn in self.specs})
+        self.indexes = part.indexes()
+        self.places = SavedChunks(self.indexes, specs=self.specs, aliases=self.aliases)
+        return part
+
+    def rank_tensors(self) -> set[str]:
+        """Return the names of the tensors that the values of ranks hold."""
+        if not self.is_outline:
+            return {fqn for trees in self.ranks.values() for fqn in stored_names([*trees.values()])}
+        owned = tuple(f"{path}@" for path in self.ranks)
+        return {fqn for fqn in self.specs if fqn.startswith(owned)}
 
 
 def are_equal(source: ShardSource, saved: SavedState, names: Sequence[str]) -> bool:
@@ -102,10 +157,11 @@ def read_tensors(
 
     Raises ``NotFoundError`` where no tensor of a name was saved.
     """
-    indexes = source.indexes()
-    specs, aliases = saved_specs(indexes), saved_aliases(indexes)
+    saved = SavedState.of(source)
+    specs, aliases = saved.specs, saved.aliases
     targets: dict[str, tuple[TensorSpec, list[tuple[Box, torch.Tensor]]]] = {}
     result: dict[str, torch.Tensor] = {}
+    want: dict[str, list[Box]] = {}
     for fqn in fqns:
         spec = specs.get(aliases.get(fqn, fqn))
         if spec is None:
@@ -113,7 +169,8 @@ def read_tensors(
         box = (boxes or {}).get(fqn) or Box(offset=(0,) * len(spec.shape), shape=spec.shape)
         result[fqn] = torch.empty(box.shape, dtype=torch_dtypes.BY_NAME[spec.dtype])
         targets[fqn] = (spec, [(_inside(fqn, box, spec), result[fqn])])
-    landing.fill(source, indexes, targets)
+        want.setdefault(spec.fqn, []).append(box)
+    landing.fill(saved.part_of(source, want), saved.places, targets)
     return result
 
 

@@ -1,8 +1,8 @@
 """The commands that run, compare and draw the learning curves of the documents.
 
 ``PYTHONPATH=docs python -m learning curves`` (also ``kills``, ``bounded``, ``study``) writes
-pictures and numbers to ``docs/learning``; ``pairs`` repeats the comparison on the output of
-``bounded``.
+pictures and numbers to ``docs/learning``; so does ``precision``, and ``pairs`` repeats the
+comparison on the output of ``bounded``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import msgspec
 from rich.console import Console
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset, save_config
-from holdfast.adapters.rl.environments.task import make_task
+from holdfast.adapters.rl.environments.task import Task, make_task
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
+from holdfast.adapters.rl.policy.rounding import Precision
 from holdfast.adapters.rl.weights import warm_up
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError, JobFailedError
@@ -81,6 +82,18 @@ VARIANTS: Final = {
     "baseline minimum_variance": LossConfig(baseline="minimum_variance"),
 }
 """The variants of the study: the default, and each setting changed on its own."""
+
+_ICEPOP: Final = LossConfig(correction="icepop", proximal="recomputed")
+PRECISIONS: Final[dict[str, tuple[Precision, LossConfig]]] = {
+    "full": ("full", LossConfig()),
+    "int8, none": ("int8", LossConfig(correction="none")),
+    "int8, token": ("int8", LossConfig()),
+    "int8, icepop": ("int8", _ICEPOP),
+    "int4, none": ("int4", LossConfig(correction="none")),
+    "int4, token": ("int4", LossConfig()),
+    "int4, icepop": ("int4", _ICEPOP),
+}
+"""The weights that sample, and the loss that corrects for them."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,8 +237,7 @@ def _study(options: argparse.Namespace, place: Path) -> None:
     found: dict[str, list[Curve]] = {name: [] for name in VARIANTS}
     for seed in range(options.seeds or _SEEDS):
         config = msgspec.structs.replace(STUDY, seed=seed)
-        task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
-        warmed = warm_up.warm_up(config, task)
+        warmed = warm_up.warm_up(config, _task(config))
         for name, loss in VARIANTS.items():
             run = LaggedRun(msgspec.structs.replace(config, loss=loss), warmed)
             found[name].append(Curve(name=name, seed=seed, held_out=run.held_out_curve()))
@@ -233,17 +245,39 @@ def _study(options: argparse.Namespace, place: Path) -> None:
     lines = {name: mean_line([c.held_out for c in curves]) for name, curves in found.items()}
     title = f"{STUDY.described}, mean of {len(found[BASE])} seeds"
     _draw(options.out / "study.svg", lines, title)
-    print(*_table(found), sep="\n")
+    print(*_table(found, base=BASE), sep="\n")
     _write(options.out / "study.json", [curve for curves in found.values() for curve in curves])
 
 
-def _table(found: dict[str, list[Curve]]) -> list[str]:
-    """Return the study as a Markdown table; p compares the means of curves, paired by seed."""
-    base = [curve.mean for curve in found[BASE]]
+def _precision(options: argparse.Namespace, place: Path) -> None:
+    """Sample the job at its stable rate with weights of low precision, over the same seeds."""
+    found: dict[str, list[Curve]] = {name: [] for name in PRECISIONS}
+    for seed in range(options.seeds or _SEEDS):
+        config = msgspec.structs.replace(STABLE, mode=Mode.FIXED_LAG, seed=seed)
+        warmed = warm_up.warm_up(config, _task(config))
+        for name, (precision, loss) in PRECISIONS.items():
+            changed = msgspec.structs.replace(config, rollout_precision=precision, loss=loss)
+            held_out = LaggedRun(changed, warmed).held_out_curve()
+            found[name].append(Curve(name=name, seed=seed, held_out=held_out))
+            print(f"{name}, seed {seed}: {found[name][-1].end:.3f}", flush=True)
+    lines = {name: mean_line([c.held_out for c in curves]) for name, curves in found.items()}
+    title = f"weights that sample, and correction: mean of {len(found['full'])} seeds"
+    _draw(options.out / "precision.svg", lines, title)
+    print(*_table(found, base="full"), sep="\n")
+    _write(options.out / "precision.json", [c for curves in found.values() for c in curves])
+
+
+def _task(config: RLConfig) -> Task:
+    return make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
+
+
+def _table(found: dict[str, list[Curve]], *, base: str) -> list[str]:
+    """Return a study as a Markdown table; p compares the means of curves, paired by seed."""
+    first = [curve.mean for curve in found[base]]
     rows = ["| setting | mean of the curve | last value | p |", "|---|---|---|---|"]
     for name, curves in found.items():
         means, ends = [curve.mean for curve in curves], [curve.end for curve in curves]
-        p = "" if name == BASE else f"{paired_p_value(means, base):.2f}"
+        p = "" if name == base else f"{paired_p_value(means, first):.2f}"
         columns = " | ".join(f"{fmean(each):.3f} ± {stdev(each):.3f}" for each in (means, ends))
         rows.append(f"| {name} | {columns} | {p} |")
     return rows
@@ -367,6 +401,7 @@ _COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Path], None]]] = {
     "bounded": _bounded,
     "pairs": _pairs,
     "study": _study,
+    "precision": _precision,
 }
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.training.assessment import TaskAssessment
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
+from holdfast.adapters.rl.training.reference import ReferencePolicy
 from holdfast.adapters.rl.training.survey import Survey, survey
 from holdfast.adapters.rl.training.update import Update, make_optimizer
 from holdfast.adapters.rl.weights.initial import build_policy
@@ -34,10 +35,16 @@ class LaggedRun:
         self._model = copy.deepcopy(warmed)
         self._optimizer = make_optimizer(self._model.parameters(), lr=config.lr)
         self._engine = Engine(
-            policy=build_policy(config), limits=config.limits, slots=config.slots, seed=config.seed
+            policy=build_policy(config),
+            limits=config.limits,
+            slots=config.slots,
+            seed=config.seed,
+            precision=config.rollout_precision,
         )
         self._versions = deque([self._weights()], maxlen=config.staleness + 1)
         self._proximal = self._make_proximal()
+        kl = config.loss.kl
+        self._reference = ReferencePolicy(copy.deepcopy(self._model), kl) if kl else None
 
     def held_out_curve(self) -> list[tuple[int, float]]:
         """Train; return the held-out exact match after each ``evaluate_every`` steps."""
@@ -97,6 +104,8 @@ class LaggedRun:
         self._optimizer.step()
         if isinstance(self._proximal, Ewma):
             self._proximal.update()
+        if self._reference is not None:
+            self._reference.renew(self._model, version=step + 1)
         self._versions.append(self._weights())
 
     def _survey(self, batch: TrainingBatch) -> Survey:
@@ -108,4 +117,5 @@ class LaggedRun:
             ranks=1,
             sum_=lambda _: None,
             proximal=self._proximal,
+            reference=self._reference,
         )

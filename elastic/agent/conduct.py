@@ -21,8 +21,9 @@ from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import Reporter, public_roster
 from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
-from holdfast.elastic.decisions import agree, leaving, seating
+from holdfast.elastic.decisions import agree, deciding, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.decisions.part import AgentPart
 from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.decisions.standing import where_ranks_wait
 from holdfast.elastic.decisions.stragglers import Straggler, stragglers
@@ -39,6 +40,7 @@ from holdfast.elastic.events import (
     StragglerFound,
     StragglerOver,
 )
+from holdfast.elastic.membership.following import following
 from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord
 from holdfast.elastic.membership.view import JobView, identity, node_key
 from holdfast.elastic.planning.inventories import compact
@@ -48,6 +50,7 @@ _PROGRESS_EVERY_S = 0.5
 _NODES_WAIT_S = 10.0
 _RETRY_S = 0.1
 _COMPARE_EVERY_S = 1.0
+_OWN_LOOK_S = 2.0
 _STEPS_IN_STAGE = 10**12
 """More than any stage has: a protected step of a later stage is progress."""
 
@@ -70,12 +73,21 @@ class Conductor:
         self._crew, self._reporter = crew, reporter
         self._registry, self._reach = registry, reach
         self.view = JobView(run=config.run, nodes={}, wanted=config.wanted)
+        self._seen_view, self._follows = self.view, True
+        self._part = AgentPart(
+            config.node,
+            incarnation=self._incarnation,
+            expected=config.nodes,
+            most=config.most_watchers,
+        )
+        self._own_look_s = 0.0
         self._started_s = time.monotonic()
         self._seen = agree.FirstSeen()
         self._again_s: float | None = 0.0
         self._known = 0
         self._fencing = 0
         self._fenced = 0
+        self._halting, self._why = 0, ""
         self._standing_generation = 0
         self._inventory: Inventory | None = None
         self._inventory_asked = False
@@ -98,23 +110,37 @@ class Conductor:
             plan, inbox=inbox, events=self, stop_grace_s=config.timing.stop_grace_s
         )
 
-    def look(self, entries: Iterable[Entry]) -> None:
-        """Take a new state of the run's keys."""
-        config = self._config
+    @property
+    def watches(self) -> bool:
+        """True if the agent is to see the records of all nodes, not only keys of the whole job."""
+        return self._part.watches
+
+    def look(self, entries: Iterable[Entry], *, whole: bool = True) -> None:
+        """Take a new state of the run's keys; ``whole``: of all, not only those of the job."""
+        config, same = self._config, whole is not self._follows
+        self._follows = not whole
         self._take(
-            JobView.from_entries(entries, run=config.run, wanted=config.wanted, before=self.view)
+            JobView.from_entries(
+                entries,
+                run=config.run,
+                wanted=config.wanted,
+                before=self._seen_view if same else None,
+            ),
+            before=self.view if same else None,
         )
 
     def look_at_changes(self, events: Iterable[KeyEvent]) -> None:
-        """Take changes of the run's keys, in order."""
-        self._take(self.view.after(events))
+        """Take changes of the keys of the last `look`, in order."""
+        self._take(self._seen_view.after(events), before=self.view)
 
-    def _take(self, view: JobView) -> None:
-        before, self.view = self.view, view
+    def _take(self, view: JobView, *, before: JobView | None) -> None:
+        self._seen_view = view
+        self.view = following(view, self._record()) if self._follows else view
         self._again_s = 0.0
-        self._note_losses(before)
+        if before is not None and not self._follows:
+            self._note_losses(before)
+            self._check_record(before)
         self._crew.tell(public_roster(self.view))
-        self._check_record(before)
 
     def _check_record(self, before: JobView) -> None:
         """Ensure that the coordinator shows this node's record as it was published last."""
@@ -126,8 +152,7 @@ class Conductor:
 
     def _note_losses(self, before: JobView) -> None:
         lost = [name for name in before.nodes if name not in self.view.nodes]
-        speaker = min(self.view.nodes, default=None)
-        if speaker == self._config.node and not self.view.outcome:
+        if self._speaks and not self.view.outcome:
             for name in lost:
                 self._reporter.emit(Detected(what="node_lost", victim=name))
 
@@ -144,7 +169,8 @@ class Conductor:
             self._again(now_s)
         if self._again_s is not None and now_s >= self._again_s:
             self._again_s = None
-            self._seat(now_s)
+            if not self._follows and self._part.decides(self.view):
+                self._seat(now_s)
             self._decide(now_s)
         self._look_around(now_s)
         self._break_stall()
@@ -152,6 +178,34 @@ class Conductor:
         self._ask_progress(now_s)
         self._depart(now_s)
         self._compare(now_s)
+        self._take_part(now_s)
+
+    def _take_part(self, now_s: float) -> None:
+        """Choose whether to watch or to follow, and tell followers what a decider does."""
+        place, again_s = self._part.choose(
+            self.view,
+            own=self._record,
+            leaves=self._leave_by_s is not None,
+            waits=self._part.is_crowd and self._waits(),
+            now_s=now_s,
+        )
+        if place is not None:
+            self._registry.claim(place, self._part.decider)
+        self._again(again_s)
+        if not self._follows:
+            bulletin, again_s = self._part.due(
+                self.view,
+                fencing=self._fencing,
+                halting=self._halting,
+                reason=self._why,
+                now_s=now_s,
+            )
+            if bulletin is not None:
+                self._registry.tell(bulletin, expected=self.view.bulletin_revision)
+            self._again(again_s)
+        if self._part.is_crowd and now_s >= self._own_look_s:  # it does not watch its own record
+            self._own_look_s = now_s + _OWN_LOOK_S
+            self._registry.look_at_own(self._config.node)
 
     def patience_s(self, now_s: float) -> float | None:
         """Return the time until the next decision is due without an input, None if none is due."""
@@ -186,19 +240,26 @@ class Conductor:
                 if not self.view.seating_revision:
                     self._again(now_s + _RETRY_S)
 
-    def _decide(self, now_s: float) -> None:
+    def _decision(self, now_s: float) -> tuple[agree.Decision, str]:
+        stand = self._standing_generation == self.view.number > 0
+        if self._follows:
+            return deciding.follow(self.view, own=self._record(), stand=stand)
         self._seen = agree.observe(self.view, self._seen, now_s=now_s)
         step_s = self._crew.step_s(self.view.number)
-        decision, reason = agree.decide(
+        return agree.decide(
             self.view,
             self._seen,
             node=self._config.node,
             now_s=now_s,
-            stand=self._standing_generation == self.view.number > 0,
+            stand=stand,
             step_s=agree.STEP_S if step_s is None else step_s,
         )
+
+    def _decide(self, now_s: float) -> None:
+        decision, reason = self._decision(now_s)
         match decision:
             case agree.Halt(generation=generation, until_s=until_s):
+                self._halting, self._why = generation, reason
                 self._crew.halt(generation)
                 self._again(until_s)
             case agree.FenceWorkers(generation=generation):
@@ -245,7 +306,7 @@ class Conductor:
 
     def _fence(self, generation: int, *, reason: str) -> None:
         if generation > self._fencing:
-            self._fencing, self._inventory_asked = generation, False
+            self._fencing, self._inventory_asked, self._why = generation, False, reason
             self._reporter.emit(FencingBegun(generation=generation, reason=reason))
             self._crew.fence(generation)
             self.sidecar.fence(generation)
@@ -255,8 +316,9 @@ class Conductor:
 
         Report each unreachable node once.
         """
-        waits = self._known > self._fencing and self._crew.waits(self._known)
-        self._reach.look(self.view, waits=waits, now_s=now_s)
+        if self._follows:
+            return  # an agent whose node is stuck watches before it probes
+        self._reach.look(self.view, waits=self._waits(), now_s=now_s)
         found = self._reach.probing.unreachable
         for name in sorted(found.keys() - self._unreachable.keys()):
             why = f"node {self._config.node} does not reach node {name}"
@@ -267,13 +329,16 @@ class Conductor:
                 self._reporter.emit(NodeReachable(victim=name))
         self._unreachable = found
 
+    def _waits(self) -> bool:
+        return self._known > self._fencing and self._crew.waits(self._known)
+
     def _break_stall(self) -> None:
         """Start a new generation with the same workers if all ranks wait for each other.
 
         After ``max_attempts`` such stalls in a row without a newly protected step, end the job.
         """
         number = self.view.number
-        if number <= self._fencing or self._config.node not in self.view.nodes:
+        if self._follows or number <= self._fencing or self._config.node not in self.view.nodes:
             return
         if not stalled(self.view):
             return
@@ -301,7 +366,7 @@ class Conductor:
     @property
     def _speaks(self) -> bool:
         """True if this node reports events that all nodes see."""
-        return min(self.view.nodes, default="") == self._config.node
+        return not self._follows and self._part.speaks(self.view)
 
     def _settle_fence(self) -> None:
         """Request the inventory as soon as no worker acts in the fenced generation any more."""
@@ -340,7 +405,7 @@ class Conductor:
         if self._leave_by_s is None:
             self._told_s = time.monotonic()
             self._leave_by_s = self._told_s + grace_s
-            self._place = leaving.place(self.view)
+            self._place = 0 if self._follows else leaving.place(self.view)
             self._reporter.emit(
                 Detected(what="notice", victim=self._config.node, why=why, grace_s=grace_s)
             )
@@ -349,6 +414,9 @@ class Conductor:
         if self._leave_by_s is None or self.left:
             return
         self._crew.tell_others()
+        if self._follows and self._leave_by_s - now_s > leaving.RUSH_S:
+            return  # first it has to see who else leaves
+        self._place = self._place or leaving.place(self.view)
         decision, reason = leaving.depart(
             self.view,
             node=self._config.node,
@@ -366,6 +434,9 @@ class Conductor:
 
     def withdraw(self) -> None:
         """Let the others continue without this node; its workers must have ended."""
+        for place, decider in self.view.deciders.items():
+            if decider == self._part.decider:
+                self._registry.resign(place)
         self._registry.withdraw(self._config.node)
 
     # -- the sidecar -----------------------------------------------------------------------------
@@ -414,8 +485,12 @@ class Conductor:
 
     def publish(self) -> None:
         """Publish the node's present record."""
+        if not self._registry.publish(self._record()):
+            self._again(time.monotonic() + _RETRY_S)
+
+    def _record(self) -> NodeRecord:
         stands = self._crew.stands(self._known)
-        record = NodeRecord(
+        return NodeRecord(
             node=self._config.node,
             incarnation=self._incarnation,
             domain=self._config.domain,
@@ -430,10 +505,8 @@ class Conductor:
             standing=self._known if stands else 0,
             stands=stands,
             unreachable=self._reach.probing.unreachable,
-            probed=self._reach.probing.probed(self.view),
+            probed=0 if self._follows else self._reach.probing.probed(self.view),
         )
-        if not self._registry.publish(record):
-            self._again(time.monotonic() + _RETRY_S)
 
 
 def _proposal(record: GenerationRecord, reason: str) -> GenerationProposed:

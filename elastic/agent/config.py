@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.notice import NoticeConfig
+from holdfast.elastic.decisions.deciding import MOST_WATCHERS
 from holdfast.elastic.decisions.detect import SilenceLimits
 from holdfast.elastic.events.log import HISTORY_BYTES
 
@@ -70,6 +71,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     the node's fork server imports before it forks the workers; none: workers start by ``command``.
     ``fork_server`` is the descriptor of a server that the agent inherits; -1: it starts one.
     ``stamp_output`` and ``history_bytes`` are as in `holdfast.elastic.launch.config.LaunchConfig`.
+    In a job of more than ``most_watchers`` nodes few agents decide, and the others follow.
     """
 
     run: str
@@ -95,6 +97,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_of: str = ""
     preload: tuple[str, ...] = ()
     fork_server: int = -1
+    most_watchers: int = MOST_WATCHERS
 
     def log_of(self, name: str) -> Path | None:
         """Return the file for the output of a process of this node; None: it is inherited."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
@@ -36,7 +36,7 @@ from holdfast.elastic.coordinator.service import JOURNAL
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.events import Detected
 from holdfast.elastic.membership.records import JobOutcome, WorkerState
-from holdfast.elastic.membership.view import node_key, run_prefix
+from holdfast.elastic.membership.view import job_prefix, node_key, run_prefix
 from holdfast.elastic.planning.holdoff import why_held_off
 from holdfast.elastic.processes.node_sidecar import SidecarPlan
 
@@ -95,6 +95,8 @@ class Agent:
         self._sidecar = self._conductor.sidecar
         self._signals = socket.socketpair()
         self._watch: KeyWatch | None = None
+        self._watching = self._coordinator
+        self._whole, self._watches = True, 0
         self._ending: JobOutcome | None = None
         self._ending_s = 0.0
         self._orphaned = False
@@ -121,6 +123,7 @@ class Agent:
                 self._sidecar.check()
                 self._conductor.carry_on()
                 self._conductor.publish()
+                self._watch_keys()
             elif self._crew.end_late(time.monotonic() - self._ending_s, grace_s=self._grace_s):
                 break
             self._list_processes()
@@ -146,13 +149,33 @@ class Agent:
                 key.data(mask)
             if self._orphaned:
                 return False
-        self._watch = KeyWatch(
-            self._connection(),
-            run_prefix(self._config.run),
-            start=lambda entries: self._inbox.post(lambda: self._on_entries(entries)),
-            change=lambda events: self._inbox.post(lambda: self._on_changes(events)),
-        )
+        self._watching = self._connection()
+        self._watch_keys()
         return True
+
+    def _watch_keys(self) -> None:
+        """Watch all records of the run, or only the keys of the whole job, as the node's part is.
+
+        It is called again whenever that changes. Then a late message of the watch before is void.
+        """
+        whole = self._conductor.watches
+        if self._watch is not None:
+            if whole is self._whole:
+                return
+            self._watch.close()
+        self._whole = whole
+        self._watches = number = self._watches + 1
+
+        def post(take: Callable[[], None]) -> None:
+            self._inbox.post(lambda: take() if number == self._watches else None)
+
+        run = self._config.run
+        self._watch = KeyWatch(
+            self._watching,
+            run_prefix(run) if whole else job_prefix(run),
+            start=lambda entries: post(lambda: self._on_entries(entries, whole=whole)),
+            change=lambda events: post(lambda: self._on_changes(events)),
+        )
 
     def _registered(self) -> bool:
         try:
@@ -234,8 +257,8 @@ class Agent:
                 return
             self._over.wait(_REGISTER_AGAIN_S)
 
-    def _on_entries(self, entries: Sequence[Entry]) -> None:
-        self._conductor.look(entries)
+    def _on_entries(self, entries: Sequence[Entry], *, whole: bool) -> None:
+        self._conductor.look(entries, whole=whole)
         self._looked()
 
     def _on_changes(self, events: Sequence[KeyEvent]) -> None:

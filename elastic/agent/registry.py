@@ -10,8 +10,17 @@ from collections.abc import Callable
 
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
-from holdfast.elastic.membership.records import GenerationRecord, JobOutcome, NodeRecord, Seating
+from holdfast.elastic.membership.records import (
+    Bulletin,
+    Decider,
+    GenerationRecord,
+    JobOutcome,
+    NodeRecord,
+    Seating,
+)
 from holdfast.elastic.membership.view import (
+    bulletin_key,
+    decider_key,
     encode,
     generation_key,
     node_key,
@@ -77,6 +86,34 @@ class Registry:
     def finish(self, outcome: JobOutcome) -> bool:
         """Write the job's outcome; False if there is one already, or as for `seat`."""
         return self._set(outcome_key(self._run), outcome, expected=0)
+
+    def tell(self, bulletin: Bulletin, *, expected: int) -> bool:
+        """Publish a bulletin; False as for `seat`."""
+        return self._set(bulletin_key(self._run), bulletin, expected=expected)
+
+    def claim(self, place: int, decider: Decider) -> bool:
+        """Take a free place of a decider, under the node's lease; False as for `seat`."""
+        key, lease = decider_key(self._run, place), self._lease()
+        try:
+            return self._coordinator.compare_and_set(key, encode(decider), expected=0, lease=lease)
+        except (CoordinatorError, LeaseExpiredError):
+            return False
+
+    def resign(self, place: int) -> None:
+        """Give a place of a decider up; if that fails, the lease ends it a little later."""
+        with contextlib.suppress(CoordinatorError):
+            self._coordinator.delete(decider_key(self._run, place))
+
+    def look_at_own(self, node: str) -> None:
+        """Read the node's key, and publish again if it is gone or not as last published."""
+        try:
+            found = self._coordinator.get(node_key(self._run, node))
+        except CoordinatorError:
+            return
+        if found is None:
+            self.forget()
+        else:
+            self.shown(found.revision)
 
     def _set(self, key: str, value: object, *, expected: int) -> bool:
         try:

@@ -204,16 +204,27 @@ class EmbeddedServer:
             self._journal_limit_bytes = max(_JOURNAL_BYTES, 2 * self._journal.size_bytes)
 
     def _answer_watches(self, now_s: float, *, only: bytes | None = None) -> None:
+        """Answer the watches that have events or whose time is over.
+
+        Many wait at the same place: their events are found and converted once for all of them.
+        """
         changed = self._table.revision != self._answered
+        found: dict[tuple[str, int], Json] = {}
         for peer in [only] if only is not None else list(self._watches):
             watch = self._watches[peer]
             over = now_s >= watch.deadline_s
             if not over and not changed and only is None:
                 continue
-            events = self._table.events(watch.prefix, after=watch.after)
-            if events or over:
+            place = watch.prefix, watch.after
+            if place not in found:
+                found[place] = msgspec.to_builtins(
+                    self._table.events(watch.prefix, after=watch.after)
+                )
+            if found[place] or over:
                 del self._watches[peer]
-                watch.request.reply([msgspec.to_builtins(events), self._table.revision])
+                watch.request.reply([found[place], self._table.revision])
+            else:
+                watch.after = self._table.revision
         if only is None:
             self._answered = self._table.revision
 

@@ -25,6 +25,7 @@ from holdfast.elastic.decisions.validity import faults, has_left, is_broken, is_
 from holdfast.elastic.membership.incremental import ahead, by_nodes, once
 from holdfast.elastic.membership.readiness import (
     late_nodes,
+    living_deciders,
     member_incarnations,
     newest_stage,
     outside_trainers,
@@ -467,7 +468,9 @@ def _gather(
             return WaitForFences(
                 until_s=until_s
             ), f"no trainer survived, {_names(pending)} still starting"
-    turn_s = quorum_s + policy.stagger_s * _turn(view, node)
+    if (turn := _turn(view, node)) is None:
+        return WaitForFences(), "the deciders propose"
+    turn_s = quorum_s + policy.stagger_s * turn
     if now_s < turn_s:
         return WaitForFences(until_s=turn_s), "another node proposes first"
     if len(view.nodes) >= MANY_NODES and seen.looks == 1:
@@ -480,8 +483,11 @@ def _gather(
     return Propose(record=record, expected=view.generation_revision), reason
 
 
-def _turn(view: JobView, node: str) -> int:
-    """Return the number of nodes that propose before ``node``."""
+def _turn(view: JobView, node: str) -> int | None:
+    """Return the number of nodes that propose before ``node``, None if it leaves that to others."""
+    if deciders := living_deciders(view):
+        nodes = [decider.node for decider in deciders.values()]
+        return nodes.index(node) if node in nodes else None
     late = sum(name < node for name in late_nodes(view))
     return bisect_left(_names_in_order(view), node) - late
 

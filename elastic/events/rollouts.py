@@ -120,6 +120,9 @@ class LedgerCounted(Event, frozen=True, kw_only=True, tag="ledger"):
     dropped: int
     """Prompts that were given up, and wait for their step to pass."""
 
+    skipped: int = 0
+    """Prompts that were passed over, as all of their rewards are equal."""
+
     awaited: int
     """Prompts that the next step waits for."""
 

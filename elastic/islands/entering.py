@@ -14,7 +14,14 @@ import msgspec
 
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import ConfigError, SeaError
-from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LoadWeights, adoption
+from holdfast.elastic.islands.commands import (
+    AwaitNews,
+    Command,
+    EnterAnew,
+    GoOn,
+    LoadWeights,
+    adoption,
+)
 from holdfast.elastic.islands.courier import beat_s
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
@@ -32,6 +39,34 @@ from holdfast.elastic.sea.settings import Islands
 
 _BEATS: Final = 3
 """An island that lives shows it within so many beats."""
+
+
+def returning(
+    logbook: SeaLogbook,
+    islands: Islands,
+    *,
+    lineage: int,
+    run: str,
+    sign: Callable[[], Sign | None],
+) -> EnterAnew | GoOn:
+    """Return how a run goes on whose state has this lineage; ``sign()`` is its island's last one.
+
+    It enters anew if it did so before, in a step that its state has not: that was lost, or its loss
+    guard went back before it. Raises ``SeaError`` if the logbook is not the one that the state is
+    from.
+    """
+    view, me = logbook.view, islands.name
+    known = view.members.get(me) or view.former.get(me)
+    if known is None or known.lineage < lineage:
+        raise SeaError(
+            f"the state of the island {me} belongs to another sea than that at {islands.meet}: "
+            "give the meeting place that it had, or begin with another checkpoint directory"
+        )
+    if known.lineage == lineage:
+        return GoOn()
+    last = None if islands.is_dealt else sign()
+    is_own = islands.is_dealt or (last is not None and last.run == run)
+    return EnterAnew(keeps=True) if is_own else GoOn()
 
 
 class Entrance:

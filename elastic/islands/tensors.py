@@ -31,7 +31,7 @@ from holdfast.ckpt.state.local_boxes import (
 from holdfast.ckpt.state.names import clean, join
 from holdfast.ckpt.state.tensor_shares import combined, shares_of
 from holdfast.ckpt.types import Json
-from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.errors import ConfigError, NotFiniteError, SeaError
 from holdfast.elastic.sea import payload
 from holdfast.elastic.sea.outer import Floats, stepped
 from holdfast.elastic.sea.portions import portions_of
@@ -201,8 +201,8 @@ class SeaTensors:
     def encode(self, portion: int) -> bytes:
         """Put the payload of a portion's progress into ``payload``, and return it; collective.
 
-        Each rank encodes its share of the blocks. Raises ``SeaError`` on all ranks for progress
-        that is not finite.
+        Each rank encodes its share of the blocks. Raises ``NotFiniteError`` on all ranks for
+        progress that is not finite.
         """
         ranks, at = self._ranks, 0
         found = torch.zeros(self.nbytes(portion), dtype=torch.uint8)
@@ -221,7 +221,7 @@ class SeaTensors:
                 )
             at += self._nbytes(each.count)
         if faults := [str(said) for said in ranks.gather(fault) if said]:
-            raise SeaError(faults[0])
+            raise NotFiniteError(faults[0])
         ranks.sum_(found)
         self.payload_of(portion).copy_(found)
         self._encoded.add(portion)

@@ -48,6 +48,7 @@ def agent_config(
         host=config.host,
         memory_of=node.name if config.apart else "",
         preload=config.preload,
+        most_watchers=config.most_watchers,
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from holdfast.ckpt.types import Json
 from holdfast.elastic.agent.config import AgentTiming
 from holdfast.elastic.agent.notice import NoticeConfig
+from holdfast.elastic.decisions.deciding import MOST_WATCHERS
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events.log import HISTORY_BYTES
 from holdfast.elastic.preload.program import check_names, program_of
@@ -69,6 +70,7 @@ class LaunchConfig:
     run Python (`holdfast.elastic.preload.program.program_of`). With ``stamp_output`` each line of
     captured output begins with its time. ``history_bytes`` is the most that the events of a node
     take on disk, and the output of a process; the oldest half is dropped when it is reached.
+    ``most_watchers`` is as in `AgentConfig`; tests of small jobs make it smaller.
     """
 
     command: tuple[str, ...]
@@ -93,6 +95,7 @@ class LaunchConfig:
     preload: tuple[str, ...] = ()
     stamp_output: bool = False
     history_bytes: int = HISTORY_BYTES
+    most_watchers: int = MOST_WATCHERS
 
     def __post_init__(self) -> None:
         if not self.command:

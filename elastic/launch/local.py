@@ -31,9 +31,10 @@ from holdfast.elastic.launch.hosting import CoordinatorHost
 from holdfast.elastic.launch.kept_arenas import KeptArenas
 from holdfast.elastic.launch.run_folder import KEY, clear_run_dir, lock_run_dir
 from holdfast.elastic.launch.shared_imports import SharedImports
-from holdfast.elastic.membership.records import JobOutcome
+from holdfast.elastic.membership.records import Decider, JobOutcome
 from holdfast.elastic.membership.view import (
     JobView,
+    decider_prefix,
     decode,
     encode,
     node_key,
@@ -173,7 +174,14 @@ class Launcher(CoordinatorHost):
             if found := read_processes(self.run_dir, node.name):
                 pids = [found.agent, found.sidecar, *found.workers.values()]
                 end_processes(pids, mark=self.run)
-            self._coordinator.delete(node_key(self.run, node.name))
+            self._withdraw(node.name)
+
+    def _withdraw(self, node: str) -> None:
+        """Delete what a dead agent left: its node's record, and its place if it was a decider."""
+        self._coordinator.delete(node_key(self.run, node))
+        for entry in self._coordinator.range(decider_prefix(self.run))[0]:
+            if decode(entry.key, entry.value, Decider).node == node:
+                self._coordinator.delete(entry.key)
 
     def _connect(self) -> None:
         """Serve the coordinator, or connect to an existing one."""
@@ -284,7 +292,7 @@ class Launcher(CoordinatorHost):
             end_processes([found.sidecar, *found.workers.values()], mark=self.run)
             ending = found.failure or ending
         with contextlib.suppress(CoordinatorError):  # otherwise its lease ends a second later
-            self._coordinator.delete(node_key(self.run, node.name))
+            self._withdraw(node.name)
         kept = self._memory.has(arena_path(self.run, node.name))
         self._lost[node.name] = ending
         self.emit(NodeExited(victim=node.name, status=ending, memory_kept=kept))

@@ -321,6 +321,10 @@ class Passes:
             self.clear()
         return skips
 
+    def judge_end(self, wrong: str) -> None:
+        """Let the loss guard go back, or end the job, for a state after the step that is wrong."""
+        self._is_left_out(wrong)
+
     def log(self, values: Mapping[str, float | torch.Tensor]) -> None:
         """Record metrics of the present microbatch, or of the step; see `Run.log`."""
         if self.piece is None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.data.loaders import Loader
-from holdfast.elastic.errors import ConfigError
+from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.events import MetricsLogged, StepDone, TrainingResumed
 from holdfast.elastic.loop.leaving import Leaving
 from holdfast.elastic.loop.logbook import Logbook, Position
@@ -176,7 +176,7 @@ class Steps:
         if last or wished:
             self._position.hold()
         island = parts.island
-        due = island is not None and island.end_step(last=last, samples=self._passes.samples)
+        due = self._end_on_island(last=last)
         if island is not None and island.wished > wished:
             wished = island.wished
             self._position.hold()
@@ -192,6 +192,16 @@ class Steps:
             parts.keeper.hand_over()
             if island is not None:
                 island.resume()
+
+    def _end_on_island(self, *, last: bool) -> bool:
+        """Let an island send and adopt; return whether the step needs a snapshot."""
+        if (island := self._parts.island) is None:
+            return False
+        try:
+            return island.end_step(last=last, samples=self._passes.samples)
+        except NotFiniteError as error:
+            self._passes.judge_end(str(error))  # a guard may go back; none can leave the step out
+            raise
 
     def _hand_over_rest(self) -> None:
         parts = self._parts

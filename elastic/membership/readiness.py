@@ -8,6 +8,7 @@ from typing import TypeAlias
 from holdfast.elastic.membership.incremental import ahead, by_node, by_nodes, once, while_same
 from holdfast.elastic.membership.records import (
     TRAINER,
+    Decider,
     GenerationRecord,
     NodeRecord,
     Seating,
@@ -35,6 +36,19 @@ def unmatched_nodes(
         node.node: node
         for node in nodes
         if not node.sidecar or known.get(node.node) != identity(node)
+    }
+
+
+@once
+def living_deciders(view: JobView) -> dict[int, Decider]:
+    """Return the deciders that live, by place; others hold theirs until their lease has ended.
+
+    Only the view of an agent that watches tells.
+    """
+    return {
+        place: decider
+        for place, decider in view.deciders.items()
+        if (node := view.nodes.get(decider.node)) and node.incarnation == decider.incarnation
     }
 
 

@@ -331,6 +331,30 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     setbacks: dict[str, Setback] = {}
 
 
+class Decider(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that decides for all in a large job: its node and the agent's incarnation."""
+
+    node: str
+    incarnation: str
+
+
+class Bulletin(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest word of the deciders to the agents that do not watch the nodes' records.
+
+    ``number`` counts the bulletins. ``over`` is the newest generation that cannot continue, for
+    ``reason``: fence it. ``halt`` is the newest generation whose trainers are to halt at the end of
+    their step, because others join. ``look_around``: some node is stuck, all watch and probe.
+    ``stage`` is the newest stage that any trainer has come to.
+    """
+
+    number: int
+    over: int = 0
+    halt: int = 0
+    reason: str = ""
+    look_around: bool = False
+    stage: int = 0
+
+
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of the job, written once. ``result`` is the result of rank 0."""
 

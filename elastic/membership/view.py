@@ -15,7 +15,10 @@ from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.membership.findings import Findings, answer_ahead
+from holdfast.elastic.membership.packed import pack, unpack
 from holdfast.elastic.membership.records import (
+    Bulletin,
+    Decider,
     GenerationRecord,
     JobOutcome,
     JobSpec,
@@ -25,7 +28,9 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
 )
 
-Record: TypeAlias = NodeRecord | GenerationRecord | tuple[Seating, ...] | JobOutcome
+Record: TypeAlias = (
+    NodeRecord | GenerationRecord | tuple[Seating, ...] | JobOutcome | Bulletin | Decider
+)
 """The record types stored under a run's keys."""
 
 _Kind = TypeVar("_Kind")
@@ -44,24 +49,44 @@ def node_key(run: str, node: str) -> str:
     return f"{run}/nodes/{node}"
 
 
+def job_prefix(run: str) -> str:
+    """Return the prefix of the keys that concern all nodes, without those of single nodes."""
+    return f"{run}/job/"
+
+
 def generation_key(run: str) -> str:
     """Return the key of the newest `GenerationRecord`, changed only by compare-and-set."""
-    return f"{run}/generation"
+    return f"{run}/job/generation"
 
 
 def seating_key(run: str) -> str:
     """Return the key of the tuple of `Seating`, changed only by compare-and-set."""
-    return f"{run}/seating"
+    return f"{run}/job/seating"
 
 
 def outcome_key(run: str) -> str:
     """Return the key of the job's `JobOutcome`, written once (compare-and-set from absent)."""
-    return f"{run}/outcome"
+    return f"{run}/job/outcome"
+
+
+def bulletin_key(run: str) -> str:
+    """Return the key of the newest `Bulletin`, changed only by compare-and-set."""
+    return f"{run}/job/bulletin"
+
+
+def decider_prefix(run: str) -> str:
+    """Return the prefix of the keys of all deciders."""
+    return f"{run}/job/deciders/"
+
+
+def decider_key(run: str, place: int) -> str:
+    """Return the key of a `Decider`, which is held under its agent's lease."""
+    return f"{decider_prefix(run)}{place}"
 
 
 def encode(record: object) -> str:
-    """Return the JSON under which a record is stored."""
-    return msgspec.json.encode(record).decode()
+    """Return the text under which a record is stored: its JSON, compressed if it is long."""
+    return pack(msgspec.json.encode(record).decode())
 
 
 def decode(key: str, value: str, kind: type[_Kind]) -> _Kind:
@@ -70,7 +95,7 @@ def decode(key: str, value: str, kind: type[_Kind]) -> _Kind:
     Raises ``CoordinatorError``, which names the key, for anything else than such a record.
     """
     try:
-        return msgspec.json.decode(value, type=kind)
+        return msgspec.json.decode(unpack(value), type=kind)
     except (ValueError, RecursionError, HoldfastError) as error:  # msgspec's are ValueErrors
         raise CoordinatorError(
             f"{key}: not a readable record: {error}; do all nodes run the same version of Holdfast?"
@@ -100,7 +125,8 @@ class JobView:
     """A job at one store revision: live nodes, newest generation, seating, outcome.
 
     ``wanted`` is the number of seats that the job needs of each role. The revisions are those that
-    the next compare-and-set of each record must expect (0: absent).
+    the next compare-and-set of each record must expect (0: absent). ``deciders`` are the agents
+    that decide for all, by place.
     """
 
     run: str
@@ -111,6 +137,9 @@ class JobView:
     seating: tuple[Seating, ...] = ()
     seating_revision: int = 0
     outcome: JobOutcome | None = None
+    bulletin: Bulletin | None = None
+    bulletin_revision: int = 0
+    deciders: Mapping[int, Decider] = field(default_factory=dict)
     revision: int = 0
     decoded: Mapping[str, tuple[int, Record]] = field(default_factory=dict, repr=False)
     findings: Findings = field(default_factory=Findings, init=False, repr=False, compare=False)
@@ -194,6 +223,7 @@ class JobView:
         of_generation = decoded.get(generation_key(self.run), (0, None))
         of_seating = decoded.get(seating_key(self.run), (0, ()))
         outcome = decoded.get(outcome_key(self.run), (0, None))[1]
+        of_bulletin = decoded.get(bulletin_key(self.run), (0, None))
         view = JobView(
             run=self.run,
             nodes={name: nodes[name] for name in sorted(nodes)} if added else nodes,
@@ -203,6 +233,9 @@ class JobView:
             seating=cast("tuple[Seating, ...]", of_seating[1]),
             seating_revision=of_seating[0],
             outcome=cast("JobOutcome | None", outcome),
+            bulletin=cast("Bulletin | None", of_bulletin[1]),
+            bulletin_revision=of_bulletin[0],
+            deciders=self._deciders(decoded, changed),
             revision=revision,
             decoded=decoded,
         )
@@ -211,6 +244,21 @@ class JobView:
             _shared_entries.cache_clear()  # those of steps long gone; the live ones stay shared
         answer_ahead(view)
         return view
+
+    def _deciders(
+        self, decoded: Mapping[str, tuple[int, Record]], changed: Iterable[str]
+    ) -> Mapping[int, Decider]:
+        prefix = decider_prefix(self.run)
+        places = {key for key in changed if key.startswith(prefix)}
+        if not places:
+            return self.deciders
+        found = dict(self.deciders)
+        for key in places:
+            place = int(key[len(prefix) :])
+            found.pop(place, None)
+            if (record := decoded.get(key)) is not None:
+                found[place] = cast("Decider", record[1])
+        return {place: found[place] for place in sorted(found)}
 
     def without(self, names: Set[str]) -> JobView:
         """Return the view without these nodes; cached answers about the others stay."""
@@ -254,10 +302,13 @@ def _decode(key: str, value: str, *, run: str) -> Record:
         generation_key(run): GenerationRecord,
         seating_key(run): tuple[Seating, ...],
         outcome_key(run): JobOutcome,
+        bulletin_key(run): Bulletin,
     }
     prefix = node_key(run, "")
     is_node = key.startswith(prefix)
     kind = NodeRecord if is_node else kinds.get(key)
+    if key.removeprefix(decider_prefix(run)).isdecimal():
+        kind = Decider
     if kind is None:
         raise CoordinatorError(
             f"{key}: no record of this name is known; do all nodes run the same version of "

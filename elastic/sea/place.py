@@ -10,8 +10,9 @@ import msgspec
 from holdfast.ckpt.types import learn
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.sea.dealing import Supply
+from holdfast.elastic.sea.member import SeaMember
 from holdfast.elastic.sea.records import Digest, Founded, Number, Why
-from holdfast.elastic.sea.view import SeaMember, View
+from holdfast.elastic.sea.view import View
 
 _DIGEST_BYTES: Final = 16
 

@@ -65,31 +65,24 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shape: tuple[Number, ...]
 
 
-class Founded(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="kind",
-    tag="founded",
-    forbid_unknown_fields=True,
+class _Numbered(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True
 ):
-    """The first record. ``digest`` is that of the first weights; ``dealt`` the data it deals."""
+    """A record of a logbook, by its number."""
 
     number: Number
+
+
+class Founded(_Numbered, frozen=True, kw_only=True, tag="founded"):
+    """The first record. ``digest`` is that of the first weights; ``dealt`` the data it deals."""
+
     settings: SeaSettings
     parameters: tuple[Parameter, ...]
     digest: Digest
     dealt: DealtData | None = None
 
 
-class Entered(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="kind",
-    tag="entered",
-    forbid_unknown_fields=True,
-):
+class Entered(_Numbered, frozen=True, kw_only=True, tag="entered"):
     """An island takes part from the next merge on.
 
     ``tide`` is the number of merges that it has adopted. ``lineage`` is the number of the record
@@ -99,7 +92,6 @@ class Entered(
     to have in hand beyond those of a merged work, where the logbook deals them.
     """
 
-    number: Number
     island: Island
     tide: Number
     weight: Weight
@@ -125,15 +117,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trained: Number = 0
 
 
-class Left(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="kind",
-    tag="left",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
+class Left(_Numbered, frozen=True, kw_only=True, tag="left", omit_defaults=True):
     """An island takes part no more.
 
     ``seen`` are the works of ``portion`` that show why, where its weights are not the sea's.
@@ -141,7 +125,6 @@ class Left(
     the end of its run.
     """
 
-    number: Number
     island: Island
     why: Why
     portion: Number = 0
@@ -149,38 +132,22 @@ class Left(
     last: tuple[Part, ...] = ()
 
 
-class Merged(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="kind",
-    tag="merged",
-    forbid_unknown_fields=True,
-):
+class Merged(_Numbered, frozen=True, kw_only=True, tag="merged"):
     """A tide is over: the works of ``parts`` are merged, each by its weight over ``whole``.
 
     ``whole`` is the weight of all members, present or not. If islands meet in pairs, it is a
     meeting: that of the two in ``parts``, or that of an island with itself, whose partner is gone.
     """
 
-    number: Number
     tide: Number
     portion: Number
     parts: tuple[Part, ...]
     whole: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-class Dealt(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    tag_field="kind",
-    tag="dealt",
-    forbid_unknown_fields=True,
-):
+class Dealt(_Numbered, frozen=True, kw_only=True, tag="dealt"):
     """An island gets more samples between two merges that name it: ``upto`` in its lineage."""
 
-    number: Number
     island: Island
     upto: Number
 

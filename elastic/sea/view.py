@@ -7,100 +7,24 @@ logbook knows the same, and a record that its writer should not have written mis
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.sea import dealing
-from holdfast.elastic.sea.dealing import Blocks, Supply
-from holdfast.elastic.sea.pairs import pairs_of
-from holdfast.elastic.sea.payload import WHOLE_LIMIT
+from holdfast.elastic.sea.dealing import Supply
+from holdfast.elastic.sea.following import fault_of
+from holdfast.elastic.sea.known import KnownSea
+from holdfast.elastic.sea.member import SeaMember
 from holdfast.elastic.sea.portions import merges_of
-from holdfast.elastic.sea.records import (
-    Dealt,
-    Entered,
-    Founded,
-    Left,
-    Merged,
-    Part,
-    Record,
-    SeaSettings,
-    Work,
-)
+from holdfast.elastic.sea.records import Dealt, Entered, Founded, Left, Merged, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeaMember:
-    """An island of the sea.
-
-    ``joined`` is the number of its `Entered`; ``weight`` its last known one. ``merged`` has for
-    each portion the merges up to the last one that named the island: works of an older base hold
-    what was merged already. ``bases`` are the newest bases that it stated, ``step_us`` the last
-    microseconds of a step, 0 before.
-
-    If the logbook deals samples, ``dealt`` are those that its lineage got so far, ``blocks`` the
-    last of them, which some portion has not merged; ``trained`` has for each portion those that are
-    merged. It wants to have ``need`` more than it trained.
-
-    If islands meet in pairs, ``tide`` is that of its next meeting, and ``last`` are its works for
-    the last merge, once its run is over.
-    """
-
-    joined: int
-    lineage: int
-    weight: int
-    merged: tuple[int, ...]
-    bases: tuple[int, ...]
-    step_us: int = 0
-    tide: int = 0
-    last: tuple[Part, ...] = ()
-    need: int = 0
-    dealt: int = 0
-    blocks: Blocks = ()
-    trained: tuple[int, ...] = ()
-
-    @property
-    def merged_samples(self) -> int:
-        """The samples of its lineage that every portion has merged."""
-        return min(self.trained, default=0)
-
-    def with_more(self, blocks: Blocks) -> SeaMember:
-        """Return the member after it was dealt more."""
-        dealt = self.dealt + dealing.count(blocks)
-        return dataclasses.replace(
-            self, dealt=dealt, blocks=dealing.joined((*self.blocks, *blocks))
-        )
-
-    def after_merge(self, portion: int, trained: int) -> SeaMember:
-        """Return the member after a merge of the samples that it trained until then."""
-        found = (*self.trained[:portion], trained, *self.trained[portion + 1 :])
-        _, blocks = dealing.cut(self.blocks, min(found) - self.dealt + dealing.count(self.blocks))
-        return dataclasses.replace(self, trained=found, blocks=blocks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """A sea after ``length`` records, of which ``tide`` are merges.
-
-    ``members`` are the islands that take part, in the order in which they joined; ``former`` those
-    that left. ``states`` has for each portion the digests that were agreed upon, by base.
-    ``supply`` are the samples that nobody has, None if islands have their own data.
-
-    If islands meet in pairs, ``tide`` is the first at which nobody has met yet, and ``pairings``
-    has the partners at older ones that some island has before it.
-    """
-
-    founded: Founded | None = None
-    length: int = 0
-    tide: int = 0
-    members: Mapping[str, SeaMember] = field(default_factory=dict)
-    former: Mapping[str, SeaMember] = field(default_factory=dict)
-    states: tuple[Mapping[int, str], ...] = ()
-    supply: Supply | None = None
-    pairings: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+class View(KnownSea):
+    """A sea after so many records; each record makes another view."""
 
     @staticmethod
     def of(records: Iterable[Record]) -> View:
@@ -110,143 +34,12 @@ class View:
             view = view.after(record)
         return view
 
-    @property
-    def settings(self) -> SeaSettings:
-        """The settings of the sea. Raises ``SeaError`` before it is founded."""
-        if self.founded is None:
-            raise SeaError("the logbook is empty: the sea has no settings before it is founded")
-        return self.founded.settings
-
-    @property
-    def portion(self) -> int:
-        """The portion that the next merge is of."""
-        return self.tide % self.settings.portions
-
-    @property
-    def weights(self) -> dict[str, int]:
-        """The last known weights of the members."""
-        return {island: member.weight for island, member in self.members.items()}
-
-    @property
-    def bases(self) -> tuple[int, ...]:
-        """The least base of each portion that a member stated last; () without members."""
-        stated = [member.bases for member in self.members.values()]
-        return tuple(map(min, zip(*stated, strict=True)))
-
-    @property
-    def is_paired(self) -> bool:
-        """True if islands meet in pairs."""
-        return self.settings.topology == "pairs"
-
-    @property
-    def oldest(self) -> int:
-        """The first tide that some member has before it."""
-        return min([self.tide, *(m.tide for m in self.members.values() if self.is_paired)])
-
-    @property
-    def ended(self) -> tuple[str, ...]:
-        """The islands whose works are in the last merge, in the order in which they left."""
-        return tuple(island for island, former in self.former.items() if former.last)
-
-    @property
-    def is_over(self) -> bool:
-        """True once all islands that met in pairs have ended: there is nobody to meet any more."""
-        return bool(self.ended) and not self.members
-
-    def partner(self, island: str) -> str | None:
-        """Return whom a member meets next, None if it is alone: then it waits for nobody."""
-        tide = self.members[island].tide
-        other = self._pairing(tide).get(island)
-        found = None if other is None else self.members.get(other)
-        return other if found is not None and found.tide <= tide else None
-
-    def awaited(self, island: str) -> tuple[str, ...]:
-        """Return the members whose works matter to one of them, that one included."""
-        if not self.is_paired:
-            return tuple(self.members)
-        return (island, *filter(None, [self.partner(island)])) if island in self.members else ()
-
-    def stride(self, island: str) -> int:
-        """Return the steps from a tide of an island to its next.
-
-        A slower island takes fewer where the settings allow it (Li et al., "FedCompass", 2023).
-        """
-        settings = self.settings
-        full, least = settings.every // settings.portions, settings.least_every
-        own = self.members.get(island)
-        if least is None or own is None or not own.step_us:
-            return full
-        fastest = min(each.step_us for each in self.members.values() if each.step_us)
-        nearest = (2 * full * fastest + own.step_us) // (2 * own.step_us)
-        return max(least // settings.portions, nearest)
-
-    def merges(self, portion: int) -> int:
-        """Return the number of merges of a portion."""
-        return merges_of(portion, self.tide, portions=self.settings.portions)
-
-    def is_dead(self, work: Work) -> bool:
-        """Return whether a work can never be merged any more: what it holds will be sent anew."""
-        island = self.members.get(work.island) or self.former.get(work.island)
-        if island is None or island.lineage != work.lineage:
-            return island is not None and work.lineage < island.lineage
-        least = max(island.merged[work.portion], self.merges(work.portion) - self._oldest)
-        return work.base < least
-
-    def fits(self, work: Work) -> bool:
-        """Return whether the next merge may name a work."""
-        island = self.members.get(work.island)
-        if island is None or island.lineage != work.lineage:
-            return False
-        if self.is_paired:
-            return (work.tide, work.portion) == (island.tide, self._portion_of(island.tide))
-        if work.portion != self.portion:
-            return False
-        fault = self._fault_of_base(island, work.portion, work.base)
-        return not (fault or self._fault_of_trained(island, work.portion, work.trained))
-
-    def whole(self, parts: Iterable[Part]) -> int:
-        """Return the weight of all members: by the works that are there, else as last known.
-
-        If islands meet in pairs, it is that of the works.
-        """
-        here = {part.island: part.weight for part in parts}
-        weights = here if self.is_paired else {**self.weights, **here}
-        whole = sum(weights.values())
-        if whole >= WHOLE_LIMIT:
-            raise SeaError(
-                f"the islands weigh {whole} together, needed: below {WHOLE_LIMIT}; a tide's "
-                "samples are too many to count one by one"
-            )
-        return whole
-
-    def is_enough(self, parts: Sequence[Part]) -> bool:
-        """Return whether so many works may be merged: those of all members, or of the quorum."""
-        share = self.settings.share
-        if share is None or len(parts) == len(self.members):
-            return len(parts) == len(self.members) > 0
-        return bool(parts) and sum(part.weight for part in parts) >= share * self.whole(parts)
-
-    def astray(self, portion: int, parts: Iterable[Part]) -> tuple[str, ...]:
-        """Return the islands whose digest differs from the sea's, sorted.
-
-        The sea's digest of a base is the one that was agreed upon before, else that of the largest
-        weight; of two as large, that of the island which joined first.
-        """
-        by_base: defaultdict[int, list[Part]] = defaultdict(list)
-        for part in parts:
-            by_base[part.base].append(part)
-        found = []
-        for base, group in by_base.items():
-            right = self.states[portion].get(base) or self._majority(group)
-            found += [part.island for part in group if part.state != right]
-        return tuple(sorted(found))
-
     def after(self, record: Record) -> View:
         """Return the view after one more record.
 
         Raises ``SeaError``, which names the record and its fault, for one that does not follow.
         """
-        fault = self._fault(record)
+        fault = fault_of(self, record)
         if fault:
             kind = type(record).__name__
             raise SeaError(f"record {record.number} ({kind}) does not follow: {fault}")
@@ -274,20 +67,6 @@ class View:
         return dataclasses.replace(known, length=self.length + 1)
 
     # -- inside ----------------------------------------------------------------------------------
-
-    @property
-    def _oldest(self) -> int:
-        """The age in merges of the oldest works that are merged."""
-        return 0 if self.settings.share is None else self.settings.age_limit
-
-    def _majority(self, group: Sequence[Part]) -> str:
-        weights: defaultdict[str, int] = defaultdict(int)
-        first: dict[str, int] = {}
-        for part in group:
-            weights[part.state] += part.weight
-            joined = self.members[part.island].joined
-            first[part.state] = min(first.get(part.state, joined), joined)
-        return max(weights, key=lambda state: (weights[state], -first[state]))
 
     def _entered(self, record: Entered) -> View:
         portions = self.settings.portions
@@ -381,174 +160,6 @@ class View:
             tide=max(self.tide, at + 1),
             pairings={tide: each for tide, each in pairings.items() if tide >= oldest},
         )
-
-    def _pairing(self, tide: int) -> Mapping[str, str]:
-        """Return the partners at a tide; while nobody has met there, all members take part."""
-        if tide < self.tide:
-            return self.pairings[tide]
-        assert self.founded is not None
-        return pairs_of(self.members, key=self.founded.digest, tide=tide)
-
-    def _portion_of(self, tide: int) -> int:
-        return tide % self.settings.portions
-
-    def _base_of(self, tide: int, portion: int) -> int:
-        return merges_of(portion, tide, portions=self.settings.portions)
-
-    def _fault(self, record: Record) -> str:
-        """Return the reason why a record does not follow, "" if it does."""
-        if record.number != self.length:
-            return f"it says number {record.number} where {self.length} is next"
-        if isinstance(record, Founded) != (self.founded is None):
-            return "a logbook begins with Founded, and has only one"
-        match record:
-            case Founded(settings=settings, dealt=dealt):
-                is_dealt = settings.data == "dealt"
-                return "" if is_dealt == (dealt is not None) else "it does not say what it deals"
-            case Entered():
-                return self._fault_of_entered(record)
-            case Left():
-                return self._fault_of_left(record)
-            case Merged():
-                return (self._fault_of_met if self.is_paired else self._fault_of_merged)(record)
-            case Dealt():
-                return self._fault_of_dealt(record)
-
-    def _fault_of_entered(self, record: Entered) -> str:
-        if record.island in self.members:
-            return f"{record.island} takes part already"
-        if record.tide > self.tide:
-            return f"{record.island} has adopted {record.tide} merges of {self.tide}"
-        if (record.need > 0) != (self.supply is not None):
-            return f"{record.island} needs {record.need} samples of the sea's"
-        if self.is_paired and record.tide < self.tide:
-            return f"{record.island} enters at tide {record.tide}, where {self.tide} is next"
-        if self.is_over:
-            return (
-                f"all islands have ended, so {record.island} has nobody to meet; take the weights "
-                "at the meeting place, or meet elsewhere"
-            )
-        if record.lineage == record.number:
-            return ""
-        if self.supply is not None:
-            return f"{record.island} comes back with work whose samples were given to others"
-        former = self.former.get(record.island)
-        if former is None or former.lineage != record.lineage:
-            return f"{record.island} never left with work of lineage {record.lineage}"
-        return ""
-
-    def _fault_of_left(self, record: Left) -> str:
-        if record.island not in self.members:
-            return f"{record.island} takes no part"
-        if record.last and (fault := self._fault_of_last(record)):
-            return fault
-        if record.why != "astray":
-            return ""
-        if self.is_paired:
-            return "islands that meet in pairs have no common weights to be astray of"
-        if record.portion >= self.settings.portions:
-            return f"there is no portion {record.portion}"
-        if fault := self._fault_of_parts(record.seen, record.portion):
-            return fault
-        if record.island not in self.astray(record.portion, record.seen):
-            return f"the works that it names do not show {record.island} astray"
-        return ""
-
-    def _fault_of_last(self, record: Left) -> str:
-        if not self.is_paired or record.why != "done":
-            return "there is a last merge only at the end of islands that meet in pairs"
-        bases = [(part.island, part.base) for part in record.last]
-        tide = self.members[record.island].tide
-        due = [self._base_of(tide, portion) for portion in range(self.settings.portions)]
-        if bases != [(record.island, base) for base in due]:
-            return f"its last works are not those of all portions of {record.island}"
-        return ""
-
-    def _fault_of_met(self, record: Merged) -> str:
-        islands = [part.island for part in record.parts]
-        if not islands or islands != sorted(set(islands)):
-            return "its islands are not in order, or one is named twice, or none"
-        for island in islands:
-            if island not in self.members:
-                return f"{island} takes no part"
-            if (due := self.members[island].tide) != record.tide:
-                return f"it is of tide {record.tide} where {due} is the next of {island}"
-        if self.tide == 0 and len(self.members) < self.settings.founders:
-            return f"{len(self.members)} islands are there of {self.settings.founders} founders"
-        if record.portion != self._portion_of(record.tide):
-            return f"portion {record.portion} has no tide {record.tide}"
-        due_now = sorted([islands[0], *filter(None, [self.partner(islands[0])])])
-        if islands != due_now:
-            return f"{', '.join(islands)} met where {', '.join(due_now)} are due"
-        base = self._base_of(record.tide, record.portion)
-        if any(part.base != base for part in record.parts):
-            return f"its works are not all based on {base} meetings of the portion"
-        if record.whole != sum(part.weight for part in record.parts):
-            return f"its works do not weigh {record.whole} together"
-        return ""
-
-    def _fault_of_merged(self, record: Merged) -> str:
-        if (record.tide, record.portion) != (self.tide, self.portion):
-            return (
-                f"it merges portion {record.portion} in tide {record.tide} where portion "
-                f"{self.portion} in tide {self.tide} is next"
-            )
-        if self.tide == 0 and len(self.members) < self.settings.founders:
-            return f"{len(self.members)} islands are there of {self.settings.founders} founders"
-        if fault := self._fault_of_parts(record.parts, record.portion):
-            return fault
-        for part in record.parts:
-            member = self.members[part.island]
-            fault = self._fault_of_base(member, record.portion, part.base)
-            if fault := fault or self._fault_of_trained(member, record.portion, part.trained):
-                return f"the work of {part.island} {fault}"
-        if astray := self.astray(record.portion, record.parts):
-            return f"it names works of {', '.join(astray)}, whose weights are not the sea's"
-        if not self.is_enough(record.parts):
-            return f"works of {len(record.parts)} of {len(self.members)} islands are too few"
-        whole = self.whole(record.parts)
-        if record.whole != whole:
-            return f"it says that the sea weighs {record.whole} where it weighs {whole}"
-        return ""
-
-    def _fault_of_dealt(self, record: Dealt) -> str:
-        member = self.members.get(record.island)
-        if self.supply is None or not self.supply.is_open:
-            return "the logbook does not deal samples yet"
-        if member is None:
-            return f"{record.island} takes no part"
-        if record.upto <= member.dealt:
-            return f"{record.island} has {member.dealt} samples, and wants {record.upto}"
-        if self.supply.left == 0:
-            return "all samples are dealt"
-        return ""
-
-    def _fault_of_parts(self, parts: Sequence[Part], portion: int) -> str:
-        islands = [part.island for part in parts]
-        if islands != sorted(set(islands)):
-            return "its islands are not in order, or one is named twice"
-        for part in parts:
-            if part.island not in self.members:
-                return f"{part.island} takes no part"
-            if part.base > self.merges(portion):
-                return f"{part.island} says {part.base} merges of {self.merges(portion)}"
-        return ""
-
-    def _fault_of_base(self, member: SeaMember, portion: int, base: int) -> str:
-        count = self.merges(portion)
-        if base > count:
-            return f"is based on {base} merges of {count}"
-        if base < member.merged[portion]:
-            return f"is based on merge {base}: merge {member.merged[portion]} has it already"
-        if count - base > self._oldest:
-            return f"is {count - base} merges old, allowed are {self._oldest}"
-        return ""
-
-    def _fault_of_trained(self, member: SeaMember, portion: int, trained: int) -> str:
-        least = member.trained[portion] if member.trained else 0
-        if not least <= trained <= member.dealt:
-            return f"has {trained} samples, merged are {least}, dealt {member.dealt}"
-        return ""
 
 
 def _supply_of(founded: Founded) -> Supply | None:

@@ -20,13 +20,15 @@ from engine_contract import (
     tokens_of,
 )
 from ports import free_ports
-from vllm_parts import LIMITS, Servers, engine_of, kill, tell, url_of, weights_of
+from vllm_parts import built_in, servers_in, weights_of
 
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.vllm import VLLMServer
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.elastic.errors import ConfigError
+from holdfast.tools.vllm.llama import LIMITS, tiny_llama
+from holdfast.tools.vllm.servers import VLLMServers, engine_of, kill, tell, url_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,9 +40,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> VLLMServers:
     """Return what starts servers."""
-    return Servers.of(tmp_path_factory.mktemp("vllm"))
+    return servers_in(tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +52,24 @@ def ports() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def two(servers: Servers, ports: list[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def two(servers: VLLMServers, ports: list[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run two servers; a test may replace a killed one."""
     with servers.serving(*ports) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def folder(servers: Servers) -> WeightFolder:
+def folder(servers: VLLMServers) -> WeightFolder:
     """Return the folder from which the servers read."""
     return WeightFolder(servers.root)
 
 
 @pytest.fixture(scope="module")
 def contracted(
-    servers: Servers, two: Any, ports: list[int], folder: WeightFolder
+    servers: VLLMServers, two: Any, ports: list[int], folder: WeightFolder
 ) -> ContractedEngine:
     """Return the first server's engine."""
-    alone = servers.built_in()
+    alone = built_in(servers)
     return ContractedEngine(
         engine=engine_of(ports[0], folder),
         limits=LIMITS,
@@ -96,7 +98,7 @@ def test_only_what_changed_is_read(two: Any, ports: list[int], folder: WeightFol
 
 
 def test_answers_go_on_under_new_weights(
-    servers: Servers, two: Any, ports: list[int], folder: WeightFolder
+    servers: VLLMServers, two: Any, ports: list[int], folder: WeightFolder
 ) -> None:
     server, new = engine_of(ports[0], folder, pinned=False), weights_of(2)
     server.load(weights_of(1), version=1)
@@ -111,15 +113,13 @@ def test_answers_go_on_under_new_weights(
     check_logprobs(servers, found)
 
 
-def check_logprobs(servers: Servers, found: list[Sample]) -> None:
+def check_logprobs(servers: VLLMServers, found: list[Sample]) -> None:
     """Check each log-probability: that of its token's version, given all tokens before."""
-    from vllm_parts import made_llama
-
     for each in found:
         done = each.trajectory()
         for version in set(done.token_versions):
             with torch.no_grad():
-                logits = made_llama(version)(torch.tensor([each.text])).logits[0]
+                logits = tiny_llama(version)(torch.tensor([each.text])).logits[0]
             rows = logits.log_softmax(-1)[len(done.prompt) - 1 : -1]
             for row, token, logprob, of in zip(
                 rows, done.tokens, done.logprobs, done.token_versions, strict=True
@@ -144,15 +144,15 @@ def test_a_pinned_answer_breaks_off_when_the_weights_change(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(servers: Servers) -> list[tuple[int, ...]]:
+def undisturbed(servers: VLLMServers) -> list[tuple[int, ...]]:
     """Return the tokens of all answers, sampled by the included engine."""
     found = answers(TokenSink(LIMITS))
-    EnginePool([servers.built_in()]).finish(found)
+    EnginePool([built_in(servers)]).finish(found)
     return tokens_of(found)
 
 
 def test_another_server_goes_on_where_one_was_killed_and_where_one_hangs(
-    servers: Servers,
+    servers: VLLMServers,
     two: list[subprocess.Popen[bytes]],
     ports: list[int],
     folder: WeightFolder,
@@ -185,9 +185,9 @@ def test_another_server_goes_on_where_one_was_killed_and_where_one_hangs(
 
 
 def test_a_restarted_server_goes_on_from_the_log_with_the_newest_weights(
-    servers: Servers, two: list[subprocess.Popen[bytes]], ports: list[int], folder: WeightFolder
+    servers: VLLMServers, two: list[subprocess.Popen[bytes]], ports: list[int], folder: WeightFolder
 ) -> None:
-    alone = servers.built_in(version=2)
+    alone = built_in(servers, version=2)
     expected = answers(TokenSink(LIMITS), version=2)
     EnginePool([alone]).finish(expected)
 

@@ -9,7 +9,13 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.ckpt.checkpoints.commit import PackOptions, WriterReceipt, commit, write_pack
+from holdfast.ckpt.checkpoints.commit import (
+    MANY_WRITERS,
+    PackOptions,
+    WriterReceipt,
+    commit,
+    write_pack,
+)
 from holdfast.ckpt.geometry.grid import common_grid
 from holdfast.ckpt.geometry.layout import Box, chunk_range
 from holdfast.ckpt.geometry.shard_index import Chunk, ShardIndex, TensorEntry
@@ -48,6 +54,7 @@ class About(TypedDict, total=False):
     with_grids: bool
     compression: Mapping[str, str]
     base: int | None
+    register_from: int
 
 
 def shard(
@@ -111,6 +118,7 @@ def write_checkpoint(
         generation=index.generation,
         receipts=receipts,
         mesh={"dp": world_size},
+        register_from=about.get("register_from", MANY_WRITERS),
     )
     return receipts
 

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.testing.seas.drawing import Voyage, voyage
-from holdfast.elastic.testing.seas.sea import SeaReport, sail
+from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
+
+
+def crews(count: int, *, steps: int = 24, steps_back: int = 0, **settings: Any) -> list[SeaCrew]:
+    """Return islands in step, whose settings differ from these by ``settings``."""
+    shape: dict[str, Any] = {"every": 6, "portions": 2, "overlap": 1, "patience_s": 60} | settings
+    return [
+        SeaCrew(
+            islands=Islands(name=f"i{at}", meet="sea", founders=count, **shape),
+            steps=steps,
+            seconds=1.0,
+            steps_back=steps_back,
+        )
+        for at in range(count)
+    ]
+
+
+def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) -> list[SeaStrike]:
+    """Return one fault of each of some islands."""
+    return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
 
 
 def sailed(drawn: Voyage, seed: int) -> SeaReport:

@@ -1,6 +1,8 @@
 """Write the stored sample of this format version; run once per released version.
 
-Usage: python tests/format/make_sample.py tests/format/v2
+Usage: python tests/format/make_sample.py tests/format/v3
+
+Version 3 is version 2 with a register, as a step of many writers has it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 from doubles.checkpoints import Array, sample_arrays, split_dim, write_checkpoint
 from doubles.pruning import remove
 
+from holdfast.ckpt.checkpoints.commit import MANY_WRITERS
 from holdfast.ckpt.geometry.layout import Box
 
 WRITTEN_AT = Path("/tmp/holdfast-sample")
@@ -65,6 +68,7 @@ def main() -> None:
             aliases=ALIASES,
             base=40 if step == 42 else None,
             compression={"model.squeezed": "zstd:3", "model.shuffled": "blosc-lz4:5"},
+            register_from=2 if sys.argv[1].endswith("v3") else MANY_WRITERS,
         )
     remove(WRITTEN_AT, 40)
     shutil.move(WRITTEN_AT, sys.argv[1])

@@ -6,29 +6,36 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, ledger, memory, sea, sharing, store
+from mutants import control, deciders, engines, ledger, memory, sea, sharing, skipping, store
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
     *control.BUGS,
+    *deciders.BUGS,
     *memory.BUGS,
     *store.BUGS,
     *ledger.BUGS,
+    *skipping.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
+    *engines.BUGS,
 )
 
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "control": control.trial,
+    "deciders": deciders.trial,
     "scenario": control.scenario_trial,
     "memory": memory.trial,
     "store": store.trial,
     "ledger": ledger.trial,
+    "skipping": skipping.trial,
     "sharing": sharing.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,
     "dealt": sea.dealt_trial,
+    "guarded": sea.guarded_trial,
     "pairs": sea.paired_trial,
+    "engines": engines.trial,
 }
 """Name → a small job that runs under a seed and returns what is wrong with it, or ""."""
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from holdfast.elastic.islands.commands import AdoptMerge, AwaitNews
 from holdfast.elastic.sea import records
 from holdfast.elastic.sea.dealing import count, cut
+from holdfast.elastic.sea.member import SeaMember
 from holdfast.elastic.sea.records import Merged, Part, Record
-from holdfast.elastic.sea.view import SeaMember, View
-from holdfast.elastic.testing.seas.drawing import Voyage, dealt, voyage
+from holdfast.elastic.sea.view import View
+from holdfast.elastic.testing.seas.drawing import Voyage, dealt, guarded, voyage
 from holdfast.elastic.testing.seas.oracle import SeaFaultError
 from holdfast.elastic.testing.seas.sea import SeaStrike, sail
 from mutants.bug import Bug
@@ -28,6 +29,11 @@ def trial(seed: int) -> str:
 def dealt_trial(seed: int) -> str:
     """Run the same with samples that the logbook deals: each must be in the sea once."""
     return _sailed(dealt(voyage(seed), seed), seed)
+
+
+def guarded_trial(seed: int) -> str:
+    """Run the same with faults that loss guards undo: none may be in the sea."""
+    return _sailed(guarded(voyage(seed), seed), seed)
 
 
 def _sailed(drawn: Voyage, seed: int) -> str:
@@ -70,7 +76,41 @@ def paired_trial(seed: int) -> str:
 
 # -- the bugs --------------------------------------------------------------------------------------
 
+_VIEW: Final = "holdfast.elastic.sea.view:View"
+_MEMBER: Final = "holdfast.elastic.sea.member:SeaMember"
+_ISLANDS: Final = "holdfast.elastic.islands"
 
+_Broken: TypeAlias = Callable[[Any], Any]
+_bugs: list[Bug] = []
+
+
+def _bug(
+    name: str, about: str, where: str, *, seed: int, trial: str = "sea"
+) -> Callable[[_Broken], _Broken]:
+    """Have a function make the replacement of a bug."""
+
+    def add(broken: _Broken) -> _Broken:
+        _bugs.append(
+            Bug(name=name, about=about, where=where, broken=broken, trial=trial, seed=seed)
+        )
+        return broken
+
+    return add
+
+
+@_bug(
+    "pairs-own-work-kept",
+    "an island keeps its own work after a meeting",
+    f"{_ISLANDS}.arriving:adoption",
+    seed=0,
+    trial="pairs",
+)
+@_bug(
+    "own-work-kept",
+    "an island keeps its own work although the merge names it",
+    f"{_ISLANDS}.commands:adoption",
+    seed=0,
+)
 def _adopts_as_if_not_named(real: Callable[..., Any]) -> Any:
     def adoption(record: Merged, *, own: str = "") -> AdoptMerge:
         found: AdoptMerge = real(record, own="")
@@ -79,6 +119,12 @@ def _adopts_as_if_not_named(real: Callable[..., Any]) -> Any:
     return adoption
 
 
+@_bug(
+    "own-work-dropped",
+    "an island drops its own work although the merge does not name it",
+    f"{_ISLANDS}.commands:adoption",
+    seed=0,
+)
 def _adopts_as_if_named(real: Callable[..., Any]) -> Any:
     def adoption(record: Merged, *, own: str = "") -> AdoptMerge:
         found: AdoptMerge = real(record, own=own)
@@ -87,14 +133,34 @@ def _adopts_as_if_named(real: Callable[..., Any]) -> Any:
     return adoption
 
 
+@_bug(
+    "mean-renormalised",
+    "a mean is taken over the islands that are there instead of over all",
+    f"{_VIEW}.whole",
+    seed=6,
+)
 def _renormalises(_real: Any) -> Any:
     return lambda self, parts: sum(part.weight for part in parts)
 
 
+@_bug(
+    "digest-uncompared",
+    "the digests of the sea's weights are not compared",
+    f"{_VIEW}.astray",
+    seed=0,
+    trial="damage",
+)
 def _compares_no_digest(_real: Any) -> Any:
     return lambda self, portion, parts: ()
 
 
+@_bug(
+    "minority-right",
+    "the digest of the smallest weight counts",
+    f"{_VIEW}._majority",
+    seed=0,
+    trial="damage",
+)
 def _lets_the_minority_decide(_real: Any) -> Any:
     def majority(self: View, group: Iterable[Part]) -> str:
         return min(group, key=lambda part: part.weight).state
@@ -102,6 +168,12 @@ def _lets_the_minority_decide(_real: Any) -> Any:
     return majority
 
 
+@_bug(
+    "merged-again",
+    "a work may be merged again",
+    f"{_VIEW}._merged",
+    seed=12,
+)
 def _forgets_the_merged(real: Callable[..., View]) -> Any:
     def merged(self: View, record: Merged) -> View:
         view = real(self, record)
@@ -111,10 +183,22 @@ def _forgets_the_merged(real: Callable[..., View]) -> Any:
     return merged
 
 
+@_bug(
+    "too-few",
+    "a merge waits for nobody",
+    f"{_VIEW}.is_enough",
+    seed=0,
+)
 def _takes_any_works_for_enough(_real: Any) -> Any:
     return lambda self, parts: bool(parts)
 
 
+@_bug(
+    "record-overwritten",
+    "a record is written where there is one",
+    f"{_ISLANDS}.logbook:SeaLogbook.append",
+    seed=0,
+)
 def _overwrites_a_record(_real: Any) -> Any:
     def append(self: Any, record: Record) -> bool:
         name = f"logbook/{record.number:08d}.json"
@@ -125,6 +209,12 @@ def _overwrites_a_record(_real: Any) -> Any:
     return append
 
 
+@_bug(
+    "silence-remembered",
+    "an island that came back is put out for its silence before",
+    f"{_ISLANDS}.courier:Courier._greet",
+    seed=30,
+)
 def _remembers_old_silence(_real: Any) -> Any:
     def greet(self: Any, now: float) -> None:
         for island in self.logbook.view.members:
@@ -133,6 +223,12 @@ def _remembers_old_silence(_real: Any) -> Any:
     return greet
 
 
+@_bug(
+    "payload-removed",
+    "an island removes payloads that others still need",
+    f"{_ISLANDS}.mailbox:Mailbox.forget_before",
+    seed=6,
+)
 def _removes_payloads_early(real: Callable[..., None]) -> Any:
     def forget(self: Any, island: str, tide: int) -> None:
         real(self, island, max(each[1] for each in self.works_of(island)))
@@ -140,6 +236,12 @@ def _removes_payloads_early(real: Callable[..., None]) -> Any:
     return forget
 
 
+@_bug(
+    "empty-founder",
+    "an island without a state enters with its first weights",
+    f"{_ISLANDS}.entering:Entrance._asked",
+    seed=4,
+)
 def _is_no_stranger(_real: Any) -> Any:
     def asked(self: Any) -> AwaitNews:
         self._adopted = self._logbook.view.tide
@@ -148,10 +250,24 @@ def _is_no_stranger(_real: Any) -> Any:
     return asked
 
 
+@_bug(
+    "samples-kept",
+    "the samples of an island that is put out are not dealt anew",
+    "holdfast.elastic.sea.dealing:Supply.give_back",
+    seed=0,
+    trial="dealt",
+)
 def _keeps_blocks_of_leavers(_real: Any) -> Any:
     return lambda self, blocks: self
 
 
+@_bug(
+    "samples-returned",
+    "merged samples are dealt anew when their island leaves",
+    f"{_MEMBER}.after_merge",
+    seed=0,
+    trial="dealt",
+)
 def _returns_what_is_merged(_real: Any) -> Any:
     def after_merge(self: SeaMember, portion: int, trained: int) -> SeaMember:
         found = (*self.trained[:portion], trained, *self.trained[portion + 1 :])
@@ -160,6 +276,13 @@ def _returns_what_is_merged(_real: Any) -> Any:
     return after_merge
 
 
+@_bug(
+    "samples-of-one-portion",
+    "samples count as trained when one portion has merged them",
+    f"{_MEMBER}.after_merge",
+    seed=0,
+    trial="dealt",
+)
 def _counts_one_portion(_real: Any) -> Any:
     def after_merge(self: SeaMember, portion: int, trained: int) -> SeaMember:
         found = (*self.trained[:portion], trained, *self.trained[portion + 1 :])
@@ -169,183 +292,86 @@ def _counts_one_portion(_real: Any) -> Any:
     return after_merge
 
 
+@_bug(
+    "samples-twice",
+    "an island takes blocks that it has trained for new ones",
+    f"{_ISLANDS}.logbook:SeaLogbook.dealt_since",
+    seed=0,
+    trial="dealt",
+)
 def _hands_out_again(real: Callable[..., Any]) -> Any:
     return lambda self, _count: real(self, 0)
 
 
+@_bug(
+    "fault-sent",
+    "a work is sent before its island's loss guard has judged it",
+    f"{_ISLANDS}.held:HeldWorks.due",
+    seed=7,
+    trial="guarded",
+)
+def _holds_nothing_back(real: Callable[..., Any]) -> Any:
+    return lambda self, _step: real(self, 1 << 30)
+
+
+@_bug(
+    "held-forgotten",
+    "a work that was held back is never sent",
+    f"{_ISLANDS}.held:HeldWorks.due",
+    seed=0,
+    trial="guarded",
+)
+def _forgets_what_is_held(real: Callable[..., Any]) -> Any:
+    def due(self: Any, step: int) -> Any:
+        found = real(self, step)
+        self.clear()
+        return found
+
+    return due
+
+
+@_bug(
+    "pairs-not-met",
+    "every island is alone at every tide",
+    f"{_VIEW}._pairing",
+    seed=0,
+    trial="pairs",
+)
 def _meets_nobody(_real: Any) -> Any:
     return lambda self, tide: {}
 
 
+@_bug(
+    "last-merge-early",
+    "the last merge does not wait for the islands that still train",
+    f"{_VIEW}.is_over",
+    seed=0,
+    trial="pairs",
+)
 def _ends_for_all(_real: Any) -> Any:
     return property(lambda self: bool(self.ended))
 
 
+@_bug(
+    "last-work-met",
+    "a work for the last merge may be named by a meeting",
+    "holdfast.elastic.sea.portions:last_of",
+    seed=11,
+    trial="pairs",
+)
 def _ends_as_it_meets(_real: Any) -> Any:
     return lambda portion, portions: portion
 
 
+@_bug(
+    "others-met",
+    "an island adopts the meetings of others",
+    f"{_ISLANDS}.logbook:SeaLogbook._is_mine",
+    seed=0,
+    trial="pairs",
+)
 def _takes_every_meeting(_real: Any) -> Any:
     return lambda self, view, record: True
 
 
-def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
-    return Bug(name=name, about=about, where=where, broken=broken, trial="sea", seed=seed)
-
-
-_VIEW: Final = "holdfast.elastic.sea.view:View"
-_ISLANDS: Final = "holdfast.elastic.islands"
-
-BUGS: Final = (
-    _bug(
-        "own-work-kept",
-        "an island keeps its own work although the merge names it",
-        f"{_ISLANDS}.commands:adoption",
-        _adopts_as_if_not_named,
-        0,
-    ),
-    _bug(
-        "own-work-dropped",
-        "an island drops its own work although the merge does not name it",
-        f"{_ISLANDS}.commands:adoption",
-        _adopts_as_if_named,
-        0,
-    ),
-    _bug(
-        "mean-renormalised",
-        "a mean is taken over the islands that are there instead of over all",
-        f"{_VIEW}.whole",
-        _renormalises,
-        6,
-    ),
-    _bug(
-        "merged-again",
-        "a work may be merged again",
-        f"{_VIEW}._merged",
-        _forgets_the_merged,
-        12,
-    ),
-    _bug(
-        "too-few",
-        "a merge waits for nobody",
-        f"{_VIEW}.is_enough",
-        _takes_any_works_for_enough,
-        0,
-    ),
-    _bug(
-        "record-overwritten",
-        "a record is written where there is one",
-        f"{_ISLANDS}.logbook:SeaLogbook.append",
-        _overwrites_a_record,
-        0,
-    ),
-    _bug(
-        "silence-remembered",
-        "an island that came back is put out for its silence before",
-        f"{_ISLANDS}.courier:Courier._greet",
-        _remembers_old_silence,
-        30,
-    ),
-    _bug(
-        "payload-removed",
-        "an island removes payloads that others still need",
-        f"{_ISLANDS}.mailbox:Mailbox.forget_before",
-        _removes_payloads_early,
-        6,
-    ),
-    _bug(
-        "empty-founder",
-        "an island without a state enters with its first weights",
-        f"{_ISLANDS}.entering:Entrance._asked",
-        _is_no_stranger,
-        4,
-    ),
-    *(
-        Bug(name=name, about=about, where=where, broken=broken, trial="pairs", seed=seed)
-        for name, about, where, broken, seed in (
-            (
-                "pairs-not-met",
-                "every island is alone at every tide",
-                f"{_VIEW}._pairing",
-                _meets_nobody,
-                0,
-            ),
-            (
-                "pairs-own-work-kept",
-                "an island keeps its own work after a meeting",
-                f"{_ISLANDS}.arriving:adoption",
-                _adopts_as_if_not_named,
-                0,
-            ),
-            (
-                "last-merge-early",
-                "the last merge does not wait for the islands that still train",
-                f"{_VIEW}.is_over",
-                _ends_for_all,
-                0,
-            ),
-            (
-                "last-work-met",
-                "a work for the last merge may be named by a meeting",
-                "holdfast.elastic.sea.portions:last_of",
-                _ends_as_it_meets,
-                11,
-            ),
-            (
-                "others-met",
-                "an island adopts the meetings of others",
-                f"{_ISLANDS}.logbook:SeaLogbook._is_mine",
-                _takes_every_meeting,
-                0,
-            ),
-        )
-    ),
-    Bug(
-        name="digest-uncompared",
-        about="the digests of the sea's weights are not compared",
-        where=f"{_VIEW}.astray",
-        broken=_compares_no_digest,
-        trial="damage",
-        seed=0,
-    ),
-    Bug(
-        name="minority-right",
-        about="the digest of the smallest weight counts",
-        where=f"{_VIEW}._majority",
-        broken=_lets_the_minority_decide,
-        trial="damage",
-        seed=0,
-    ),
-    Bug(
-        name="samples-kept",
-        about="the samples of an island that is put out are not dealt anew",
-        where="holdfast.elastic.sea.dealing:Supply.give_back",
-        broken=_keeps_blocks_of_leavers,
-        trial="dealt",
-        seed=0,
-    ),
-    Bug(
-        name="samples-returned",
-        about="merged samples are dealt anew when their island leaves",
-        where="holdfast.elastic.sea.view:SeaMember.after_merge",
-        broken=_returns_what_is_merged,
-        trial="dealt",
-        seed=0,
-    ),
-    Bug(
-        name="samples-of-one-portion",
-        about="samples count as trained when one portion has merged them",
-        where="holdfast.elastic.sea.view:SeaMember.after_merge",
-        broken=_counts_one_portion,
-        trial="dealt",
-        seed=0,
-    ),
-    Bug(
-        name="samples-twice",
-        about="an island takes blocks that it has trained for new ones",
-        where=f"{_ISLANDS}.logbook:SeaLogbook.dealt_since",
-        broken=_hands_out_again,
-        trial="dealt",
-        seed=0,
-    ),
-)
+BUGS: Final = tuple(_bugs)

@@ -6,14 +6,15 @@ A failure prints the seed; ``pytest tests/sim/test_paired_seas.py --sim-seed 7``
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator
 
 import pytest
-from doubles.voyages import check_voyage
+from doubles.voyages import check_voyage, strike
+from doubles.voyages import crews as crews_in_step
 
-from holdfast.elastic.sea.settings import Islands
-from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
+from holdfast.elastic.testing.seas.sea import Kind, SeaReport, sail
 
 SEEDS = range(12)
 MANY = range(400)
@@ -27,28 +28,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def crews(count: int, *, steps: int = 24) -> list[SeaCrew]:
-    return [
-        SeaCrew(
-            islands=Islands(
-                name=f"i{at}",
-                meet="sea",
-                every=6,
-                portions=2,
-                overlap=1,
-                patience_s=60,
-                founders=count,
-                topology="pairs",
-            ),
-            steps=steps,
-            seconds=1.0,
-        )
-        for at in range(count)
-    ]
-
-
-def strike(kind: Kind, *islands: int, at_s: float, seconds: float = 25.0) -> list[SeaStrike]:
-    return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
+crews = functools.partial(crews_in_step, topology="pairs")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +62,7 @@ def test_all_islands_end_with_the_last_merge(count: int) -> None:
 
 @pytest.mark.parametrize("kind", ["kill", "wipe", "notice", "freeze", "cut", "slow", "flaky"])
 def test_a_fault_shorter_than_patience_changes_no_bit(kind: Kind, calm: SeaReport) -> None:
-    found = sail(crews(4), strike(kind, 1, at_s=16), seed=1)
+    found = sail(crews(4), strike(kind, 1, at_s=16, seconds=25), seed=1)
     assert (found.final, found.left) == (calm.final, calm.left)
 
 

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from doubles.voyages import check_voyage, sailed
+from doubles.voyages import check_voyage, crews, sailed, strike
 
 from holdfast.elastic.sea.settings import Islands, Quorum
-from holdfast.elastic.testing.seas.drawing import dealt, voyage
+from holdfast.elastic.testing.seas.drawing import dealt, guarded, voyage
 from holdfast.elastic.testing.seas.fleet import Fleet
-from holdfast.elastic.testing.seas.sea import Kind, SeaCrew, SeaReport, SeaStrike, sail
+from holdfast.elastic.testing.seas.sea import Kind, SeaReport, sail
 
 SEEDS = range(24)
 MANY = range(400)
@@ -28,30 +28,6 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
-
-
-def crews(count: int, *, steps: int = 24, wait: object = "all") -> list[SeaCrew]:
-    return [
-        SeaCrew(
-            islands=Islands(
-                name=f"i{at}",
-                meet="sea",
-                every=6,
-                portions=2,
-                overlap=1,
-                patience_s=60,
-                founders=count,
-                wait=wait,  # type: ignore[arg-type]
-            ),
-            steps=steps,
-            seconds=1.0,
-        )
-        for at in range(count)
-    ]
-
-
-def strike(kind: Kind, *islands: int, at_s: float = 8.0, seconds: float = 10.0) -> list[SeaStrike]:
-    return [SeaStrike(kind=kind, island=f"i{at}", at_s=at_s, seconds=seconds) for at in islands]
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +205,34 @@ def test_every_sample_that_a_drawn_sea_deals_is_in_it_once(
 @pytest.mark.parametrize("seed", MANY)
 def test_every_sample_that_many_drawn_seas_deal_is_in_them_once(seed: int) -> None:
     check_dealt(1000 + seed)
+
+
+def check_guarded(seed: int, *, pairs: bool = False) -> None:
+    """Run the voyage of a seed with faults that loss guards undo; the sea gets none of them."""
+    drawn = guarded(voyage(seed, pairs=pairs), seed)
+    found = sailed(drawn, seed)
+    if drawn.is_alike and found.left.keys() == {"done"}:
+        assert found.final == sail(drawn.crews, (), seed=seed).final, f"seed {seed}"
+
+
+@pytest.mark.parametrize("at_s", [3.0, 6.5, 11.0, 15.5, 19.0])
+def test_a_fault_that_a_loss_guard_undoes_changes_no_bit(at_s: float, calm: SeaReport) -> None:
+    for number in range(3):
+        some = crews(3, steps_back=1)
+        found = sail(some, strike("spoil", 0, 2, at_s=at_s), seed=number)
+        assert (found.final, found.left) == (calm.final, calm.left)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_islands_of_a_drawn_sea_go_back_and_own_work_is_merged_once(
+    seed: int, request: pytest.FixtureRequest
+) -> None:
+    replayed = request.config.getoption("--sim-seed", None)
+    check_guarded(seed if replayed is None else replayed, pairs=seed % 4 == 3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pairs", [False, True], ids=["all", "pairs"])
+@pytest.mark.parametrize("seed", MANY)
+def test_islands_of_many_drawn_seas_go_back(seed: int, pairs: bool) -> None:
+    check_guarded(1000 + seed, pairs=pairs)

@@ -20,7 +20,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.progress import measured
 from holdfast.tools.bench.results import STDOUT, BenchResults
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Figure
-from holdfast.tools.bench.sections import NEED_STORE, SECTIONS, Result
+from holdfast.tools.bench.sections import NEED_STORE, OF_ENGINES, SECTIONS, Result
 from holdfast.tools.bench.tables import show
 from holdfast.tools.environment import cores, cpu_s
 from holdfast.tools.subcommand import Subparsers, positive, positive_number
@@ -95,6 +95,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "0,100,20,5,1; with --quick: 0,20)",
     )
     parser.add_argument(
+        "--engine",
+        choices=tuple(OF_ENGINES),
+        help="measure the section rl with servers of this engine, which must be on the PATH",
+    )
+    parser.add_argument(
         "--json",
         metavar="FILE",
         help="also write the figures and every sample as JSON, anew after each section (- means "
@@ -105,12 +110,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the requested sections and print the table."""
-    if unknown := [name for name in args.sections if name not in SECTIONS]:
-        raise ConfigError(
-            f"no section {unknown[0]!r} to measure; choose from {', '.join(SECTIONS)}"
-        )
-    default = [name for name in SECTIONS if name not in NEED_STORE or args.store]
-    chosen = [name for name in SECTIONS if name in (args.sections or default)]
+    chosen = _chosen(args)
     megabytes = args.megabytes or (_QUICK_MEGABYTES if args.quick else _MEGABYTES)
     size_bytes = megabytes << 20
     place = Path(args.dir or tempfile.gettempdir())
@@ -148,6 +148,24 @@ def run(args: argparse.Namespace) -> int:
         highlight=False,
     )
     return 0
+
+
+def _chosen(args: argparse.Namespace) -> list[str]:
+    """Return the sections to measure, in their order."""
+    if unknown := [name for name in args.sections if name not in SECTIONS]:
+        raise ConfigError(
+            f"no section {unknown[0]!r} to measure; choose from {', '.join(SECTIONS)}"
+        )
+    if args.engine is not None:
+        if args.sections != ["rl"]:
+            raise ConfigError(
+                f"--engine {args.engine} is for one section: holdfast bench rl --engine "
+                f"{args.engine}"
+            )
+        return [OF_ENGINES[args.engine]]
+    left_out = {*OF_ENGINES.values(), *(() if args.store else NEED_STORE)}
+    wanted = args.sections or [name for name in SECTIONS if name not in left_out]
+    return [name for name in SECTIONS if name in wanted]
 
 
 def _processes(text: str) -> tuple[int, ...]:

@@ -5,7 +5,9 @@ time is virtual. A fault is the loss of a node, the death of a worker, or the re
 After it every node publishes that it has fenced, one node proposes, and all enter. All agents
 decide from equal views, so one agent is timed: each time it looks, it updates its view and decides.
 A watch delivers all changes since the last look in one message, so the messages of a change are the
-writes of all nodes plus the looks of each node. The bytes written are counted as well.
+writes of all nodes plus the looks of each node. The bytes written are counted as well, and what
+the watches deliver: a change of a key reaches every agent that watches it, as one event. Beside it
+stands what they would deliver if every agent watched every node.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections import Counter, defaultdict
+import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -27,8 +31,9 @@ from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.coordinator.base import EventKind
 from holdfast.elastic.coordinator.memory import KeyValueTable
-from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.decisions import agree, deciding, seating
 from holdfast.elastic.membership.records import (
+    Decider,
     GenerationRecord,
     JobSpec,
     NodeRecord,
@@ -38,8 +43,12 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import (
     JobView,
+    bulletin_key,
+    decider_key,
+    decode,
     encode,
     generation_key,
+    job_prefix,
     node_key,
     run_prefix,
     seating_key,
@@ -61,11 +70,13 @@ _COLUMNS: Final = {
     "proposal": "propose",
     "slowest decision": "slowest",
     "view": "view",
-    "generations": "generations",
     "writes": "writes/change",
-    "messages": "messages/change",
-    "messages per node": "per node",
-    "written": "MiB written/change",
+    "messages per node": "messages/node",
+    "written": "MiB written",
+    "events per node": "events/node",
+    "events per node, all watching": "all watching",
+    "delivered per node": "KiB/node",
+    "generation's record": "record KiB",
 }
 
 
@@ -80,6 +91,14 @@ def control(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[F
     return found
 
 
+@dataclass(slots=True)
+class _Changes:
+    """Changes of keys, and the bytes of keys and values in them."""
+
+    events: int = 0
+    size_bytes: int = 0
+
+
 class _Costs:
     """Costs of changes; times are seconds of one agent's processor time."""
 
@@ -89,7 +108,16 @@ class _Costs:
         self.proposals_s: list[float] = []
         self.views_s: list[float] = []
         self.generations = self.writes = self.looks = self.written_bytes = 0
-        self.faults = 0
+        self.faults = self.record_bytes = 0
+        self.by_key = {True: _Changes(), False: _Changes()}
+
+    def changed(self, key: str, text: str, *, writes: int = 1) -> None:
+        """Count a change of a key; one that a lease's end makes is nobody's write."""
+        self.writes += writes
+        self.written_bytes += len(text)
+        changes = self.by_key[key.startswith(job_prefix(_RUN))]
+        changes.events += 1
+        changes.size_bytes += len(key) + len(text)
 
     def figures(self) -> Iterator[Figure]:
         """Yield the figures of this number of nodes."""
@@ -103,6 +131,19 @@ class _Costs:
         yield self._figure("messages", [messages], unit="messages")
         yield self._figure("messages per node", [messages / self.nodes], unit="messages")
         yield self._figure("written", [self.written_bytes / self.faults / (1 << 20)], unit="MiB")
+        crowd = self.nodes > deciding.MOST_WATCHERS
+        yield from self._delivered("", watchers=deciding.PLACES if crowd else self.nodes)
+        yield from self._delivered(", all watching", watchers=self.nodes)
+        yield self._figure("generation's record", [self.record_bytes / 1024], unit="KiB")
+
+    def _delivered(self, how: str, *, watchers: int) -> Iterator[Figure]:
+        """Yield what the watches deliver for a change, per node."""
+        job, node = self.by_key[True], self.by_key[False]
+        share = watchers / self.nodes
+        events = (job.events + node.events * share) / self.faults
+        size_bytes = (job.size_bytes + node.size_bytes * share) / self.faults
+        yield self._figure(f"events per node{how}", [events], unit="events")
+        yield self._figure(f"delivered per node{how}", [size_bytes / 1024], unit="KiB")
 
     def _figure(
         self, name: str, samples: Sequence[float], *, unit: str = "s", against: float = 0.0
@@ -130,9 +171,10 @@ class _Plane:
         self._wanted = {"trainer": nodes}
         self._records: dict[str, NodeRecord] = {}
         self._lost: list[str] = []
-        self._starts: Counter[str] = Counter()
         self._view = JobView(run=_RUN, nodes={}, wanted=self._wanted)
         self._seen, self._standing_generation = agree.FirstSeen(), 0
+        self._deciders: dict[int, str] = {}
+        self._fencing = 0
         self._now_s, self._step = 0.0, 0
         self._costs = _Costs(nodes)
 
@@ -140,6 +182,7 @@ class _Plane:
         """Form the first generation, then inject the faults, one every virtual second."""
         for name in self._names:
             self._start(name)
+        self._elect()
         self._settle()
         self._costs = _Costs(len(self._names))
         began = self._view.number
@@ -149,6 +192,7 @@ class _Plane:
             for number in range(faults):
                 self._now_s, self._step = self._now_s + 1.0, self._step + 1
                 self._strike(number)
+                self._elect()
                 self._settle()
         finally:
             gc.unfreeze()
@@ -162,24 +206,35 @@ class _Plane:
         if number % 3 == 2 and self._lost:
             self._start(self._lost.pop())
         elif number % 3 == 1:
-            self._publish(name, lambda record: _moved(record, WorkerState.DEAD))
+            self._publish(name, lambda record: moved(record, WorkerState.DEAD))
         else:
             del self._records[name]
             self._lost.append(name)
-            self._table.delete(node_key(_RUN, name))
+            self._delete(node_key(_RUN, name))
+            for place in [place for place, at in self._deciders.items() if at == name]:
+                del self._deciders[place]
+                self._delete(decider_key(_RUN, place))
 
     def _start(self, name: str) -> None:
-        self._starts[name] += 1
         number = int(name[1:])
         record = NodeRecord(
             node=name,
-            incarnation=f"{name}#{self._starts[name]}",
+            incarnation=uuid.uuid4().hex,
             domain=f"rack{number // _RACK}",
             sidecar=f"tcp://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7000",
             slots={"trainer": 1},
         )
         self._records[name] = record
         self._publish(name, lambda _: record, always=True)
+
+    def _elect(self) -> None:
+        """Give every free place of a decider to a node, as in a job of this size."""
+        for place in range(deciding.PLACES if len(self._names) > deciding.MOST_WATCHERS else 0):
+            if place not in self._deciders:
+                name = min(self._records.keys() - self._deciders.values())
+                self._deciders[place] = name
+                decider = Decider(node=name, incarnation=self._records[name].incarnation)
+                self._write(decider_key(_RUN, place), decider, expected=0)
 
     # -- the coordinator -----------------------------------------------------------------------
 
@@ -207,8 +262,13 @@ class _Plane:
             self._table.put(key, text)
         elif not self._table.compare_and_set(key, text, expected=expected):
             return
-        self._costs.writes += 1
-        self._costs.written_bytes += len(text)
+        self._costs.changed(key, text)
+        if key == generation_key(_RUN):
+            self._costs.record_bytes = len(text)
+
+    def _delete(self, key: str) -> None:
+        self._table.delete(key)
+        self._costs.changed(key, "", writes=0)
 
     # -- an agent's work -----------------------------------------------------------------------
 
@@ -219,13 +279,16 @@ class _Plane:
             match decision:
                 case agree.Halt(generation=generation):
                     self._standing_generation = generation
+                    self._tell()
                 case agree.FenceWorkers(generation=generation):
-                    keeper = _Keeper(self._view.generation, self._step)
+                    self._fencing = generation
+                    self._tell()
+                    keeper = Keeper(self._view.generation, self._step)
                     self._publish_all(lambda r: keeper.fenced(r, generation))  # noqa: B023
                 case agree.Propose(record=record, expected=expected):
                     self._write(generation_key(_RUN), record, expected=expected)
                     members = {member.incarnation for member in record.members}
-                    self._publish_all(lambda r: _entered(r, members))  # noqa: B023
+                    self._publish_all(lambda r: entered(r, members))  # noqa: B023
                 case agree.Finish(outcome=outcome):
                     raise HoldfastError(f"the simulated job ended: {outcome.message}")
                 case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
@@ -234,6 +297,19 @@ class _Plane:
                             return
                         self._now_s = max(self._now_s, until_s)
         raise HoldfastError("the simulated control plane does not settle; report this")
+
+    def _tell(self) -> None:
+        """Publish a decider's bulletin, if the job has deciders."""
+        if self._deciders:
+            bulletin = deciding.tell(
+                self._view,
+                fencing=self._fencing,
+                halting=self._standing_generation,
+                reason=f"a fault of generation {self._view.number}",
+            )
+            if bulletin is not None:
+                revision = self._view.bulletin_revision
+                self._write(bulletin_key(_RUN), bulletin, expected=revision)
 
     def _look(self) -> agree.Decision:
         """Read the changes, decode them and decide, as an agent does."""
@@ -251,7 +327,7 @@ class _Plane:
         viewed_s = time.process_time()
         seats, _ = seating.seat(self._view, progress=self._step)
         self._seen = agree.observe(self._view, self._seen, now_s=self._now_s)
-        node = min(self._view.nodes)
+        node = self._deciders.get(0) or min(self._view.nodes)
         decision, _ = agree.decide(
             self._view,
             self._seen,
@@ -271,7 +347,7 @@ class _Plane:
     def _follow(self) -> bool:
         """Start the seated workers that are not running yet; return whether there were any."""
         found = self._table.get(seating_key(_RUN))
-        orders = msgspec.json.decode(found.value, type=tuple[Seating, ...]) if found else ()
+        orders = decode(found.key, found.value, tuple[Seating, ...]) if found else ()
         attempts = {w.seat: w.attempt for r in self._records.values() for w in r.workers}
         due = [
             order
@@ -279,15 +355,16 @@ class _Plane:
             if order.node in self._records and attempts.get(order.seat, 0) < order.attempt
         ]
         for order in due:
-            worker = _worker(order, self._records[order.node])
+            worker = worker_of(order)
             self._publish(order.node, lambda r: msgspec.structs.replace(r, workers=(worker,)))  # noqa: B023
         return bool(due) or bool(found and found.revision > self._view.revision)
 
 
-def _worker(order: Seating, node: NodeRecord) -> WorkerRecord:
+def worker_of(order: Seating) -> WorkerRecord:
+    """Return the record of the worker that an order starts, once it is READY."""
     return WorkerRecord(
         seat=order.seat,
-        incarnation=f"{node.incarnation}/{order.seat}@{order.attempt}",
+        incarnation=uuid.uuid4().hex,
         pid=1,
         state=WorkerState.READY,
         attempt=order.attempt,
@@ -296,7 +373,7 @@ def _worker(order: Seating, node: NodeRecord) -> WorkerRecord:
     )
 
 
-def _moved(record: NodeRecord, state: WorkerState, *, after: int | None = None) -> NodeRecord:
+def moved(record: NodeRecord, state: WorkerState, *, after: int | None = None) -> NodeRecord:
     """Return the record with its workers in another state."""
     moved = [
         msgspec.structs.replace(
@@ -307,12 +384,12 @@ def _moved(record: NodeRecord, state: WorkerState, *, after: int | None = None) 
     return msgspec.structs.replace(record, workers=tuple(moved))
 
 
-def _entered(record: NodeRecord, members: set[str]) -> NodeRecord:
+def entered(record: NodeRecord, members: set[str]) -> NodeRecord:
     inside = all(worker.incarnation in members for worker in record.workers)
-    return _moved(record, WorkerState.ACTIVE) if inside else record
+    return moved(record, WorkerState.ACTIVE) if inside else record
 
 
-class _Keeper:
+class Keeper:
     """The blocks and parity rows of the newest step that the sidecars of a generation hold."""
 
     def __init__(self, record: GenerationRecord | None, step: int) -> None:
@@ -330,7 +407,7 @@ class _Keeper:
     def fenced(self, record: NodeRecord, generation: int) -> NodeRecord:
         """Return the record of a node that has left ``generation``."""
         working = [w for w in record.workers if w.state is WorkerState.ACTIVE]
-        left = _moved(record, WorkerState.READY, after=generation) if working else record
+        left = moved(record, WorkerState.READY, after=generation) if working else record
         return msgspec.structs.replace(
             left, fenced=generation, inventory=self._inventory(record.node)
         )

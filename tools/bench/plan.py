@@ -1,69 +1,130 @@
-"""Section plan: planning from one mesh to another at 64 to 16,384 ranks.
+"""Section plan: a step of up to 16,384 writers is committed, opened and planned for one rank.
 
-One rank's part and the whole plan are timed, on two models of 1,000 tensors: a transformer with
-equal layers, whose tables share most columns; and the same with a different width in every layer,
-where little can be shared and uneven cuts are the rule. Both are laid out as FSDP2 over tensor
-parallelism, and go to a mesh with half the tensor parallelism. The peer is the planner of torch's
-DCP, for one rank and only at feasible sizes: each rank examines every saved chunk.
+A transformer of 1,000 tensors, as saved by pipeline stages of FSDP × TP: each stage has a part of
+the layers, and each of its ranks a piece of every tensor there. The packs are empty files of the
+right size; indexes, receipts and the commit are those of a real step. One rank of a job with half
+the tensor parallelism opens the step and plans its copies. At the smallest size the same step is
+also committed without a register, and opened by reading the index of every writer.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 import statistics
-import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 import numpy as np
-import torch
 from rich.console import Console
-from rich.table import Table
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from holdfast.ckpt.checkpoints.catalog import step_folder
+from holdfast.ckpt.checkpoints.commit import WriterReceipt, commit
+from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError
-from holdfast.ckpt.geometry.layout import Box, Split, TensorSpec
-from holdfast.ckpt.geometry.meshplan import MeshPlan, Moves, forget
-from holdfast.ckpt.geometry.partition import MeshLayout, Partition, Placed
-from holdfast.tools.bench.samples import BenchSetup, Figure
+from holdfast.ckpt.format.manifest import (
+    ALIGN,
+    CRC_BYTES,
+    FORMAT,
+    MANIFEST,
+    FileRecord,
+    PackedChunk,
+    PackedTensor,
+    PackIndex,
+    WriterRecord,
+    seal,
+)
+from holdfast.ckpt.geometry.grid import common_grid
+from holdfast.ckpt.geometry.layout import (
+    Box,
+    Split,
+    TensorSpec,
+    is_nested,
+    regions_of,
+    shard_runs,
+)
+from holdfast.ckpt.geometry.reshard import Wanted
+from holdfast.ckpt.geometry.reshard import plan as plan_copies
+from holdfast.ckpt.native.crc import BLOCK_BYTES
+from holdfast.ckpt.native.isal import crc32c
+from holdfast.ckpt.state.saved import SavedState
+from holdfast.tools.bench.samples import BenchSetup, Figure, by_line, stopwatch
 
-WORLDS: Final = (64, 256, 1024, 4096, 16384)
-QUICK_WORLDS: Final = (64, 256, 1024)
-PEER_WORLDS: Final = (64, 256)
-"""Beyond these the peer needs minutes, and gigabytes of chunk descriptions."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedJob:
+    """A job of pipeline ``stages``, each a mesh of ``dp`` × ``tp`` ranks."""
+
+    stages: int
+    dp: int
+    tp: int
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.stages * self.dp * self.tp
+
+
+JOBS: Final = (
+    StagedJob(stages=4, dp=32, tp=8),
+    StagedJob(stages=8, dp=64, tp=8),
+    StagedJob(stages=16, dp=128, tp=8),
+)
+QUICK_JOBS: Final = (StagedJob(stages=4, dp=8, tp=8),)
 TENSORS: Final = 1000
 MIB: Final = 1 << 20
-_MODELS: Final = {"alike": 0, "all different": 8}
-"""Name -> difference in width from one layer to the next."""
-
-Wanted: TypeAlias = dict[str, list[ChunkStorageMetadata]]
-
-_SAVED_TP, _WANTED_TP = 8, 4
+_STEP: Final = 1
+_RUN: Final = "bench"
+_EVERY: Final = 1 << 30
 _WIDTH, _HIDDEN, _KEYS, _WORDS = 8192, 28672, 2048, 131072
+_COLUMNS: Final = {
+    "commit": "commit",
+    "memory of the commit": "its memory",
+    "open and plan one rank": "one rank",
+    "bytes read": "reads",
+    "of its tensors' entries": "of its tensors' entries",
+    "register": "register",
+    "chunks": "chunks",
+}
 
 
-def plan(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[Figure]:
-    """Measure every world size; only the shapes matter, not the size of the state."""
-    worlds = worlds or (QUICK_WORLDS if setup.quick else WORLDS)
+def plan(setup: BenchSetup, *, jobs: Sequence[StagedJob] | None = None) -> list[Figure]:
+    """Measure every size of a job; only the shapes matter, not the size of the state."""
     found: list[Figure] = []
-    for model, step in _MODELS.items():
-        for world in worlds:
-            name = f"{world} ranks, {model}"
-            saved = transformer((world // _SAVED_TP, _SAVED_TP), step=step)
-            wanted = transformer((world // _WANTED_TP, _WANTED_TP), step=step)
-            found += _measured(name, saved, wanted, setup)
+    for number, job in enumerate(jobs or (QUICK_JOBS if setup.quick else JOBS)):
+        setup.say(f"{job.world_size} writers")
+        step = SyntheticStep(setup.directory / "writers", job)
+        found += _measured(step, setup, with_peer=number == 0)
+        shutil.rmtree(step.root)
     return found
 
 
-def transformer(mesh: tuple[int, int], *, step: int) -> MeshLayout:
-    """Return 1,000 parameters on a mesh of FSDP by tensor parallel; layers grow by ``step``."""
-    columns = (Split(dim=0, after=mesh[1]), Split(dim=0))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTensor:
+    """A tensor, and the axes that cut it."""
+
+    spec: TensorSpec
+    axes: tuple[Split | None, ...]
+
+    def boxes(self, mesh: tuple[int, int], rank: int) -> tuple[Box, ...]:
+        """Return the boxes that a rank of the mesh holds."""
+        runs = shard_runs(
+            self.spec.shape,
+            mesh=mesh,
+            coordinate=divmod(rank, mesh[1]),
+            axes=self.axes,
+            nested=is_nested(mesh=mesh, axes=self.axes),
+        )
+        return tuple(region.box for region in regions_of(runs) if region.box.size)
+
+
+def transformer(tp: int) -> dict[str, PlacedTensor]:
+    """Return 1,000 parameters of equal layers, cut by FSDP and by ``tp`` tensor parallel ranks."""
+    columns = (Split(dim=0, after=tp), Split(dim=0))
     rows, norms = (Split(dim=0), Split(dim=1)), (Split(dim=0), None)
     shapes: dict[str, tuple[tuple[int, ...], tuple[Split | None, ...]]] = {
         "embed": ((_WORDS, _WIDTH), rows),
@@ -73,152 +134,219 @@ def transformer(mesh: tuple[int, int], *, step: int) -> MeshLayout:
     }
     layer = 0
     while len(shapes) < TENSORS:
-        wide, hidden, keys = (n + step * layer for n in (_WIDTH, _HIDDEN, _KEYS))
         kinds = {
-            "query": ((wide, wide), columns),
-            "key_value": ((keys, wide), columns),
-            "out": ((wide, wide), rows),
-            "gate": ((hidden, wide), columns),
-            "up": ((hidden, wide + step), columns),
-            "down": ((wide, hidden), rows),
-            "norm_in": ((wide,), norms),
-            "norm_out": ((wide + step,), norms),
+            "query": ((_WIDTH, _WIDTH), columns),
+            "key_value": ((_KEYS, _WIDTH), columns),
+            "out": ((_WIDTH, _WIDTH), rows),
+            "gate": ((_HIDDEN, _WIDTH), columns),
+            "up": ((_HIDDEN, _WIDTH), columns),
+            "down": ((_WIDTH, _HIDDEN), rows),
+            "norm_in": ((_WIDTH,), norms),
+            "norm_out": ((_WIDTH,), norms),
         }
         for kind, placed in list(kinds.items())[: TENSORS - len(shapes)]:
             shapes[f"layers.{layer}.{kind}"] = placed
         layer += 1
-    return MeshLayout(
-        mesh=mesh,
-        tensors={
-            fqn: Placed(
-                spec=TensorSpec(fqn=fqn, dtype="bfloat16", shape=shape),
-                axes=axes,
-                nested=any(s is not None and s.after > 1 for s in axes),
-            )
-            for fqn, (shape, axes) in shapes.items()
-        },
-    )
+    return {
+        fqn: PlacedTensor(spec=TensorSpec(fqn=fqn, dtype="bfloat16", shape=shape), axes=axes)
+        for fqn, (shape, axes) in shapes.items()
+    }
 
 
-def _measured(
-    name: str, saved: MeshLayout, wanted: MeshLayout, setup: BenchSetup
-) -> Iterator[Figure]:
-    """Time one rank's part, of another rank each time, and the whole plan, with empty caches."""
-    own: list[float] = []
-    full: list[float] = []
-    written: list[float] = []
-    peer: list[float] = []
-    dcp = _Peer(saved, wanted) if saved.world_size in PEER_WORLDS else None
-    overlaps = 0
-    for number in range(setup.repeat + 1):
-        rank = number * 7919 % wanted.world_size
-        seconds, (ours, _) = _timed(_own, saved, wanted, rank)
-        own.append(seconds)
-        if dcp is not None:
-            seconds, theirs = _timed(dcp.plan, dcp.wanted(rank))
-            peer.append(seconds)
-            if theirs != ours:
-                raise CkptError(f"rank {rank}: {ours} copies, DCP has {theirs}; report this")
-        seconds, (overlaps, nbytes) = _timed(_whole, saved, wanted)
-        full.append(seconds)
-        written.append(_timed(_write, nbytes)[0])
-        setup.lap()
-    yield _seconds(f"{name}: one rank's plan", own[1:], "DCP's planner", peer[1:])
-    yield _seconds(f"{name}: whole plan", full[1:], "writing its columns", written[1:])
-    yield _exact(f"{name}: copies", overlaps, "copies")
-    yield _exact(f"{name}: copies planned", overlaps / statistics.median(full[1:]), "copies/s")
-    yield _exact(f"{name}: peak memory", _peak_mib(saved, wanted), "MiB")
+class SyntheticStep:
+    """A step whose packs are written, and empty: its files below ``root``, and the receipts."""
 
+    def __init__(self, root: Path, job: StagedJob) -> None:
+        self.root, self.job = root, job
+        self.folder = root / step_folder(_STEP)
+        self._random = np.random.default_rng(0)
+        for part in ("data", "index"):
+            (self.folder / part).mkdir(parents=True)
+        self._saved = transformer(job.tp)
+        self.chunks = [0] * job.stages
+        """The chunks of each stage's tensors."""
+        self.receipts = [
+            receipt for stage in range(job.stages) for receipt in self._stage_receipts(stage)
+        ]
 
-def _timed(work: Callable[..., Any], *given: object) -> tuple[float, Any]:
-    forget()
-    started = time.perf_counter()
-    found = work(*given)
-    return time.perf_counter() - started, found
-
-
-def _own(saved: MeshLayout, wanted: MeshLayout, rank: int) -> tuple[int, int]:
-    return _rows(MeshPlan(saved=saved, wanted=wanted).of(rank))
-
-
-def _whole(saved: MeshLayout, wanted: MeshLayout) -> tuple[int, int]:
-    return _rows(MeshPlan(saved=saved, wanted=wanted).stream())
-
-
-def _rows(tables: Iterator[Moves]) -> tuple[int, int]:
-    """Return the number of rows in the tables, and the bytes of columns that they do not share."""
-    rows = nbytes = 0
-    last: Moves | None = None
-    for table in tables:
-        rows += len(table)
-        if table.source is not (last.source if last else None):
-            nbytes += table.source.nbytes
-        if table.target is not (last.target if last else None):
-            nbytes += sum(c.nbytes for c in (table.target, table.cell, table.box))
-            nbytes += sum(c.nbytes for c in (table.src, table.dst, table.shape))
-        last = table
-    return rows, nbytes
-
-
-def _write(nbytes: int) -> None:
-    """Write that many bytes in the way tables are written: repeatedly, one column at a time."""
-    column = np.empty(min(nbytes, 1 << 19) or 1, dtype=np.uint8)
-    for at in range(0, nbytes, len(column)):
-        column[: min(len(column), nbytes - at)] = 1
-
-
-def _peak_mib(saved: MeshLayout, wanted: MeshLayout) -> float:
-    """Return the peak memory while planning, as Python's tracemalloc counts it."""
-    forget()
-    tracemalloc.start()
-    try:
-        _whole(saved, wanted)
-        return tracemalloc.get_traced_memory()[1] / MIB
-    finally:
-        tracemalloc.stop()
-
-
-class _Peer:
-    """DCP's planning for one rank: its own arithmetic on the descriptions of all chunks."""
-
-    def __init__(self, saved: MeshLayout, wanted: MeshLayout) -> None:
-        self._wanted = wanted
-        self._saved: dict[str, TensorStorageMetadata] = {}
-        known: dict[object, list[ChunkStorageMetadata]] = {}
-        for fqn, placed in saved.tensors.items():
-            key = (placed.spec.shape, placed.axes)
-            if key not in known:
-                known[key] = _chunks(saved.partition(fqn))
-            self._saved[fqn] = TensorStorageMetadata(
-                properties=TensorProperties(dtype=torch.bfloat16),
-                size=torch.Size(placed.spec.shape),
-                chunks=known[key],
-            )
+    def names(self, stage: int) -> list[str]:
+        """Return the tensors of a stage."""
+        names = list(self._saved)
+        return [fqn for n, fqn in enumerate(names) if n * self.job.stages // len(names) == stage]
 
     def wanted(self, rank: int) -> Wanted:
-        """Return the chunks that a rank wants of each tensor, none for an empty shard."""
+        """Return the boxes of a rank of the same job with half the tensor parallelism."""
+        job = self.job
+        mesh, tensors = (2 * job.dp, job.tp // 2), transformer(job.tp // 2)
+        stage, inner = divmod(rank, job.dp * job.tp)
         return {
-            fqn: [_chunk(box) for box in self._wanted.boxes(fqn, rank)]
-            for fqn in self._wanted.tensors
+            fqn: (tensors[fqn].spec, tensors[fqn].boxes(mesh, inner)) for fqn in self.names(stage)
         }
 
-    def plan(self, wanted: Wanted) -> int:
-        """Return the number of items to read."""
-        return sum(
-            len(create_read_items_for_chunk_list(fqn, self._saved[fqn], chunks))
-            for fqn, chunks in wanted.items()
+    def commit(self, *, register_from: int) -> None:
+        """Commit the step, as if it had not been."""
+        for path in (self.folder / MANIFEST, *self.folder.glob("index/register-*")):
+            path.unlink(missing_ok=True)
+        commit(
+            self.root,
+            run=_RUN,
+            step=_STEP,
+            generation=1,
+            receipts=self.receipts,
+            mesh={"pp": self.job.stages, "dp": self.job.dp, "tp": self.job.tp},
+            register_from=register_from,
+        )
+
+    def _stage_receipts(self, stage: int) -> Iterator[WriterReceipt]:
+        """Write the files of a stage's ranks; of equal pieces the first rank writes one."""
+        ranks = self.job.dp * self.job.tp
+        first = stage * ranks
+        pieces: dict[int, dict[str, tuple[Box, ...]]] = {rank: {} for rank in range(ranks)}
+        alike: dict[object, dict[int, tuple[Box, ...]]] = {}
+        grids: dict[str, tuple[int, ...] | None] = {}
+        for fqn in self.names(stage):
+            placed = self._saved[fqn]
+            key = placed.spec.shape, placed.axes
+            if key not in alike:
+                own: dict[tuple[Box, ...], int] = {}
+                for rank in range(ranks):
+                    own.setdefault(placed.boxes((self.job.dp, self.job.tp), rank), rank)
+                alike[key] = {rank: boxes for boxes, rank in own.items()}
+            every = [box for boxes in alike[key].values() for box in boxes]
+            grids[fqn] = common_grid(placed.spec.shape, every)
+            self.chunks[stage] += len(every)
+            for rank, boxes in alike[key].items():
+                pieces[rank][fqn] = boxes
+        for rank, held in pieces.items():
+            yield self._receipt(first + rank, held, grids)
+
+    def _receipt(
+        self,
+        writer: int,
+        held: Mapping[str, tuple[Box, ...]],
+        grids: Mapping[str, tuple[int, ...] | None],
+    ) -> WriterReceipt:
+        at, tensors = 0, {}
+        for fqn, boxes in held.items():
+            chunks = []
+            for box in boxes:
+                chunk = self._chunk(box, at)
+                chunks.append(chunk)
+                at += -(-(chunk.nbytes + CRC_BYTES) // ALIGN) * ALIGN
+            spec = self._saved[fqn].spec
+            tensors[fqn] = PackedTensor(
+                dtype=spec.dtype, shape=spec.shape, cell=grids[fqn], chunks=tuple(chunks)
+            )
+        tag = self._random.bytes(6).hex()
+        pack = FileRecord(path=f"data/{writer:05d}-g1-{tag}.pack", nbytes=at, crc32c=0)
+        with (self.folder / pack.path).open("wb") as file:
+            file.truncate(at)
+        index = PackIndex(
+            format=FORMAT,
+            run=_RUN,
+            step=_STEP,
+            generation=1,
+            writer=writer,
+            world_size=self.job.world_size,
+            pack=pack.path,
+            pack_bytes=at,
+            tensors=tensors,
+        )
+        data = seal(index)
+        path = f"index/{writer:05d}-g1-{tag}.json"
+        (self.folder / path).write_bytes(data)
+        described = FileRecord(path=path, nbytes=len(data), crc32c=crc32c(data))
+        return WriterReceipt(
+            run=_RUN,
+            generation=1,
+            step=_STEP,
+            world_size=self.job.world_size,
+            files=WriterRecord(writer=writer, pack=pack, index=described),
+        )
+
+    def _chunk(self, box: Box, at: int) -> PackedChunk:
+        nbytes = box.size * 2
+        blocks = -(-nbytes // BLOCK_BYTES)
+        crc, crc64 = self._random.integers(0, 1 << 32, 2).tolist()
+        return PackedChunk(
+            box=box,
+            at=at,
+            nbytes=nbytes,
+            crc32c=crc,
+            crc64=crc64 << 31,
+            blocks=self._random.bytes(4 * blocks) if blocks > 1 else b"",
         )
 
 
-def _chunks(partition: Partition) -> list[ChunkStorageMetadata]:
-    return [_chunk(partition.box(cell)) for cell in range(partition.cells)]
+def _measured(step: SyntheticStep, setup: BenchSetup, *, with_peer: bool) -> Iterator[Figure]:
+    """Time commits and openings, each of another rank; the first round is not counted."""
+    commits: list[float] = []
+    peer_commits: list[float] = []
+    opens: list[float] = []
+    peer_opens: list[float] = []
+    peaks: list[float] = []
+    read = own = 0.0
+    world = step.job.world_size
+    for number in range(setup.repeat + 1):
+        wanted = step.wanted(number * 7919 % world)
+        stage = number * 7919 % world // (step.job.dp * step.job.tp)
+        if with_peer:
+            peer_commits.append(_timed(lambda: step.commit(register_from=_EVERY)))
+            peer_opens.append(_timed(partial(_open_and_plan, step, wanted)))
+        with _peak_memory() as grown:
+            commits.append(_timed(lambda: step.commit(register_from=1)))
+        peaks.append(grown[0])
+        opens.append(_timed(partial(_open_and_plan, step, wanted)))
+        read, nbytes = _open_and_plan(step, wanted)
+        own = nbytes * step.chunks[stage] / sum(step.chunks)
+        setup.lap()
+    name = f"{world} writers"
+    yield _seconds(f"{name}: commit", commits[1:], peer_commits[1:])
+    yield _seconds(f"{name}: open and plan one rank", opens[1:], peer_opens[1:])
+    yield _exact(f"{name}: memory of the commit", max(peaks) / MIB, "MiB")
+    yield _exact(f"{name}: bytes read", read / MIB, "MiB")
+    yield _exact(f"{name}: of its tensors' entries", read / own, "×")
+    yield _exact(f"{name}: register", nbytes / MIB, "MiB")
+    yield _exact(f"{name}: chunks", sum(step.chunks), "chunks")
 
 
-def _chunk(box: Box) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))
+def _timed(work: Callable[[], object]) -> float:
+    with stopwatch() as seconds:
+        work()
+    return seconds[0]
 
 
-def _seconds(name: str, samples: Sequence[float], versus: str, others: Sequence[float]) -> Figure:
+def _open_and_plan(step: SyntheticStep, wanted: Wanted) -> tuple[int, int]:
+    """Open the step and plan the copies of one rank; return the bytes read and the register's."""
+    with StoreSource(step.root, _STEP) as source:
+        saved = SavedState.of(source)
+        saved.part_of(source, {fqn: boxes for fqn, (_, boxes) in wanted.items()})
+        copies = plan_copies(saved.places, wanted, strict=False).copies
+        register = source.register
+    filled = sum(copy.dst.size for copy in copies)
+    if filled != (needed := sum(box.size for _, boxes in wanted.values() for box in boxes)):
+        raise CkptError(f"{filled} of {needed} elements are planned; report this")
+    if register is None:
+        return 0, 0
+    head = (step.folder / MANIFEST).stat().st_size
+    return head + register.bytes_read, register.record.file.nbytes
+
+
+@contextmanager
+def _peak_memory() -> Iterator[list[float]]:
+    """Yield a list that holds the growth of the process in bytes after the block, at its most."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, grown = _resident("VmRSS"), list[float]()
+    yield grown
+    grown.append(_resident("VmHWM") - before)
+
+
+def _resident(field: str) -> float:
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return float(found[1]) * 1024 if found else 0.0
+
+
+def _seconds(name: str, samples: Sequence[float], others: Sequence[float]) -> Figure:
     value = statistics.median(samples)
     return Figure(
         section="plan",
@@ -227,7 +355,7 @@ def _seconds(name: str, samples: Sequence[float], versus: str, others: Sequence[
         unit="s",
         low=min(samples),
         high=max(samples),
-        versus=versus if others else None,
+        versus="every writer's index" if others else None,
         ratio=value / statistics.median(others) if others else None,
     )
 
@@ -237,28 +365,14 @@ def _exact(name: str, value: float, unit: str) -> Figure:
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print one line per world size and model."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in ("one rank", "min–max", "× DCP", "whole", "min–max", "× writing"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("copies", "copies/s", "peak MiB"):
-        table.add_column(title, justify="right", no_wrap=True)
-    lines: dict[str, dict[str, Figure]] = {}
-    for figure in figures:
-        line, _, what = figure.name.partition(": ")
-        lines.setdefault(line, {})[what] = figure
-    for line, found in lines.items():
-        table.add_row(line, *_cells(found))
-    console.print(table)
+    """Print one line per number of writers."""
+    console.print(by_line(figures, columns=_COLUMNS, cell=_cell))
 
 
-def _cells(found: Mapping[str, Figure]) -> Iterator[str]:
-    for what in ("one rank's plan", "whole plan"):
-        figure = found[what]
-        yield f"{figure.value:.3f} s"
-        yield f"{figure.low:.3f}–{figure.high:.3f}"
-        yield "" if figure.ratio is None else f"{figure.ratio:.3g}"
-    yield f"{found['copies'].value:,.0f}"
-    yield f"{found['copies planned'].value / 1e6:.1f} M"
-    yield f"{found['peak memory'].value:.1f}"
+def _cell(figure: Figure) -> str:
+    if figure.unit == "s":
+        ratio = "" if figure.ratio is None else f", {figure.ratio:.2g} × without"
+        return f"{figure.value:.3f} s ({figure.low:.3f}–{figure.high:.3f}{ratio})"
+    return (
+        f"{figure.value:,.0f}" if figure.unit == "chunks" else f"{figure.value:.3g} {figure.unit}"
+    )

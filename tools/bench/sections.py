@@ -64,8 +64,10 @@ SECTIONS: Final = {
     "start": Section("holdfast.tools.bench.start", "start", 60),
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
     "environments": Section("holdfast.tools.bench.environments.section", "environments", 400),
+    "vllm": Section("holdfast.tools.vllm.figures", "vllm", 400),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
     "control": Section("holdfast.tools.bench.control", "control", 40),
+    "watches": Section("holdfast.tools.bench.crowd.section", "watches", 180),
     "exact": Section("holdfast.tools.bench.exact.section", "exact", 60, memory=8),
     "parity": Section("holdfast.tools.bench.data_path.codec", "parity", 10, memory=6),
     "protect": Section("holdfast.tools.bench.data_path.protect", "protect", 40, shared=6, memory=9),
@@ -82,3 +84,6 @@ SECTIONS: Final = {
 
 NEED_STORE: Final = ("store", "lines")
 """Sections that are left out where ``--store`` names no place."""
+
+OF_ENGINES: Final = {"vllm": "vllm"}
+"""Engine → the section that measures it in the place of "rl"; it is left out otherwise."""

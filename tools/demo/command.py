@@ -63,12 +63,19 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the schedule of kills (0)")
     add("--steps", type=int, metavar="N", help="optimizer steps of each job")
+    add(
+        "--engine",
+        choices=("vllm",),
+        help="sample with two servers of this engine, which must be on the PATH, and kill one",
+    )
     add("--keep-runs", action="store_true", help="keep events, logs and warm start as well")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run both jobs and write the report; 0 only if every check held."""
+    if args.engine is not None:
+        return _with_engine(args)
     config, plan = _plan(args)
     runs = _prepare(args.report_dir)
     console = SafeConsole()
@@ -81,6 +88,19 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(runs)
     _conclude(report, args.report_dir, console)
     return 0 if report.passed else 1
+
+
+def _with_engine(args: argparse.Namespace) -> int:
+    from holdfast.tools.vllm import demo
+
+    default = demo.QUICK_STEPS if args.quick else demo.STEPS
+    return demo.run(
+        steps=default if args.steps is None else args.steps,
+        seed=args.seed,
+        folder=args.report_dir,
+        keep=args.keep_runs,
+        console=SafeConsole(),
+    )
 
 
 def _plan(args: argparse.Namespace) -> tuple[RLConfig, tuple[Kill, ...]]:

@@ -85,18 +85,32 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     return parser
 
 
-def _declare_status(inner: Subparsers) -> None:
+def _of_a_sea(
+    inner: Subparsers, name: str, *, help_: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    """Declare a command that reads the files of a sea."""
     parser = inner.add_parser(
-        "status",
-        help="show the islands of a sea, its merges, and whom they wait for",
-        description="Shows the islands of a sea with their weights, signs of life and works for "
-        "the next merge, the islands that this merge waits for, and the bytes that it needs of an "
-        "island's line.",
-        epilog=_STATUS,
+        name,
+        help=help_,
+        description=description,
+        epilog=epilog,
         formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "--sea", type=place, required=True, metavar="URL", help="the place that islands meet at"
+    )
+    return parser
+
+
+def _declare_status(inner: Subparsers) -> None:
+    parser = _of_a_sea(
+        inner,
+        "status",
+        help_="show the islands of a sea, its merges, and whom they wait for",
+        description="Shows the islands of a sea with their weights, signs of life and works for "
+        "the next merge, the islands that this merge waits for, and the bytes that it needs of an "
+        "island's line.",
+        epilog=_STATUS,
     )
     parser.add_argument(
         "--listen",
@@ -112,16 +126,15 @@ def _declare_status(inner: Subparsers) -> None:
 
 
 def _declare_replay(inner: Subparsers) -> None:
-    parser = inner.add_parser(
+    parser = _of_a_sea(
+        inner,
         "replay",
-        help="repeat the merges of a sea, and compare the digests of the results",
+        help_="repeat the merges of a sea, and compare the digests of the results",
         description="Repeats the merges of a logbook from their payloads, and compares the digest "
         "of each result with the one that the islands state.",
         epilog=_REPLAY,
-        formatter_class=HelpFormatter,
     )
     add = parser.add_argument
-    add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
     add(
         "--from",
         dest="source",
@@ -134,17 +147,15 @@ def _declare_replay(inner: Subparsers) -> None:
 
 
 def _declare_samples(inner: Subparsers) -> None:
-    parser = inner.add_parser(
+    parser = _of_a_sea(
+        inner,
         "samples",
-        help="check that every sample that a logbook deals is merged once",
+        help_="check that every sample that a logbook deals is merged once",
         description="Checks the samples that a logbook deals (data='dealt'): each of an epoch is "
         "merged once, by one island.",
         epilog=_SAMPLES,
-        formatter_class=HelpFormatter,
     )
-    add = parser.add_argument
-    add("--sea", type=place, required=True, metavar="URL", help="the place that islands meet at")
-    add("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _declare_key(inner: Subparsers) -> None:

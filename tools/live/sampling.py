@@ -205,6 +205,7 @@ def _held(counted: LedgerCounted | None, pressed: BackPressure | None) -> dict[s
         "ready": counted.ready,
         "trained": counted.trained,
         "dropped": counted.dropped,
+        "skipped": counted.skipped,
         "awaited": counted.awaited,
         "held_tokens": counted.held_tokens,
         "staleness_most": counted.staleness_most,

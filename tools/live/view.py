@@ -232,6 +232,7 @@ class RolloutsView(msgspec.Struct, frozen=True, kw_only=True):
     ready: int | None = None
     trained: int | None = None
     dropped: int | None = None
+    skipped: int | None = None
     awaited: int | None = None
     staleness_most: int | None = None
     duplicates: int | None = None

@@ -6,64 +6,40 @@ answer goes on elsewhere after the last token that was added, and no token is sa
 
 from __future__ import annotations
 
+import heapq
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from torch import Tensor
 
-from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
+from holdfast.adapters.rl.engines.choice import (
+    AnswerView,
+    EngineView,
+    RunningView,
+    choose,
+    relief,
+)
+from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine
+from holdfast.adapters.rl.engines.seats import EngineSeat, EngineSource, Weights
+from holdfast.adapters.rl.engines.streams import POLL_S, Attempt, PoolWork, Report, stream
 from holdfast.adapters.rl.samples.sample import Sample
-from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.ckpt.errors import CkptError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 
-_POLL_S: Final = 0.05
 _ASK_S: Final = 0.05
+_LOOK_S: Final = 0.2
+_LEAVE_S: Final = 1.0
 _MOST_TOKENS: Final = 4096
 """Tokens that streams are ahead of the caller's thread."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """An answer that is not finished; ``since`` is the time of its last token or its first try.
-
-    ``floor`` is the oldest version that its next token may be of.
-    """
-
-    answer: Sample
-    since: float | None = None
-    floor: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.floor = self.answer.version
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A stream of one engine for an answer."""
-
-    work: _Work
-    engine: int
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(slots=True)
-class _Report:
-    """A token of a stream, or its end, with the error if it was none of the answer."""
-
-    attempt: _Attempt
-    token: SampledToken | None = None
-    error: Exception | None = None
 
 
 class EnginePool:
     """Finishes samples on ``engines``, each of which gets as many as its capacity.
 
+    They are a sequence, or a source of engines that come and go, such as `AnnouncedServers`.
     ``pinned``: a sample is of the version it asks for, as in the modes ``SYNC`` and ``FIXED_LAG``.
     Otherwise the versions of its tokens may rise, as in ``BOUNDED``. An engine that failed is tried
     again after ``retry_s``. ``moved`` counts the answers that went on elsewhere or later.
@@ -71,28 +47,31 @@ class EnginePool:
 
     def __init__(
         self,
-        engines: Sequence[SamplingEngine],
+        engines: Sequence[SamplingEngine] | EngineSource,
         *,
         pinned: bool = True,
         wait_s: float = 120.0,
         retry_s: float = 0.5,
     ) -> None:
-        if not engines:
-            raise ConfigError("EnginePool([]): give one engine or more")
-        self._engines, self._pinned = list(engines), pinned
-        self._wait_s, self._retry_s = wait_s, retry_s
+        self._source: EngineSource | None = None
+        if isinstance(engines, Sequence):
+            if not engines:
+                raise ConfigError("EnginePool([]): give one engine or more")
+            self._seats = [EngineSeat(each) for each in engines]
+        else:
+            self._source, self._seats = engines, []
+        self._pinned, self._wait_s, self._retry_s = pinned, wait_s, retry_s
         self.moved = 0
         self._last_failure = "none"
-        self._loaded: tuple[Mapping[str, Tensor], int] | None = None
-        self._rests_until = [0.0] * len(self._engines)
-        self._given: list[object] = [None] * len(self._engines)
+        self._loaded: Weights | None = None
         self._refused: queue.SimpleQueue[Exception] = queue.SimpleQueue()
-        self._locks = [threading.Lock() for _ in self._engines]
+        self._looked_s = -_LOOK_S
+        self._follow()
 
     @property
     def capacity(self) -> int:
         """Number of answers that all engines together sample at a time."""
-        return sum(engine.capacity for engine in self._engines)
+        return sum(seat.engine.capacity for seat in self._seats if not seat.is_leaving)
 
     def load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Have every engine sample with these weights.
@@ -102,11 +81,13 @@ class EnginePool:
         the answers are finished.
         """
         self._loaded = (weights, version)
-        for number in range(len(self._engines)):
+        self._follow()
+        for seat in self._seats:
+            seat.loading()
             try:
-                self._renew(number)
+                seat.renew(self._newest)
             except CkptError as error:
-                self._fail(number, error)
+                self._fail(seat, error)
 
     def offer(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Have every engine sample with these weights soon, without waiting for it.
@@ -115,8 +96,10 @@ class EnginePool:
         stay as they are.
         """
         self._loaded = (weights, version)
-        for number in range(len(self._engines)):
-            threading.Thread(target=self._renew_beside, args=(number,), daemon=True).start()
+        self._follow()
+        for seat in self._seats:
+            seat.loading()
+            self._begin_renewing(seat)
 
     def finish(
         self, answers: Sequence[Sample], *, idle: Callable[[], object] | None = None
@@ -133,7 +116,8 @@ class EnginePool:
         """Finish the answers that ``more`` gives, with the newest weights that were offered.
 
         ``more`` is called now and then, and with the number of answers that the engines have room
-        for, which may be 0. It ends when ``more`` raises ``StopIteration``, and raises as `finish`.
+        for, which may be 0. It ends when ``more`` raises ``StopIteration``, and raises as `finish`;
+        also if there is no engine at all for ``wait_s``.
         """
         self._run([], idle=None, more=more)
 
@@ -144,21 +128,24 @@ class EnginePool:
         idle: Callable[[], object] | None,
         more: Callable[[int], Sequence[Sample]] | None,
     ) -> None:
-        waiting = deque(_Work(each) for each in answers if not each.finished)
-        idle_since = asked_s = time.monotonic()
-        running: list[_Attempt] = []
-        reports: queue.Queue[_Report] = queue.Queue(_MOST_TOKENS)
+        waiting = [PoolWork(each) for each in answers if not each.finished]
+        idle_since = asked_s = roomy_s = time.monotonic()
+        running: list[Attempt] = []
+        reports: queue.Queue[Report] = queue.Queue(_MOST_TOKENS)
         try:
             while waiting or running or more is not None:
+                self._look_around(waiting, running)
                 if more is not None and (not running or time.monotonic() > asked_s + _ASK_S):
                     room = self.capacity - len(waiting) - len(running)
-                    waiting += [_Work(each) for each in more(max(0, room)) if not each.finished]
+                    waiting += [PoolWork(each) for each in more(max(0, room)) if not each.finished]
                     idle_since = asked_s = time.monotonic()
+                    roomy_s = asked_s if self._seats else roomy_s
+                    self._check_patience(roomy_s)
                 self._begin(waiting, running, reports)
                 if not self._refused.empty():
                     raise self._refused.get()
                 try:
-                    report = reports.get(timeout=_POLL_S)
+                    report = reports.get(timeout=POLL_S)
                 except queue.Empty:
                     for attempt in [each for each in running if each.work.answer.finished]:
                         _end(attempt, running)
@@ -173,39 +160,105 @@ class EnginePool:
         except StopIteration:
             return
         finally:
-            for attempt in running:
-                attempt.stopped.set()
+            for attempt in list(running):
+                _end(attempt, running)
+
+    # -- engines that come and go ----------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Take in the engines that came; those that went get no more answers."""
+        if self._source is None:
+            return
+        self._looked_s, there = time.monotonic(), self._source.engines()
+        for seat in self._seats:
+            seat.is_leaving = not any(seat.engine is each for each in there)
+        self._seats = [each for each in self._seats if not each.is_leaving or each.running]
+        known = [each.engine for each in self._seats]
+        for engine in there:
+            if not any(engine is each for each in known):
+                self._seats.append(EngineSeat(engine))
+                if self._loaded is not None:
+                    self._begin_renewing(self._seats[-1])
+
+    def _look_around(self, waiting: list[PoolWork], running: list[Attempt]) -> None:
+        """Move the answers of engines that leave or are slow, now and then."""
+        now_s = time.monotonic()
+        if now_s < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = now_s
+        self._follow()
+        leaving = [each for each in running if each.seat.is_leaving]
+        if not waiting:
+            leaving += self._relieved(running, now_s=now_s)
+        for attempt in leaving:
+            if attempt.leave_by_s is None:
+                attempt.leave_by_s = now_s + _LEAVE_S
+                attempt.leaving.set()  # it ends after its next token, so that none is lost
+        for attempt in list(running):
+            if attempt.leave_by_s is not None and now_s > attempt.leave_by_s:
+                _end(attempt, running)
+                self._move(attempt.work, waiting)
+
+    def _relieved(self, running: Sequence[Attempt], *, now_s: float) -> list[Attempt]:
+        """Return the streams that should leave slow engines."""
+        if len(self._seats) < 2:
+            return []
+        numbers = {id(seat): number for number, seat in enumerate(self._seats)}
+        there = [
+            RunningView(
+                engine=numbers[id(each.seat)], tokens=each.work.tokens, since_s=now_s - each.begun_s
+            )
+            for each in running
+        ]
+        found = relief(self._views(running, now_s=now_s), there)
+        return [running[number] for number, _ in found]
+
+    def _views(self, running: Sequence[Attempt], *, now_s: float) -> list[EngineView]:
+        silent_s: dict[int, float] = {}
+        for each in running:
+            if each.heard_s is not None:
+                known_s = silent_s.get(id(each.seat), now_s)
+                silent_s[id(each.seat)] = min(known_s, now_s - each.heard_s)
+        return [
+            seat.view(now_s=now_s, silent_s=silent_s.get(id(seat), 0.0)) for seat in self._seats
+        ]
+
+    # -- answers ---------------------------------------------------------------------------------
 
     def _begin(
-        self, waiting: deque[_Work], running: list[_Attempt], reports: queue.Queue[_Report]
+        self, waiting: list[PoolWork], running: list[Attempt], reports: queue.Queue[Report]
     ) -> None:
-        """Give waiting answers to the engines with room, the emptiest first."""
+        """Give waiting answers to the engines with room (see `choice`)."""
+        if not waiting:
+            return
         now_s = time.monotonic()
-        while waiting:
-            loads = [0] * len(self._engines)
-            for attempt in running:
-                loads[attempt.engine] += 1
-            free = [
-                number
-                for number, engine in enumerate(self._engines)
-                if loads[number] < engine.capacity and self._rests_until[number] <= now_s
-            ]
-            if not free:
-                return
-            number = min(free, key=lambda each: loads[each] / self._engines[each].capacity)
-            attempt = _Attempt(waiting.popleft(), number)
+        views = self._views(running, now_s=now_s)
+        room = sum(each.room for each in views)
+        if not room:
+            return
+        first = heapq.nsmallest(room, waiting, key=lambda each: -each.tokens)
+        asked = [
+            AnswerView(
+                tokens=each.tokens,
+                cached={n: seat.cached(each.answer) for n, seat in enumerate(self._seats)},
+            )
+            for each in first
+        ]
+        for number, engine, _ in choose(views, asked):
+            work, seat = first[number], self._seats[engine]
+            waiting.remove(work)
+            attempt = Attempt(work, work.answer.text, seat, begun_s=now_s)
             running.append(attempt)
-            if attempt.work.since is None:
-                attempt.work.since = now_s
-            answer = attempt.work.answer
-            start = (answer.text, _place_of(answer))
-            arguments = (start, attempt, reports)
-            threading.Thread(target=self._stream, args=arguments, daemon=True).start()
+            seat.began(work.answer)
+            if work.since is None:
+                work.since = now_s
+            arguments = (attempt, reports, self._newest)
+            threading.Thread(target=stream, args=arguments, daemon=True).start()
 
-    def _take(self, report: _Report, waiting: deque[_Work], running: list[_Attempt]) -> None:
+    def _take(self, report: Report, waiting: list[PoolWork], running: list[Attempt]) -> None:
         attempt, work = report.attempt, report.attempt.work
         if report.token is not None:
-            if (said := self._add(report.token, work)) is None:
+            if (said := self._add(report.token, attempt)) is None:
                 if work.answer.finished:
                     _end(attempt, running)
                 return
@@ -215,14 +268,18 @@ class EnginePool:
             return
         if report.error is not None and not isinstance(report.error, CkptError):
             raise report.error
-        self._fail(attempt.engine, report.error or "its stream ended too early")
+        if report.error is not None or attempt.leave_by_s is None:
+            self._fail(attempt.seat, report.error or "its stream ended too early")
+        self._move(work, waiting)
+
+    def _move(self, work: PoolWork, waiting: list[PoolWork]) -> None:
         self.moved += 1
         waiting.append(work)
         self._check_patience(work.since)
 
-    def _add(self, token: SampledToken, work: _Work) -> str | None:
+    def _add(self, token: SampledToken, attempt: Attempt) -> str | None:
         """Add a token to its sample, or return why it cannot be one of it."""
-        answer = work.answer
+        work, answer = attempt.work, attempt.work.answer
         if answer.given_up:
             return None
         if self._pinned and token.version != answer.version:
@@ -231,72 +288,49 @@ class EnginePool:
             return f"a token of version {token.version} after one of version {work.floor}"
         answer.version = work.floor = token.version
         answer.extend([token.token], [token.logprob])
-        work.since = time.monotonic()
+        work.tokens += 1
+        now_s = work.since = time.monotonic()
+        pause_s = None if attempt.heard_s is None else now_s - attempt.heard_s
+        attempt.seat.heard(answer, tokens=work.tokens, pause_s=pause_s, now_s=now_s)
+        attempt.heard_s = now_s
         return None
 
-    def _fail(self, number: int, why: object) -> None:
+    # -- engines ---------------------------------------------------------------------------------
+
+    def _newest(self) -> Weights | None:
+        return self._loaded
+
+    def _fail(self, seat: EngineSeat, why: object) -> None:
         """Let an engine rest; it needs the weights again before it samples."""
-        self._rests_until[number] = time.monotonic() + self._retry_s
-        self._given[number], self._last_failure = None, str(why)
+        seat.failed(until_s=time.monotonic() + self._retry_s)
+        self._last_failure = str(why)
 
-    def _renew(self, number: int) -> None:
-        """Give an engine the newest weights, if it has others or has failed since it got them."""
-        with self._locks[number]:
-            while (loaded := self._loaded) is not None and self._given[number] is not loaded:
-                weights, version = loaded
-                self._engines[number].load(weights, version=version)
-                self._given[number] = loaded
+    def _begin_renewing(self, seat: EngineSeat) -> None:
+        threading.Thread(target=self._renew_beside, args=(seat,), daemon=True).start()
 
-    def _renew_beside(self, number: int) -> None:
+    def _renew_beside(self, seat: EngineSeat) -> None:
         try:
-            self._renew(number)
+            seat.renew(self._newest)
         except CkptError as error:
-            self._fail(number, error)
+            self._fail(seat, error)
         except Exception as error:  # noqa: BLE001 - the caller's thread raises it
             self._refused.put(error)
 
-    def _stream(
-        self, start: tuple[Tokens, TokenPlace], attempt: _Attempt, reports: queue.Queue[_Report]
-    ) -> None:
-        """Hand on the tokens of one stream, until it ends or nobody wants them."""
-        error: Exception | None = None
-        try:
-            self._renew(attempt.engine)
-            tokens = self._engines[attempt.engine].generate(*start)
-            for token in tokens:
-                if not _put(_Report(attempt, token=token), reports):
-                    tokens.close()
-                    return
-        except Exception as found:  # noqa: BLE001 - the caller's thread raises it
-            error = found
-        _put(_Report(attempt, error=error), reports)
-
     def _check_patience(self, since: float | None) -> None:
-        if since is not None and time.monotonic() > since + self._wait_s:
+        if since is None or time.monotonic() <= since + self._wait_s:
+            return
+        if not self._seats:
             raise JobFailedError(
-                f"an answer has got no token for {self._wait_s:g} s from any of "
-                f"{len(self._engines)} engines (the last failure: {self._last_failure}); start "
-                "engines, or give a longer wait_s"
+                f"there is no engine for {self._wait_s:g} s: start servers, or give a longer wait_s"
             )
+        raise JobFailedError(
+            f"an answer has got no token for {self._wait_s:g} s from any of "
+            f"{len(self._seats)} engines (the last failure: {self._last_failure}); start "
+            "engines, or give a longer wait_s"
+        )
 
 
-def _end(attempt: _Attempt, running: list[_Attempt]) -> None:
+def _end(attempt: Attempt, running: list[Attempt]) -> None:
     attempt.stopped.set()
+    attempt.seat.running -= 1
     running.remove(attempt)
-
-
-def _place_of(answer: Sample) -> TokenPlace:
-    return TokenPlace(
-        seed=answer.seed, ordinal=answer.ordinal, sample=answer.sample, prompt=len(answer.prompt)
-    )
-
-
-def _put(report: _Report, reports: queue.Queue[_Report]) -> bool:
-    """Put a report; return False if its stream is no longer wanted."""
-    while not report.attempt.stopped.is_set():
-        try:
-            reports.put(report, timeout=_POLL_S)
-        except queue.Full:
-            continue
-        return True
-    return False

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.protocol import SamplingEngine
+from holdfast.adapters.rl.engines.seats import EngineSource
 from holdfast.adapters.rl.sampler_process import Sampler, attach
 from holdfast.adapters.rl.samples.sample import Sample
 
 
 def sample_for(
     directory: str | Path,
-    engines: Sequence[SamplingEngine],
+    engines: Sequence[SamplingEngine] | EngineSource,
     *,
     node: str | None = None,
     log_every_tokens: int = 1,
@@ -25,10 +26,12 @@ def sample_for(
 
     Each token is in the log before the next one is taken. An engine that is lost hands its answers
     to the others, and any number of such processes may run beside each other. In mode ``BOUNDED``
-    answers go on under new weights as soon as an engine has loaded them. Arguments as in `attach`.
-    Raises ``JobFailedError`` when no engine gives a token, or no loop is there, for ``wait_s``.
+    answers go on under new weights as soon as an engine has loaded them. ``engines`` as in
+    `EnginePool`, the other arguments as in `attach`. Raises ``JobFailedError`` when there is no
+    engine, none gives a token, or no loop is there, for ``wait_s``.
     """
-    offered = _Offered(copies=any(getattr(each, "takes_weights", True) for each in engines))
+    asked = engines if isinstance(engines, Sequence) else [engines]
+    offered = _Offered(copies=any(getattr(each, "takes_weights", True) for each in asked))
     with attach(
         directory, offered.keep, node=node, log_every_tokens=log_every_tokens, wait_s=wait_s
     ) as sampler:

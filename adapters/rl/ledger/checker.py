@@ -72,6 +72,8 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     steps, and their rows come last. ``pinned``: a consumer may go back to an older version, for
     work that another one lost. ``borrowed`` are the rows of other runs, ``recorded`` the origins
     that the state before the step names, and ``island`` is the name that this run shares under.
+    ``skips``: groups whose rewards are all equal are passed over; ``skipped`` are those of the
+    step, and ``rewards`` the recorded ones of these and of the ordinals that are trained.
     """
 
     step: int
@@ -90,6 +92,9 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     island: str = ""
     borrowed: tuple[BorrowedRow, ...] = ()
     recorded: frozenset[GroupOrigin] = frozenset()
+    skips: bool = False
+    skipped: frozenset[int] = frozenset()
+    rewards: Mapping[int, tuple[float, ...]] = {}
 
 
 class StepChecker:
@@ -105,10 +110,11 @@ class StepChecker:
 
     def check(self, seen: ObservedStep) -> list[str]:
         """Return the violations of a step as text, and count its ordinals as trained."""
-        ordinals = {row.ordinal for row in seen.rows} | seen.dropped
+        ordinals = {row.ordinal for row in seen.rows} | seen.dropped | seen.skipped
         found = [
             *_rows(seen),
             *_groups(seen),
+            *_skipped(seen),
             *self._trained(seen, ordinals),
             *self._elsewhere(seen, ordinals),
             *self._progress(seen),
@@ -226,6 +232,7 @@ def observe(
     """
     plan, states = ledger.plan, ledger.states()
     taken, again = ledger.takes()
+    rewards = ledger.rewards() if plan.skips else {}
     return ObservedStep(
         step=step,
         rows=tuple(row_of(each) for each in batch if not isinstance(each, Borrowed)),
@@ -243,6 +250,9 @@ def observe(
         island=island,
         borrowed=tuple(borrowed_row(each) for each in batch if isinstance(each, Borrowed)),
         recorded=ledger.borrowing.recorded(step),
+        skips=plan.skips,
+        skipped=frozenset(o for o in taken if states.get(o) is OrdinalState.SKIPPED),
+        rewards={ordinal: rewards[ordinal] for ordinal in taken if ordinal in rewards},
     )
 
 
@@ -287,6 +297,21 @@ def _groups(seen: ObservedStep) -> Iterator[str]:
             yield f"step {seen.step}: ordinal {ordinal} has samples {sorted(counted.elements())}"
         if ordinal in seen.dropped:
             yield f"step {seen.step}: dropped ordinal {ordinal} is trained"
+
+
+def _skipped(seen: ObservedStep) -> Iterator[str]:
+    """Check that exactly those groups are passed over whose rewards are all equal."""
+    trained = {row.ordinal for row in seen.rows} - seen.reused
+    for ordinal in sorted(seen.skipped):
+        rewards = seen.rewards.get(ordinal, ())
+        if ordinal in trained:
+            yield f"step {seen.step}: skipped ordinal {ordinal} is trained"
+        if len(rewards) != seen.group or len(set(rewards)) != 1:
+            yield f"step {seen.step} skips ordinal {ordinal}, whose rewards are {list(rewards)}"
+    for ordinal in sorted(trained) if seen.skips else ():
+        rewards = seen.rewards.get(ordinal, ())
+        if len(rewards) != seen.group or len(set(rewards)) == 1:
+            yield f"step {seen.step} trains ordinal {ordinal}, whose rewards are {list(rewards)}"
 
 
 def _rolled_back(version: tuple[int, int], cuts: Mapping[int, int]) -> bool:

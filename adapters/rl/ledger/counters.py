@@ -13,6 +13,7 @@ class Counters(msgspec.Struct, kw_only=True):
     ``samples_too_old`` were held by a late worker when the steps that could have taken them were
     already promised to other samples. ``groups_borrowed`` came from other runs,
     ``groups_missed`` are those that steps could have borrowed and found no group for.
+    ``groups_skipped`` had equal rewards, and steps passed over them.
     """
 
     samples_accepted: int = 0
@@ -29,3 +30,4 @@ class Counters(msgspec.Struct, kw_only=True):
     groups_reused: int = 0
     groups_borrowed: int = 0
     groups_missed: int = 0
+    groups_skipped: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.ledger.states import LedgerError, OrdinalEvent, OrdinalState, moved
@@ -16,7 +17,8 @@ class Group:
     """The samples of ``ordinal`` by number; ``size`` of them make it complete.
 
     ``charged`` maps a sample to the tokens that the token budget was charged for it; ``reason``
-    says why the ordinal was dropped.
+    says why the ordinal was dropped. ``rewards`` are those of the samples, in order, if groups are
+    judged by them.
     """
 
     ordinal: int
@@ -28,6 +30,7 @@ class Group:
     partial: dict[int, Trajectory] = field(default_factory=dict)
     claims: dict[int, str] = field(default_factory=dict)
     charged: dict[int, int] = field(default_factory=dict)
+    rewards: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -38,6 +41,11 @@ class Group:
     def samples(self) -> list[Trajectory]:
         """The finished samples, in order."""
         return [self.done[sample] for sample in sorted(self.done)]
+
+    @property
+    def trains(self) -> bool:
+        """True unless its step goes without it."""
+        return self.state not in (OrdinalState.DROPPED, OrdinalState.SKIPPED)
 
     @property
     def missing(self) -> Sequence[int]:
@@ -86,6 +94,12 @@ class Group:
             self.move(OrdinalEvent.RELEASE)
         return False
 
+    def judge(self, rewards: Iterable[float]) -> None:
+        """Record the rewards of a complete group; it is skipped if all of them are equal."""
+        self.rewards = tuple(rewards)
+        if len(set(self.rewards)) == 1:
+            self.move(OrdinalEvent.SKIP)
+
     def longer(self, trajectory: Trajectory) -> bool:
         """Say whether an unfinished sample is longer than what is held of it."""
         known = self.partial.get(trajectory.sample)
@@ -96,7 +110,7 @@ class Group:
     def check(self) -> list[str]:
         """Return every violation of the group's invariants; empty if there is none."""
         found = []
-        if (len(self.done) == self.size) != (self.state is OrdinalState.READY):
+        if (len(self.done) == self.size) != (self.state in _COMPLETE):
             found.append(f"ordinal {self.ordinal} is {self.state} with {len(self.done)} samples")
         if both := self.done.keys() & (self.claims.keys() | self.partial.keys()):
             found.append(f"ordinal {self.ordinal}: samples {sorted(both)} are done and running")
@@ -105,14 +119,19 @@ class Group:
         return found
 
 
-def audit(group: Group, plan: BatchPlan, *, step: int) -> list[str]:
-    """Return what is wrong with a group that ``step`` trains on, judged by its samples."""
-    if group.state is OrdinalState.DROPPED:
+_COMPLETE: Final = (OrdinalState.READY, OrdinalState.SKIPPED)
+
+
+def audit(group: Group, plan: BatchPlan, *, step: int, wanted: int) -> list[str]:
+    """Return what is wrong with a group that ``step`` trains on, judged by its samples.
+
+    ``wanted`` is the oldest version that may have sampled it; when pinned, the only one.
+    """
+    if not group.trains:
         return []
     found = []
     if sorted(group.done) != list(range(plan.group)):
         found.append(f"step {step} trained on samples {sorted(group.done)}")
-    wanted = plan.oldest_at(step)
     for trajectory in group.done.values():
         by = trajectory.versions
         if by != {wanted} if plan.pinned else min(by) < wanted or max(by) > step:
@@ -121,6 +140,22 @@ def audit(group: Group, plan: BatchPlan, *, step: int) -> list[str]:
                 f"{sorted(by)}, wanted {wanted}" + ("" if plan.pinned else f" to {step}")
             )
     return found
+
+
+def exhausted(groups: Iterable[Group], plan: BatchPlan, *, step: int) -> str:
+    """Return why ``step``, short of groups, must not look for more; empty while it may.
+
+    ``groups`` are the open ones; ``skip_equal`` bounds how many of them may have nothing to train.
+    """
+    limit = plan.scheduling.skip_equal or 0
+    passed = sum(not group.trains for group in groups)
+    if passed < limit * plan.fresh:
+        return ""
+    return (  # the same text whoever was faster, so without the number of those passed over
+        f"step {step + 1} passed over {limit * plan.fresh} groups, which skip_equal={limit} "
+        "allows, as all rewards of each are equal and teach nothing: make the task easier or "
+        "harder for this policy, reward parts of an answer, or raise scheduling.skip_equal"
+    )
 
 
 def agree(one: Trajectory, other: Trajectory) -> bool:

@@ -7,6 +7,9 @@ them: staleness never exceeds eta, whatever fails, and in the first steps after 
 `Mode` decides whether that version samples them entirely, or any version from it on. An ordinal
 moves by `states.TRANSITIONS`; a transition that is not listed there is an error.
 
+With ``skip_equal`` a step passes over groups whose rewards are all equal, and takes further ones.
+It does so by the rewards that the ledger recorded when it first looked at a complete group.
+
 With `Order.ARRIVAL` a step takes the ordinals that are complete, by the rules of `order`, within
 the same bound.
 
@@ -28,13 +31,14 @@ from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
 from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
 from holdfast.adapters.rl.ledger.counters import Counters
 from holdfast.adapters.rl.ledger.cuts import GenerationCuts
-from holdfast.adapters.rl.ledger.group import Group, agree, audit
+from holdfast.adapters.rl.ledger.group import Group, agree, audit, exhausted
 from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan
 from holdfast.adapters.rl.ledger.replay import Replay
 from holdfast.adapters.rl.ledger.states import LedgerError, OrdinalEvent, OrdinalState
 from holdfast.adapters.rl.ledger.taking import Taking
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
+from holdfast.ckpt.errors import ArgumentError
 from holdfast.ckpt.types import Json
 
 _RECORDED_STEPS = 64
@@ -52,10 +56,21 @@ class DeliveryVerdict(StrEnum):
 
 
 class Ledger:
-    """The ledger of the module's docstring. Not safe to share between threads without a lock."""
+    """The ledger of the module's docstring. Not safe to share between threads without a lock.
 
-    def __init__(self, plan: BatchPlan) -> None:
-        self.plan = plan
+    ``reward_of`` gives the reward of a finished sample; a plan that `skips` groups needs it. Raises
+    ``ArgumentError`` without it.
+    """
+
+    def __init__(
+        self, plan: BatchPlan, *, reward_of: Callable[[Trajectory], float] | None = None
+    ) -> None:
+        if plan.skips and reward_of is None:
+            raise ArgumentError(
+                f"skip_equal={plan.scheduling.skip_equal} needs the rewards of samples before they "
+                "are trained on: set it to None"
+            )
+        self.plan, self._reward_of = plan, reward_of
         self.counters = Counters()
         self.trained_steps = 0
         self.staleness_max = 0
@@ -63,7 +78,11 @@ class Ledger:
         self._admitted = 0
         self._cuts = GenerationCuts()
         self._conflicts: list[str] = []
-        self._taking = Taking.by(plan.scheduling.order, groups=plan.fresh, eta=plan.eta)
+        self._taking = Taking.by(
+            plan.scheduling.order, groups=plan.fresh, eta=plan.eta, skips=plan.skips
+        )
+        self._prompt_of: Callable[[int], Tokens] | None = None
+        self._unjudged: list[int] = []
         self._replay = Replay(plan.replay, count=plan.replay.reused(plan.groups))
         self._taken: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_RECORDED_STEPS)
         self._budget = TokenBudget(limit=plan.scheduling.token_budget)
@@ -74,12 +93,18 @@ class Ledger:
 
     def admit(self, completed: int, prompt_of: Callable[[int], Tokens]) -> None:
         """Admit every ordinal whose policy version exists after ``completed`` steps."""
-        for ordinal in range(self._admitted, self.plan.admitted(completed)):
-            group = self._open(ordinal, prompt_of(ordinal))
-            self._taking.admit(ordinal)
-            if len(group.prompt) >= self.plan.limits.context:
-                self.drop(ordinal, f"the prompt of {len(group.prompt)} tokens leaves no room")
-        self._admitted = max(self._admitted, self.plan.admitted(completed))
+        self._prompt_of = prompt_of
+        upto = self.plan.admitted(completed, taken=self._taking.taken if self.plan.skips else None)
+        while self._admitted < upto:
+            self._admit_next(prompt_of)
+
+    def _admit_next(self, prompt_of: Callable[[int], Tokens], *, now: bool = False) -> None:
+        ordinal = self._admitted
+        group = self._open(ordinal, prompt_of(ordinal))
+        self._taking.admit(ordinal, now=now)
+        if len(group.prompt) >= self.plan.limits.context:
+            self.drop(ordinal, f"the prompt of {len(group.prompt)} tokens leaves no room")
+        self._admitted += 1
 
     def _open(self, ordinal: int, prompt: Tokens) -> Group:
         group = Group(ordinal=ordinal, prompt=prompt, size=self.plan.group)
@@ -102,10 +127,10 @@ class Ledger:
             ordinal, sample = candidate.key
             if len(work) == free:
                 break
-            if pinned and version is not None and self.plan.version_of(ordinal) != version:
+            wanted = self._taking.begin(ordinal, version)
+            if pinned and version is not None and wanted != version:
                 continue
             group = self._groups[ordinal]
-            wanted = self._taking.begin(ordinal, version)
             version = wanted if pinned else version
             group.claim(sample, worker)
             trajectory = group.begun(sample)
@@ -259,6 +284,10 @@ class Ledger:
         group = self._groups.get(ordinal)
         return group.prompt if group else None
 
+    def oldest(self, ordinal: int) -> int:
+        """Return the oldest version that may sample an open ordinal; when pinned, the only one."""
+        return self._taking.begin(ordinal, None)
+
     @property
     def cuts(self) -> dict[int, int]:
         """The step that each generation was restored to, as far as it still matters."""
@@ -281,7 +310,32 @@ class Ledger:
         group = self._groups[ordinal]
         group.move(OrdinalEvent.DROP)
         group.reason = reason
-        self._taking.complete(ordinal)
+        self._taking.complete(ordinal, trains=False)
+
+    # -- groups that teach nothing ------------------------------------------------------------
+
+    @property
+    def stuck(self) -> str:
+        """The reason why the next step can never be filled; empty if there is none."""
+        if not self._taking.short or self.trained_steps >= self.plan.steps:
+            return ""
+        return exhausted(self._groups.values(), self.plan, step=self.trained_steps)
+
+    def rewards(self) -> dict[int, tuple[float, ...]]:
+        """Return the recorded rewards of every open ordinal that has been judged by them."""
+        return {ordinal: each.rewards for ordinal, each in self._groups.items() if each.rewards}
+
+    def _judge_complete(self) -> None:
+        """Record the rewards of complete groups; skip those where all are equal; fill the step."""
+        unjudged, self._unjudged = self._unjudged, []
+        for ordinal in unjudged:
+            group = self._groups[ordinal]
+            assert self._reward_of is not None
+            group.judge(map(self._reward_of, group.samples))
+            self._taking.complete(ordinal, trains=group.trains)
+        if self._prompt_of is not None and self.trained_steps < self.plan.steps:
+            while self._taking.short and not self.stuck:
+                self._admit_next(self._prompt_of, now=True)
 
     # -- limits on new work -------------------------------------------------------------------
 
@@ -312,14 +366,21 @@ class Ledger:
 
         The samples of reused groups come last. Once returned, all of them are settled.
         """
+        if self.plan.skips and step == self.trained_steps:
+            self._judge_complete()
         ordinals = self._taking.ordinals() if step == self.trained_steps else None
         if ordinals is None:
             return None
         again = self._replay.choose(step)
         return [
-            *(sample for ordinal in ordinals for sample in self._groups[ordinal].samples),
+            *(sample for ordinal in ordinals for sample in self._samples(ordinal)),
             *(sample for ordinal in again for sample in self._replay.samples(ordinal)),
         ]
+
+    def _samples(self, ordinal: int) -> list[Trajectory]:
+        """Return the samples of an open ordinal that its step trains on."""
+        group = self._groups[ordinal]
+        return group.samples if group.trains else []
 
     def takes(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the ordinals that the next step takes, and those it reuses; empty if too early.
@@ -339,7 +400,7 @@ class Ledger:
         ordinals = self._taking.ordinals()
         if ordinals is None:
             raise LedgerError(f"step {step} offered for training before its samples are complete")
-        fresh = {ordinal: self._groups[ordinal].samples for ordinal in ordinals}
+        fresh = {ordinal: self._samples(ordinal) for ordinal in ordinals}
         values = iter(rewards)
         earned = {
             ordinal: [reward for _, reward in zip(samples, values, strict=False)]
@@ -349,10 +410,13 @@ class Ledger:
         self._replay.train(step, {o: each for o, each in fresh.items() if each}, earned)
         for ordinal in ordinals:
             group = self._groups.pop(ordinal)
-            self._note(audit(group, self.plan, step=step))
+            wanted = self.oldest(ordinal) if self.plan.pinned else self.plan.oldest_at(step)
+            self._note(audit(group, self.plan, step=step, wanted=wanted))
+            self.counters.groups_skipped += group.state is OrdinalState.SKIPPED
             group.move(OrdinalEvent.TRAIN)
             for sample in group.done.values():
                 self._lengths.note(len(group.prompt), sample.sampled)
+            for sample in fresh[ordinal]:
                 self.staleness_max = max(self.staleness_max, step - min(sample.versions))
         self._taking.train(ordinals)
         self._taken.append((step, tuple(ordinals)))
@@ -392,6 +456,9 @@ class Ledger:
         counts = {state.value: 0 for state in OrdinalState}
         counts[OrdinalState.TRAINED] = self.trained_steps * self.plan.fresh
         counts[OrdinalState.BORROWED] = self.borrowing.waiting
+        counts[OrdinalState.SKIPPED] = self.counters.groups_skipped
+        without = self._taking.taken - counts[OrdinalState.TRAINED]
+        counts[OrdinalState.DROPPED] = without - self.counters.groups_skipped
         for group in self._groups.values():
             counts[group.state] += 1
         return counts
@@ -433,6 +500,7 @@ class Ledger:
             "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
             "lengths": self._lengths.state_dict(),
             "borrowing": self.borrowing.state_dict(),
+            "rewards": {str(o): list(each) for o, each in self.rewards().items()},
             "dropped": {str(o): each.reason for o, each in self._groups.items() if each.reason},
             "samples": samples,
             "staleness_max": self.staleness_max,
@@ -449,7 +517,7 @@ class Ledger:
         plan = msgspec.convert(state["plan"], BatchPlan)
         if plan != self.plan:
             raise LedgerError(f"the saved ledger is of a job with {plan}, this one has {self.plan}")
-        self.__init__(plan)  # type: ignore[misc]
+        self.__init__(plan, reward_of=self._reward_of)  # type: ignore[misc]
         self.trained_steps, self._admitted = state["trained_steps"], state["admitted"]
         self.staleness_max = state["staleness_max"]
         self._cuts = GenerationCuts(
@@ -467,6 +535,9 @@ class Ledger:
                 self._accept(group, trajectory)
             else:
                 group.partial[trajectory.sample] = trajectory
+        for ordinal, rewards in state.get("rewards", {}).items():
+            self._groups[int(ordinal)].judge(rewards)
+            self._unjudged.remove(int(ordinal))
         self.counters = msgspec.convert(state["counters"], Counters)
         self._taking.load_state_dict(state["taking"])
         self._replay.load_state_dict(state["replay"])
@@ -520,5 +591,7 @@ class Ledger:
     def _accept(self, group: Group, trajectory: Trajectory) -> None:
         complete = group.accept(trajectory)
         self.counters.samples_accepted += 1
-        if complete:
+        if complete and self.plan.skips:
+            self._unjudged.append(group.ordinal)
+        elif complete:
             self._taking.complete(group.ordinal)

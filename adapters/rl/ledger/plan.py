@@ -76,6 +76,11 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.scheduling.order == GroupOrder.ARRIVAL
 
     @property
+    def skips(self) -> bool:
+        """True if groups whose rewards are all equal are not trained."""
+        return self.scheduling.skip_equal is not None
+
+    @property
     def pinned(self) -> bool:
         """True if one version samples all tokens of a sample."""
         return self.mode is not Mode.BOUNDED
@@ -97,10 +102,14 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the oldest policy version that may sample ``ordinal``; when pinned, the only."""
         return self.oldest_at(self.step_of(ordinal))
 
-    def admitted(self, completed: int) -> int:
-        """Return how many ordinals may be sampled once ``completed`` steps are done."""
+    def admitted(self, completed: int, *, taken: int | None = None) -> int:
+        """Return how many ordinals may be sampled once ``completed`` steps are done.
+
+        Those steps took ``taken`` ordinals; None: as many as they trained on.
+        """
         ahead = self.scheduling.ahead(groups=self.fresh, eta=self.eta)
-        return min(self.fresh * (completed + 1) + ahead, self.fresh * self.steps)
+        more = min(self.fresh + ahead, self.fresh * (self.steps - completed))
+        return (self.fresh * completed if taken is None else taken) + more
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ _RULES: Final[Mapping[str, checks.Rule]] = {
     "token_budget": _LIMIT,
     "ledger_tokens": _LIMIT,
     "worker_tokens": _LIMIT,
+    "skip_equal": checks.optional(checks.count(1, remedy="give 1 or more steps, or None")),
 }
 
 
@@ -35,6 +36,10 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     beyond it, samples that the next step does not wait for are set aside until then.
     ``ledger_tokens`` and ``worker_tokens``: tokens held by the ledger, or by one worker; from then
     on only samples that the next step waits for are given out. None: no limit.
+
+    ``skip_equal``: groups whose rewards are all equal are not trained, and further prompts fill the
+    step (Yu et al., "DAPO": dynamic sampling). A step that passes over as many groups as
+    ``skip_equal`` steps have ends the job. None: such groups are trained as any others.
     """
 
     order: GroupOrder = GroupOrder.PROMPT
@@ -43,6 +48,7 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token_budget: int | None = None
     ledger_tokens: int | None = None
     worker_tokens: int | None = None
+    skip_equal: int | None = None
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _RULES, error=ArgumentError)
@@ -58,6 +64,11 @@ class Scheduling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ArgumentError(
                 f"order {str(self.order)!r} in mode {mode!r}: in this mode the steps train the "
                 "prompts in the order of their numbers; choose mode 'bounded'"
+            )
+        if self.skip_equal is not None and self.order != GroupOrder.PROMPT:
+            raise ArgumentError(
+                f"skip_equal with order {str(self.order)!r}: groups are passed over in the order "
+                "of the prompts; choose order 'prompt', or None for skip_equal"
             )
         if mode != "bounded" and self.token_budget is not None:
             raise ArgumentError(

@@ -15,13 +15,17 @@ class LedgerError(HoldfastError):
 
 
 class OrdinalState(StrEnum):
-    """The state of an ordinal; a borrowed one is that of another run's prompt."""
+    """The state of an ordinal; a borrowed one is that of another run's prompt.
+
+    ``SKIPPED``: all its rewards are equal, so its samples teach nothing.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
     READY = "ready"
     TRAINED = "trained"
     DROPPED = "dropped"
+    SKIPPED = "skipped"
     BORROWED = "borrowed"
 
 
@@ -33,6 +37,7 @@ class OrdinalEvent(StrEnum):
     COMPLETE = "complete"
     TRAIN = "train"
     DROP = "drop"
+    SKIP = "skip"
 
 
 TRANSITIONS: dict[tuple[OrdinalState, OrdinalEvent], OrdinalState] = {
@@ -43,10 +48,15 @@ TRANSITIONS: dict[tuple[OrdinalState, OrdinalEvent], OrdinalState] = {
     (OrdinalState.RUNNING, OrdinalEvent.RELEASE): OrdinalState.PENDING,
     (OrdinalState.RUNNING, OrdinalEvent.COMPLETE): OrdinalState.READY,
     (OrdinalState.READY, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
+    (OrdinalState.READY, OrdinalEvent.SKIP): OrdinalState.SKIPPED,
     (OrdinalState.DROPPED, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
+    (OrdinalState.SKIPPED, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
     (OrdinalState.BORROWED, OrdinalEvent.TRAIN): OrdinalState.TRAINED,
 }
-"""(state, event) → state. A dropped ordinal leaves with its step, having contributed nothing."""
+"""(state, event) → state.
+
+A dropped or skipped ordinal leaves with its step, having contributed nothing.
+"""
 
 
 def moved(ordinal: int, state: OrdinalState, event: OrdinalEvent) -> OrdinalState:

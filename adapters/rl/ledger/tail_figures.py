@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
@@ -40,6 +40,10 @@ class Tail:
         """Record that a worker has no slots any more."""
         self._count(worker, now_s)
         self._since.pop(worker, None)
+
+    def forget(self, ordinals: Collection[int]) -> None:
+        """Forget samples that will not be trained on, of ordinals that a step took."""
+        self._arrived = {key: at_s for key, at_s in self._arrived.items() if key[0] not in ordinals}
 
     def _count(self, worker: str, now_s: float) -> None:
         since_s, busy, slots = self._since.get(worker, (now_s, 0, 0))

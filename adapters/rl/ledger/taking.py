@@ -32,18 +32,30 @@ class Taking(ABC):
         self._complete: list[int] = []
 
     @classmethod
-    def by(cls, order: GroupOrder, *, groups: int, eta: int) -> Taking:
-        """Create the instance for an order."""
+    def by(cls, order: GroupOrder, *, groups: int, eta: int, skips: bool = False) -> Taking:
+        """Create the instance for an order, or for one that ``skips`` groups of equal rewards."""
+        if skips:
+            return ByReward(groups=groups, eta=eta)
         kind = ByArrival if order == GroupOrder.ARRIVAL else ByPrompt
         return kind(groups=groups, eta=eta)
 
-    def admit(self, ordinal: int) -> None:
-        """Admit a group."""
+    @property
+    def taken(self) -> int:
+        """Number of groups that the steps so far took, those without samples included."""
+        return self.step * self.groups
+
+    def admit(self, ordinal: int, *, now: bool = False) -> None:
+        """Admit a group; ``now``: in addition, because the next step is `short` of groups."""
         self._oldest[ordinal] = None
 
-    def complete(self, ordinal: int) -> None:
-        """Record that a group is complete, or dropped."""
+    def complete(self, ordinal: int, *, trains: bool = True) -> None:
+        """Record that a group is complete; unless it ``trains``, its step goes without it."""
         self._complete.append(ordinal)
+
+    @property
+    def short(self) -> int:
+        """Number of further groups that the next step needs beside all open ones."""
+        return 0
 
     def train(self, ordinals: Collection[int]) -> None:
         """Forget the groups of a step that is trained."""
@@ -141,6 +153,105 @@ class ByPrompt(Taking):
         return [f"the open ordinals are not exactly {first} to {admitted - 1}"]
 
 
+class ByReward(Taking):
+    """Steps take groups by prompt number, and in addition all that are skipped among them.
+
+    A step takes the groups up to the first ``groups`` that are not skipped. A group's versions
+    follow from its place when it is admitted: it is trained ``place // groups`` steps later at the
+    latest, since groups that are skipped only bring it forward. If too few are left, all open ones
+    are known to be needed, and the `short` rest is admitted for the step itself. So all of it is a
+    function of the rewards, whatever the order in which samples arrive.
+    """
+
+    def __init__(self, *, groups: int, eta: int) -> None:
+        super().__init__(groups=groups, eta=eta)
+        self._first = 0
+        self._skipped: set[int] = set()
+        self._taken_by = {0: 0}
+
+    @property
+    def taken(self) -> int:
+        """See `Taking.taken`: the ordinal of the first open group."""
+        return self._first
+
+    @property
+    def short(self) -> int:
+        """See `Taking.short`."""
+        return max(0, self.groups - len(self._wanted()))
+
+    def _wanted(self) -> list[int]:
+        """Return the open groups that are not skipped, ascending."""
+        return sorted(self._oldest.keys() - self._skipped)
+
+    def admit(self, ordinal: int, *, now: bool = False) -> None:
+        """See `Taking.admit`."""
+        later = 0 if now else (ordinal - self._first) // self.groups
+        self._oldest[ordinal] = max(0, self.step + later - self.eta)
+
+    def complete(self, ordinal: int, *, trains: bool = True) -> None:
+        """See `Taking.complete`: further groups are taken for those that do not train."""
+        super().complete(ordinal)
+        if not trains:
+            self._skipped.add(ordinal)
+
+    def train(self, ordinals: Collection[int]) -> None:
+        """See `Taking.train`."""
+        super().train(ordinals)
+        self._skipped -= set(ordinals)
+        self._first += len(ordinals)
+        self._taken_by[self.step] = self._first
+
+    def ordinals(self) -> Sequence[int] | None:
+        """See `Taking.ordinals`."""
+        wanted = self._wanted()
+        if len(wanted) < self.groups:
+            return None
+        taken = range(self._first, wanted[self.groups - 1] + 1)
+        return taken if set(taken) <= set(self._complete) else None
+
+    def urgency(self) -> dict[int, int]:
+        """See `Taking.urgency`: groups that are skipped may bring any group forward."""
+        done = set(self._complete)
+        return {
+            ordinal: place // self.groups
+            for place, ordinal in enumerate(self._wanted())
+            if ordinal not in done
+        }
+
+    def begin(self, ordinal: int, version: int | None) -> int:
+        """See `Taking.begin`: as its place was when it was admitted."""
+        oldest = self._oldest[ordinal]
+        assert oldest is not None
+        return oldest
+
+    def has_room(self, ordinal: int, oldest: int | None) -> bool:
+        """See `Taking.has_room`: always true, because no group is overtaken."""
+        return True
+
+    def released(self, protected: int) -> int:
+        """See `Taking.released`."""
+        return _at(self._taken_by, protected)
+
+    def check(self, admitted: int) -> list[str]:
+        """See `Taking.check`."""
+        if sorted(self._oldest) != list(range(self._first, admitted)):
+            return [f"the open ordinals are not exactly {self._first} to {admitted - 1}"]
+        if not self._skipped <= set(self._complete):
+            return [f"ordinals {sorted(self._skipped)} are skipped, {self._complete} are complete"]
+        return []
+
+    def state_dict(self) -> dict[str, Json]:
+        """See `Taking.state_dict`."""
+        more = {"first": self._first, "skipped": sorted(self._skipped)}
+        return {**super().state_dict(), **more}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """See `Taking.load_state_dict`."""
+        super().load_state_dict(state)
+        self._first, self._skipped = state["first"], set(state["skipped"])
+        self._taken_by = {self.step: self._first}
+
+
 class ByArrival(Taking):
     """Steps take complete groups, and wait for groups that would become too old."""
 
@@ -193,10 +304,7 @@ class ByArrival(Taking):
 
     def released(self, protected: int) -> int:
         """See `Taking.released`."""
-        known = sorted(step for step in self._lowest if step <= protected)
-        for step in known[:-1]:
-            del self._lowest[step]
-        return self._lowest[known[-1]] if known else 0
+        return _at(self._lowest, protected)
 
     def check(self, admitted: int) -> list[str]:
         """See `Taking.check`."""
@@ -235,3 +343,11 @@ class ByArrival(Taking):
 
     def _due(self, *, but: int | None = None) -> list[int]:
         return [each.due for each in self._open() if each.due is not None and each.ordinal != but]
+
+
+def _at(lowest: dict[int, int], protected: int) -> int:
+    """Return the entry of the last step up to ``protected``, 0 without one; forget older ones."""
+    known = sorted(step for step in lowest if step <= protected)
+    for step in known[:-1]:
+        del lowest[step]
+    return lowest[known[-1]] if known else 0

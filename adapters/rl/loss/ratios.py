@@ -10,13 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Correction = Literal["token", "prefix", "sequence"]
+Correction = Literal["token", "prefix", "sequence", "icepop", "none"]
 """The ratio of the proximal to the behavior policy that weighs a token.
 
 ``token``: its own (truncated importance sampling). ``prefix``: its own times the smallest of the
 tokens before it, a stand-in for the product over the prefix that does not explode (Lei et al.,
 "Prefix Importance Ratio Stabilizes Policy Optimization": MinPRO). ``sequence``: the product over
-the whole answer, the same for all of its tokens.
+the whole answer, the same for all of its tokens. ``icepop``: its own inside a band, and 0 outside:
+a token on which trainer and engine differ too much, in either direction, is masked (Ling Team,
+"Every Step Evolves": IcePop). ``none``: 1, as if the proximal policy had sampled.
 """
 
 _MOST_LOG = 20.0
@@ -24,10 +26,24 @@ _MOST_LOG = 20.0
 
 
 def behavior_weights(
-    proximal: Tensor, behavior: Tensor, mask: Tensor, *, correction: Correction, cap: float
+    proximal: Tensor,
+    behavior: Tensor,
+    mask: Tensor,
+    *,
+    correction: Correction,
+    cap: float,
+    band: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
-    """Return every token's weight, at most ``cap``; undefined where the mask is 0."""
+    """Return every token's weight, at most ``cap``; undefined where the mask is 0.
+
+    With ``icepop`` it is 0 outside the ``band``, and not truncated.
+    """
+    if correction == "none":
+        return torch.ones_like(behavior)
     logs = (proximal - behavior) * mask
+    if correction == "icepop":
+        ratios = logs.clamp(max=_MOST_LOG).exp()
+        return ratios * ((ratios >= band[0]) & (ratios <= band[1]))
     if correction == "sequence":
         logs = logs.sum(1, keepdim=True).expand_as(logs)
     elif correction == "prefix":

@@ -78,6 +78,11 @@ def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, full.detach()
 
 
+def local(parameter: Tensor) -> Tensor:
+    """Return this rank's part of a parameter, which is the whole one unless it is sharded."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 def shard(policy: Policy, mesh: DeviceMesh) -> None:
     """Cut a policy over the axis ``tp`` of the mesh, if there is one, and shard it over ``dp``.
 

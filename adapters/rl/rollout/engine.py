@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from holdfast.adapters.rl.policy.policy import Policy, fill
+from holdfast.adapters.rl.policy.rounding import Precision, round_weights
 from holdfast.adapters.rl.samples.noise import choose, uniform
 from holdfast.adapters.rl.samples.trajectory import (
     Delta,
@@ -95,7 +96,7 @@ class Engine:
 
     ``pinned``: weights change only when no sample is in progress. With an environment, the engine
     samples up to the end of a turn; a trajectory that comes back with the reply before another took
-    its slot need not be fed again.
+    its slot need not be fed again. It samples with weights of ``precision``.
     """
 
     policy: Policy
@@ -103,6 +104,7 @@ class Engine:
     slots: int
     seed: int
     pinned: bool = True
+    precision: Precision = "full"
     generation: int = 0
     version: int | None = None
     _cache: Any = field(init=False)
@@ -137,6 +139,7 @@ class Engine:
         if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
         fill(self.policy, weights)
+        round_weights(self.policy, self.precision)
         self.version, self.generation = version, generation
         self._left = [None] * self.slots
         for slot in self._slots:

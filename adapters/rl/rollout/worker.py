@@ -85,6 +85,7 @@ def _build_engine(policy: Policy, config: RLConfig, host: Host) -> Engine | Epis
         slots=config.slots,
         seed=config.seed,
         pinned=config.plan.pinned,
+        precision=config.rollout_precision,
     )
     if config.environment is None:
         return engine

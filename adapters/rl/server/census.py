@@ -32,6 +32,7 @@ class LedgerCensus:
             ready=states[OrdinalState.READY],
             trained=states[OrdinalState.TRAINED],
             dropped=states[OrdinalState.DROPPED],
+            skipped=states[OrdinalState.SKIPPED],
             awaited=len(ledger.awaited()),
             samples=counters.samples_accepted,
             duplicates=counters.duplicates_refused,

@@ -46,13 +46,17 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lock:
-    """Holds the lock of a file from now until it is released, or the process ends."""
+    """Holds the lock of a file from now until it is released, or the process ends.
 
-    def __init__(self, path: Path) -> None:
+    The file has ``content``.
+    """
+
+    def __init__(self, path: Path, content: bytes = b"") -> None:
         self._path = path
         draft = _draft(path)
         self._fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(self._fd, content)
         draft.replace(path)  # so the file is never visible without its lock
 
     def release(self) -> None:

@@ -44,6 +44,7 @@ from holdfast.adapters.shared.record_logs import LogReader
 from holdfast.ckpt.errors import CkptError, HoldfastError, PeerError
 from holdfast.ckpt.transport import Request, RunKey, Server
 from holdfast.ckpt.types import Json
+from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.events import BackPressure, Event, RolloutLeft, StepTail
 from holdfast.elastic.membership.records import Roster, WorkerState
 
@@ -231,12 +232,15 @@ class RolloutServer:
         """Return the samples of ``step``, or None if they are not complete in time."""
         with self._changed:
             term = self._leading()
+            ledger = term.ledger
             self._changed.wait_for(
-                lambda: self._given_up or term.ledger.batch(step) is not None, timeout_s
+                lambda: self._given_up or ledger.batch(step) is not None or ledger.stuck, timeout_s
             )
             if self._given_up:
                 raise self._given_up
-            return term.ledger.batch(step)
+            if ledger.stuck:
+                raise JobFailedError(ledger.stuck)
+            return ledger.batch(step)
 
     def train(self, step: int, samples: Sequence[Trajectory], rewards: Sequence[float]) -> StepTail:
         """Mark ``step`` as trained on ``samples``; return the figures of its tail (`Tail`).
@@ -255,6 +259,8 @@ class RolloutServer:
                 ordinals=tuple(taken) if ledger.plan.by_arrival else None,
                 now_s=time.monotonic(),
             )
+            if ledger.plan.skips:
+                term.tail.forget(taken)
             self._tell_pressure(term)
             self._answer_waiting()
             return tail

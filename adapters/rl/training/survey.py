@@ -19,12 +19,14 @@ class Survey:
     """The policy's figures of a batch before its step, the same on all ranks.
 
     ``ratios`` and ``norms`` [rows] float64: see `sequence_ratios` and `score_norms`; ``proximal``
-    [rows, length - 1]: the log-probabilities under a proximal policy, None without one.
+    and ``reference`` [rows, length - 1]: the log-probabilities under a proximal policy and under
+    the reference of a penalty, None without one.
     """
 
     ratios: Tensor
     norms: Tensor
     proximal: Tensor | None
+    reference: Tensor | None = None
 
     @property
     def variances(self) -> Tensor:
@@ -42,6 +44,7 @@ def survey(
     ranks: int,
     sum_: Callable[[Tensor], None],
     proximal: ProximalPolicy | None = None,
+    reference: ProximalPolicy | None = None,
 ) -> Survey:
     """Divide the microbatches among the ranks, and combine their results.
 
@@ -54,7 +57,10 @@ def survey(
     indices = [*own, *[0] * (turns - len(own))]
     pieces = [batch.part(index, of=microbatches) for index in indices]
     anchors = proximal.logprobs(pieces) if proximal else []
-    found = torch.zeros(len(batch.tokens), 2 + batch.mask.shape[1], dtype=torch.float64)
+    references = reference.logprobs(pieces) if reference else []
+    columns = batch.mask.shape[1]
+    width = 2 + columns * (1 + bool(references))
+    found = torch.zeros(len(batch.tokens), width, dtype=torch.float64)
     for turn, (index, piece) in enumerate(zip(indices, pieces, strict=True)):
         logits = model(piece.tokens)
         if turn >= len(own):
@@ -64,10 +70,13 @@ def survey(
         rows[:, 0] = sequence_ratios(current, piece.behavior, piece.mask)
         rows[:, 1] = score_norms(logits, piece.tokens, piece.mask)
         if anchors:
-            rows[:, 2:] = anchors[turn]
+            rows[:, 2 : 2 + columns] = anchors[turn]
+        if references:
+            rows[:, 2 + columns :] = references[turn]
     sum_(found)
     return Survey(
         ratios=found[:, 0],
         norms=found[:, 1],
-        proximal=found[:, 2:].float() if proximal else None,
+        proximal=found[:, 2 : 2 + columns].float() if proximal else None,
+        reference=found[:, 2 + columns :].float() if reference else None,
     )

@@ -23,6 +23,7 @@ from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.loss.batch import TrainingBatch, collate, packed_shape
+from holdfast.adapters.rl.loss.divergence import KLConfig
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names, reshard, shard
 from holdfast.adapters.rl.samples.borrowed import Borrowed
@@ -34,13 +35,14 @@ from holdfast.adapters.rl.sharing.sharing import GroupSharing
 from holdfast.adapters.rl.training.assessment import episode_figures, make_assessment
 from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
 from holdfast.adapters.rl.training.recheck import Recheck, row_at
+from holdfast.adapters.rl.training.reference import ReferencePolicy
 from holdfast.adapters.rl.training.survey import Survey, survey
 from holdfast.adapters.rl.training.update import Update, make_optimizer
 from holdfast.adapters.rl.weights.places import RETAINED
 from holdfast.adapters.rl.weights.pull import own_reader, published, weights_of
 from holdfast.adapters.rl.weights.retained import Retained
 from holdfast.adapters.rl.weights.setup import Policies
-from holdfast.adapters.rl.weights.warm_up import load_warm_start
+from holdfast.adapters.rl.weights.warm_up import load_reference, load_warm_start
 from holdfast.ckpt import Rebuilt
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
@@ -72,6 +74,7 @@ class _TrainerJob:
     recheck: Recheck
     history: dict[str, list[Json]]
     proximal: Ewma | Recomputed | None
+    reference: ReferencePolicy | None
     retained: Retained | None
     sharing: GroupSharing | None
 
@@ -111,13 +114,15 @@ class Trainer:
         config = self._config
         model = self._build(run)
         optimizer = make_optimizer(model.parameters(), lr=config.lr)
-        ledger, checker = Ledger(config.plan), StepChecker()
+        ledger, checker = Ledger(config.plan, reward_of=self._reward), StepChecker()
         state = LedgerState(ledger, self._server)
         history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
         proximal, retained = self._proximal(run, model), self._retained(run)
         more: dict[str, Any] = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
         if retained is not None:
             more[RETAINED] = retained
+        if (reference := self._reference(run)) is not None:
+            more["reference"] = reference
         if (frozen := self._policies.frozen_weights) is not None:
             more["frozen"] = Rebuilt(frozen)
         if (sharing := self._sharing(run)) is not None:
@@ -142,9 +147,12 @@ class Trainer:
             recheck=self._recheck(run, model),
             history=history,
             proximal=proximal,
+            reference=reference,
             retained=retained,
             sharing=sharing,
         )
+        if reference is not None:
+            reference.require(run.completed)
         try:
             if run.is_leader:
                 self._lead(run, model, ledger, state)
@@ -158,11 +166,15 @@ class Trainer:
 
     # -- beginning ---------------------------------------------------------------------------
 
-    def _build(self, run: elastic.Run) -> Policy:
+    def _build(self, run: elastic.Run, *, reference: KLConfig | None = None) -> Policy:
+        """Return a sharded policy with the first weights of the run, or those of a reference."""
         config = self._config
         model = self._policies.build()
-        if config.lora is None and config.warm_start is not None and not _restores(run):
-            load_warm_start(model, config.warm_start)
+        if config.lora is None and not _restores(run):
+            if reference is not None and reference.checkpoint is not None:
+                load_reference(model, reference.checkpoint, step=reference.step)
+            elif config.warm_start is not None:
+                load_warm_start(model, config.warm_start)
         shard(model, run.mesh)
         return model
 
@@ -179,6 +191,11 @@ class Trainer:
                 lambda version: weights_of(run, names, version, retained=retained),
             )
         return None
+
+    def _reference(self, run: elastic.Run) -> ReferencePolicy | None:
+        if (kl := self._config.loss.kl) is None:
+            return None
+        return ReferencePolicy(self._build(run, reference=kl), kl)
 
     def _retained(self, run: elastic.Run) -> Retained | None:
         if not self._config.retained:
@@ -211,7 +228,7 @@ class Trainer:
         def weights(version: int) -> Mapping[str, Tensor]:
             return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S, retained=retained)
 
-        return Recheck(self._policies.build, weights)
+        return Recheck(self._policies.build, weights, precision=self._config.rollout_precision)
 
     def _frozen(self) -> dict[str, Json]:
         """Return the digest of the frozen weights, if any, for the rollout workers."""
@@ -250,12 +267,15 @@ class Trainer:
         run.step(job.optimizer)
         if isinstance(job.proximal, Ewma):
             job.proximal.update()
+        if job.reference is not None:
+            job.reference.renew(job.model, version=step + 1)
         used, tokens = batch.used, batch.token_count
         reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
         staleness = step - min(batch.sampled_by, default=step)
         job.history["reward"].append(reward)
-        share = {} if update.share is None else {"effective_share": update.share}
-        run.log(reward=reward, tokens=tokens, staleness=staleness, **share)
+        more = {} if update.share is None else {"effective_share": update.share}
+        more |= {} if update.divergence is None else {"divergence": update.divergence}
+        run.log(reward=reward, tokens=tokens, staleness=staleness, **more)
 
     def _survey(self, job: _TrainerJob, batch: TrainingBatch) -> Survey:
         data = job.run.data_mesh
@@ -268,6 +288,7 @@ class Trainer:
                 ranks=data.size(),
                 sum_=lambda found: dist.all_reduce(found, group=data.get_group()),
                 proximal=job.proximal,
+                reference=job.reference,
             )
         finally:
             reshard(job.model)
@@ -294,7 +315,7 @@ class Trainer:
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         session.emit(RolloutsAwaited(step=step + 1, seconds=time.perf_counter() - began))
         self._await_release(job, step)
-        rewards = [self._assessment.reward(sample) for sample in samples]
+        rewards = [self._reward(sample) for sample in samples]
         island = job.sharing.share.name if job.sharing else ""
         with self._server.lock:
             others = ledger.borrowing.due(step)
@@ -311,7 +332,7 @@ class Trainer:
             session.emit(episode_figures(samples, step=step + 1))
         self._judge(job, step, job.checker.check(seen))
         length = config.model.context
-        rewards += [self._assessment.reward(sample) for sample in others]
+        rewards += [self._reward(sample) for sample in others]
         both = [*samples, *(_as_ours(sample, run.generation, step) for sample in others)]
         batch = collate(both, torch.tensor(rewards), rows=config.rows, length=length)
         self._look_again(job, step, batch, samples)
@@ -342,6 +363,13 @@ class Trainer:
             job.session.emit(RuleViolated(step=step + 1, what=what))
         if found and self._config.check.fatal:
             raise JobFailedError(f"{found[0]} (check.fatal is set)")
+
+    def _reward(self, sample: Trajectory) -> float:
+        """Return the reward of a finished sample, less the penalty for its length."""
+        limits = self._config.limits
+        most = min(limits.max_new_tokens, limits.context - len(sample.prompt))
+        penalty = self._config.length.of(sample.sampled, most=most)
+        return self._assessment.reward(sample) - penalty
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._assessment.prompt(ordinal))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.loss.advantages import group_advantages
 from holdfast.adapters.rl.loss.batch import TrainingBatch
+from holdfast.adapters.rl.loss.divergence import answer_divergences
 from holdfast.adapters.rl.loss.ppo import policy_loss, target_logprobs
 from holdfast.adapters.rl.loss.ratios import effective_share
 from holdfast.adapters.rl.training.survey import Survey
@@ -21,8 +22,10 @@ from holdfast.adapters.rl.training.survey import Survey
 class Update:
     """A step's ``batch`` with its advantages, and the ``lr`` to train it with.
 
-    ``share`` is the effective share of samples, None without a survey; ``proximal`` [rows, length -
-    1] are the log-probabilities of a proximal policy, None without one.
+    ``share`` is the effective share of samples, None without a survey; ``proximal`` and
+    ``reference`` [rows, length - 1] are the log-probabilities of a proximal policy and of the
+    reference of a penalty in the loss, None without one. ``divergence`` from the reference is the
+    mean over the answers, None without one.
     """
 
     step: int
@@ -30,6 +33,8 @@ class Update:
     lr: float
     share: float | None = None
     proximal: Tensor | None = None
+    reference: Tensor | None = None
+    divergence: float | None = None
 
     @classmethod
     def of(
@@ -37,8 +42,16 @@ class Update:
     ) -> Update:
         """Create the update of a batch with rewards and its survey ``found``."""
         used, loss = batch.used, config.loss
+        rewards, divergence = batch.rewards[used], None
+        reference = found.reference if found else None
+        if loss.kl is not None and reference is not None:
+            diverged = answer_divergences(reference, batch.behavior, batch.mask)[used]
+            divergence = diverged.mean().item() if len(diverged) else 0.0
+            if loss.kl.as_reward:
+                rewards = rewards - (loss.kl.weight * diverged).float()
+                reference = None
         advantages = group_advantages(
-            batch.rewards[used],
+            rewards,
             config.group,
             baseline=loss.baseline,
             normalize=loss.normalize,
@@ -52,6 +65,8 @@ class Update:
             lr=lr * math.sqrt(share) if loss.ess_lr and share is not None else lr,
             share=share,
             proximal=found.proximal if found else None,
+            reference=reference,
+            divergence=divergence,
         )
 
     def loss(self, model: nn.Module, *, config: RLConfig, index: int = 0, of: int = 1) -> Tensor:
@@ -62,8 +77,9 @@ class Update:
             part,
             config=config.loss,
             step=self.step,
-            scale=of / max(1, self.batch.token_count),
+            scale=of / max(1, config.loss.units(self.batch)),
             proximal=None if self.proximal is None else self.proximal.chunk(of)[index],
+            reference=None if self.reference is None else self.reference.chunk(of)[index],
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.rl.policy.policy import reshard
+from holdfast.adapters.rl.policy.policy import local, reshard
 from holdfast.adapters.rl.weights.places import slot_of
 
 _EMPTY = -1
@@ -46,9 +45,5 @@ class Retained(nn.Module):
         reshard(policy)
         pairs = zip(self.get_submodule(str(slot)).parameters(), policy.parameters(), strict=True)
         for kept, current in pairs:
-            _local(kept).copy_(_local(current))
+            local(kept).copy_(local(current))
         self.versions[slot] = version
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -17,6 +17,7 @@ from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
 from holdfast.ckpt.checkpoints.source import StoreSource
+from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.state.saved import read_tensors
 from holdfast.elastic.errors import ConfigError
 
@@ -58,16 +59,41 @@ def warm_up(config: RLConfig, task: Task) -> nn.Module:
 
 
 def load_warm_start(model: nn.Module, root: str) -> None:
-    """Fill ``model`` from a warm start. Raises ``ConfigError`` if there is none."""
+    """Fill ``model`` from a warm start. Raises ``ConfigError`` if there is none that fits."""
     step = catalog.latest(root)
     if step is None:
         raise ConfigError(
             f"{root}: no warm start there; make it with: "
             "python -m holdfast.rl --warm-up --config FILE"
         )
+    _load(model, root, step=step)
+
+
+def load_reference(model: nn.Module, root: str, *, step: int | None) -> None:
+    """Fill ``model`` from ``step`` of the checkpoints of an RL job, or of a warm start.
+
+    Raises ``ConfigError`` if there is none that fits.
+    """
+    try:
+        _load(model, root, step=catalog.choose(root, step))
+    except NotFoundError as error:
+        raise ConfigError(
+            f"loss.kl.checkpoint: {error}; name a checkpoint that an RL job wrote, or a warm "
+            "start, and a step that it has"
+        ) from error
+
+
+def _load(model: nn.Module, root: str, *, step: int) -> None:
     names = parameter_names(model)
     with StoreSource(root, step) as source:
         tensors = read_tensors(source, [f"{MODEL}.{name}" for name in names])
+    for name, parameter in model.named_parameters():
+        shape = list(tensors[f"{MODEL}.{name}"].shape)
+        if shape != list(parameter.shape):
+            raise ConfigError(
+                f"{root}: {name} has the shape {shape} there and {list(parameter.shape)} here: "
+                "give weights of the same model"
+            )
     fill(model, {name: tensors[f"{MODEL}.{name}"] for name in names})
 
 

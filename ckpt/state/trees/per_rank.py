@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from holdfast.ckpt.errors import ArgumentError
+from holdfast.ckpt.geometry.shard_index import owner_of
 from holdfast.ckpt.types import Json
 
 Merge: TypeAlias = Callable[[list[Any], int, int], Any]
@@ -73,12 +74,6 @@ class CarriedRanks:
 def own_name(path: str, rank: int) -> str:
     """Return the name under which a rank's own value of ``path`` is stored."""
     return f"{path}@{rank}"
-
-
-def owner_of(name: str, *, writer: int) -> tuple[str, int]:
-    """Return the path and the rank of a value among the ``rank_values`` of ``writer``."""
-    path, at, rank = name.rpartition("@")
-    return (path, int(rank)) if at and rank.isdecimal() else (name, writer)
 
 
 SavedRanks: TypeAlias = Mapping[str, Mapping[int, Json]]

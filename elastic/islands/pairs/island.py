@@ -19,9 +19,9 @@ from holdfast.elastic.islands.commands import (
     SkipTides,
 )
 from holdfast.elastic.islands.island import Island
+from holdfast.elastic.islands.life.adopting import adopt
 from holdfast.elastic.islands.pairs.ending import PairEnding
 from holdfast.elastic.islands.pairs.tensors import PairTensors
-from holdfast.elastic.islands.tensors import SeaTensors
 from holdfast.elastic.tracked.keeper import StateKeeper
 
 
@@ -29,38 +29,40 @@ class PairedIsland(Island):
     """As `Island`; the weights and momentum beside the parameters are this island's own."""
 
     def _tensors_of(self, state: Mapping[str, Any]) -> PairTensors:
-        return PairTensors(state, self._world, self._islands)
+        return PairTensors(state, self._parts.world, self._parts.islands)
 
-    def _merge_all(self, tensors: SeaTensors) -> None:
+    def _merge_all(self) -> None:
         """Take the mean of all islands' weights, once each of them has ended."""
+        parts, tides, together = self._parts, self._tides, self._parts.together
+        tensors = parts.tensors
         assert isinstance(tensors, PairTensors)
-        self._keeper.fence()
-        ending = self._arrival(PairEnding)
-        with self._pulse.phase(WorkerPhase.WAIT):
-            while not isinstance(said := self._together.told(ending), GoOn):
+        parts.keeper.fence()
+        ending = tides.arrival(PairEnding)
+        with parts.pulse.phase(WorkerPhase.WAIT):
+            while not isinstance(said := together.told(ending), GoOn):
                 match said:
                     case AdoptMerge():
-                        self._adopt(tensors, said)
+                        adopt(parts, self._contact, said)
                     case SkipTides():
-                        self._skip(said)
+                        tides.skip(said)
                     case EnterAnew():
-                        self._enter_anew(tensors)
-                        ending = self._arrival(PairEnding)
+                        self._entry.anew()
+                        ending = tides.arrival(PairEnding)
                     case SendLast():
-                        self._depart(tensors, last=True)
-                        self._counters.now.sents = []
+                        tides.depart(last=True)
+                        parts.now.sents = []
                         self.kept()
                     case MergeLast():
-                        tensors.merge_last(said.portion, said.weights, self._together.data)
-                        self._together.data = []
+                        tensors.merge_last(said.portion, said.weights, together.data)
+                        together.data = []
         tensors.take_weights()
-        self._counters.now.states = tensors.digests(range(self._islands.portions))
-        self._emit(IslandLeft(island=self._islands.name, why="done"))
+        parts.now.states = tensors.digests(range(parts.islands.portions))
+        parts.emit(IslandLeft(island=parts.islands.name, why="done"))
 
     def _is_last_out(self) -> bool:
         """Return whether this island saves the weights: all have the same, and are here at once."""
-        view = self._logbook.view
-        return not view.members and view.ended[-1:] in ((), (self._islands.name,))
+        view = self._parts.logbook.view
+        return not view.members and view.ended[-1:] in ((), (self._parts.islands.name,))
 
 
 def island_of(

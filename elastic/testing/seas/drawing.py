@@ -105,6 +105,25 @@ def dealt(drawn: Voyage, seed: int) -> Voyage:
     return dataclasses.replace(drawn, crews=crews)
 
 
+def guarded(drawn: Voyage, seed: int) -> Voyage:
+    """Return a voyage whose islands have loss guards, and up to four faults that these see."""
+    draw = Random(f"guarded {seed}")
+    crews = [
+        dataclasses.replace(crew, steps_back=draw.randint(1, crew.islands.overlap))
+        for crew in drawn.crews
+    ]
+    faults = [
+        SeaStrike(
+            kind="spoil",
+            island=draw.choice(crews).islands.name,
+            at_s=draw.uniform(2, 40),
+            seconds=1.0,
+        )
+        for _ in range(draw.randint(1, 4))
+    ]
+    return dataclasses.replace(drawn, crews=crews, strikes=(*drawn.strikes, *faults))
+
+
 def _by_speed(crew: SeaCrew, *, times: int) -> SeaCrew:
     """Return a crew that takes so many times as many steps to a tide if it is fast."""
     islands = crew.islands

@@ -15,6 +15,9 @@ from typing import Any, Final, TypeAlias
 PAYLOAD_BYTES: Final = 8192
 """The size of every payload."""
 
+FAULT: Final = -1
+"""In place of the step, for what a fault has put into own work."""
+
 MIDDLE: Final = "the middle"
 """The entry of weights that says with which weights they met."""
 

@@ -10,7 +10,6 @@ import functools
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from random import Random
 from typing import Final, TypeVar
 
@@ -27,157 +26,26 @@ from holdfast.elastic.islands.commands import (
     LoadWeights,
     SkipTides,
 )
-from holdfast.elastic.islands.counters import NONE, IslandCounters, IslandNumbers, Sent
+from holdfast.elastic.islands.counters import NONE, IslandCounters, Sent
 from holdfast.elastic.islands.courier import Courier, Outgoing
-from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.entering import Entrance, returning
 from holdfast.elastic.islands.haul.freight import Freight, carry_out
+from holdfast.elastic.islands.held import HeldWorks
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox, digest_of
 from holdfast.elastic.islands.messages import Given, Sign
 from holdfast.elastic.islands.pace import OwnPace
-from holdfast.elastic.sea.records import DealtData, Parameter
-from holdfast.elastic.sea.settings import Islands
+from holdfast.elastic.sea.records import Parameter
 from holdfast.elastic.testing.seas import ledger
-from holdfast.elastic.testing.seas.ledger import Units
-from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
-from holdfast.elastic.testing.seas.store import SimulatedStore
-from holdfast.elastic.testing.seas.tasks import SeaTask, Tasks
+from holdfast.elastic.testing.seas.oracle import SeaFaultError
+from holdfast.elastic.testing.seas.process import ModelIsland, RunState
+from holdfast.elastic.testing.seas.tasks import SeaTask
 
 SAMPLES: Final = 8
-TURNED_AWAY: Final = "turned away"
-"""In place of final weights: the island came without a state when the sea was over."""
-
-_HALT_S: Final = 1000.0
+_FAULT: Final = 1 << 20
 _T = TypeVar("_T")
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
-
-
-@dataclass(slots=True, kw_only=True)
-class RunState:
-    """The tracked state of a run after ``step`` steps; the last tide began after ``departed``.
-
-    ``trained`` are the positions of the samples that the lineage has trained, where they are dealt.
-    """
-
-    step: int
-    numbers: IslandNumbers
-    sea: list[dict[str, int]]
-    own: list[Units]
-    payloads: dict[int, bytes] = field(default_factory=dict)
-    expected: list[int] = field(default_factory=list)
-    departed: int | None = None
-    trained: list[int] = field(default_factory=list)
-
-
-class ModelIsland:
-    """An island that trains ``steps`` steps; kills and restores are the simulation's.
-
-    With ``data`` the logbook deals it samples, and it trains as long as there are some.
-
-    ``seconds`` is the time of a step. With ``exact`` a step that is executed again makes the same
-    work. With a notice, since ``noticed_s``, it hands over at the end of a step, and waits for
-    nobody before that; ``handed_over`` has the seconds that it took.
-    """
-
-    def __init__(  # noqa: PLR0913 - made in one place, all by keyword
-        self,
-        islands: Islands,
-        *,
-        steps: int,
-        seconds: float,
-        tasks: Tasks,
-        store: SimulatedStore,
-        oracle: Oracle,
-        random: Random,
-        exact: bool,
-        data: DealtData | None = None,
-        life: type[SeaLife] | None = None,
-    ) -> None:
-        self.data = data
-        self._kind = life or SeaLife
-        self.islands, self.steps, self.seconds = islands, steps, seconds
-        self._tasks, self._store, self.oracle, self._random = tasks, store, oracle, random
-        self._exact = exact
-        self.name = islands.name
-        self.runs = self.attempts = self.crashes = 0
-        self.noticed_s: float | None = None
-        self.handed_over: list[float] = []
-        self.final: str | None = None
-        self.snapshots: dict[int, tuple[RunState, float, float]] = {}
-        self._life: SeaLife | None = None
-
-    # -- the process -----------------------------------------------------------------------------
-
-    def start(self, *, after_s: float = 0.0, run: bool = True) -> None:
-        """Start the process; it continues from the newest snapshot that is left."""
-        self.attempts += 1
-        self.runs += run
-        self._tasks.start(self._main, group=self.name, after_s=after_s)
-
-    def newest(self, *, durable: bool) -> int | None:
-        """Return the newest step that is protected, or that is in a checkpoint."""
-        now_s = self._tasks.now_s
-        found = [s for s, (_, p, d) in self.snapshots.items() if (d if durable else p) <= now_s]
-        return max(found, default=None)
-
-    def lose(self, *, from_step: int | None) -> None:
-        """Lose the snapshots after a step, None for all."""
-        kept = {s: x for s, x in self.snapshots.items() if from_step is not None and s <= from_step}
-        self.snapshots = kept
-
-    def damage(self) -> None:
-        """Change a number of the sea's weights in the memory of the process."""
-        if self._life is not None:
-            self._life.damage(self._random)
-            self.oracle.astray.add(self.name)
-
-    def _main(self) -> None:
-        newest = max(self.snapshots, default=None)
-        if newest is None:
-            self.oracle.stateless.add(self.name)
-            portions = range(self.islands.portions)
-            counters = IslandCounters(self.name, portions=len(portions))
-            state = RunState(
-                step=0, numbers=counters.now, sea=[{} for _ in portions], own=[{} for _ in portions]
-            )
-        else:
-            state = copy.deepcopy(self.snapshots[newest][0])
-        try:
-            self._life = self._kind(self, state)
-            self._life.main()
-        except StoreError:
-            self.crashes += 1
-            self._tasks.start(self._restart, group="nature")
-        except SeaError:
-            if self.name in self.oracle.astray:
-                self.lose(from_step=None)
-                self._tasks.start(self._restart, group="nature")
-            elif self.oracle.is_over:
-                self.final = TURNED_AWAY
-            elif state.numbers.lineage != NONE:
-                raise
-            elif self.oracle.is_lost(self.name):
-                self.final = TURNED_AWAY
-            else:  # nobody answered it for long
-                self._tasks.start(self._restart, group="nature")
-
-    def hand_over(self) -> None:
-        """Let the next generation go on from the step that was just kept."""
-        noticed_s, self.noticed_s = self.noticed_s, None
-        self.handed_over.append(self._tasks.now_s - (noticed_s or 0.0))
-        self._tasks.start(self._go_on, group="nature")
-        self._tasks.sleep(_HALT_S)
-
-    def _go_on(self) -> None:
-        self._tasks.kill(self.name)
-        self.start(after_s=1.0, run=False)
-
-    def _restart(self) -> None:
-        """Start the process again from what it keeps in memory, as an agent does."""
-        self._tasks.kill(self.name)
-        self.lose(from_step=self.newest(durable=False))
-        self.start(after_s=2.0, run=False)
 
 
 class SeaLife:
@@ -188,14 +56,15 @@ class SeaLife:
         self._islands = model.islands
         self._counters = IslandCounters(model.name, portions=model.islands.portions)
         self._counters.now = state.numbers
-        self._mailbox = Mailbox(model._store)  # type: ignore[arg-type]
+        self._mailbox = Mailbox(model.store)  # type: ignore[arg-type]
         self._logbook = self._first_page()
-        self._attempt = 0 if model._exact else model.attempts
+        self._attempt = 0 if model.exact else model.attempts
         self._courier: Courier | None = None
+        self._held = HeldWorks(steps=model.guard.steps_back)
         self._task: SeaTask | None = None
         self._error: Exception | None = None
         self._turns = 0
-        self._pace = OwnPace(model._tasks.clock)
+        self._pace = OwnPace(model.tasks.clock)
         self._hand: Hand | None = None
         if model.data is not None:
             assert model.data.epochs is not None
@@ -212,18 +81,20 @@ class SeaLife:
             if s.numbers.place:
                 self._logbook.resume(s.numbers.place)
             self._logbook.poll()
-            self._go_on_in_hand()
+            self._go_on()
         self._open()
-        if s.numbers.sents:
-            self._send()
+        self._held.put(self._outgoing(sent) for sent in s.numbers.sents)
+        self._release()
         if self._is_due():
             self._arrive(may_put_off=True)
             if self._is_due() and m.noticed_s is not None:
                 m.hand_over()
         is_last = self._is_over()
         while not is_last:
+            if s.seen is not None and s.step >= s.seen:
+                m.go_back(at_most=m.guard.at_most(s.step))
             self._pace.begin_step()
-            m._tasks.sleep(m.seconds * (0.5 + m._random.random()))
+            m.tasks.sleep(m.seconds * (0.5 + m.random.random()))
             self._train()
             is_last = self._is_over()
             self._end_step(last=is_last)
@@ -231,14 +102,14 @@ class SeaLife:
             self._snapshot()
             if m.noticed_s is not None and not is_last:
                 m.hand_over()
-        m._tasks.sleep(1.0)
+        m.tasks.sleep(1.0)
         assert self._courier is not None
         self._closed()
         self._courier.leave()
         m.final = ledger.digest(s.sea)
 
     def _first_page(self) -> SeaLogbook:
-        return SeaLogbook(self._m._store, island=self._m.name)  # type: ignore[arg-type]
+        return SeaLogbook(self._m.store, island=self._m.name)  # type: ignore[arg-type]
 
     def damage(self, random: Random) -> None:
         """Change a number of the sea's weights."""
@@ -266,35 +137,43 @@ class SeaLife:
             q = ledger.quantity(self._m.name, s.step, portion, attempt=self._attempt)
             own[s.step] = own.get(s.step, 0) + q
             s.expected[portion] += q
+        if s.seen is None and (seen := self._m.guard.fault(s.step, of=self._m.steps)) is not None:
+            s.seen = seen
+            for portion, own in enumerate(s.own):
+                own[ledger.FAULT] = own.get(ledger.FAULT, 0) + _FAULT
+                s.expected[portion] += _FAULT
 
     def _snapshot(self) -> None:
         m, s = self._m, self._s
-        now_s, draw = m._tasks.now_s, m._random.random
+        now_s, draw = m.tasks.now_s, m.random.random
         durable_s = now_s + 1 + 4 * draw() if s.step % 3 == 0 else float("inf")
         state = copy.deepcopy(s)
         m.snapshots = {k: x for k, x in m.snapshots.items() if k < s.step and k >= s.step - 12}
         m.snapshots[s.step] = state, now_s + 0.05 + draw(), durable_s
-        if s.numbers.sents and s.numbers.sents[0].step == s.step:
-            self._send()
+        self._release()
 
     # -- entering --------------------------------------------------------------------------------
 
-    def _go_on_in_hand(self) -> None:
-        """Take the hand of the state, or enter anew if the sea has a later lineage."""
-        hand, view, name = self._hand, self._logbook.view, self._m.name
-        if hand is None:
-            return
-        known = view.members.get(name) or view.former[name]
-        if known.lineage > self._s.numbers.lineage:
-            self._m.oracle.stateless.add(name)
+    def _go_on(self) -> None:
+        """Take the hand of the state, or enter anew if the run did so later."""
+        said = returning(
+            self._logbook,
+            self._islands,
+            lineage=self._s.numbers.lineage,
+            run=f"{self._m.name}-{self._m.runs}",
+            sign=lambda: self._mailbox.sign(self._m.name),
+        )
+        if isinstance(said, EnterAnew):
+            self._m.oracle.stateless.add(self._m.name)
             self._counters.begin_anew(keeps=True)
             self._enter(keeps=True)
-        else:
-            hand.begin()
+        elif self._hand is not None:
+            self._hand.begin()
 
     def _enter_anew(self, *, keeps: bool) -> None:
         self._closed()
         self._courier = None
+        self._held.clear()
         if not keeps:
             self._logbook = self._first_page()
         self._counters.begin_anew(keeps=keeps)
@@ -314,7 +193,7 @@ class SeaLife:
             check=self._check,
         )
         while isinstance(said := asking.next()[0], AwaitNews):
-            self._m._tasks.sleep(0.1)
+            self._m.tasks.sleep(0.1)
         match said:
             case GoOn():
                 hand.receive(said.dealt)
@@ -333,7 +212,7 @@ class SeaLife:
             first=ledger.digest("first"),
             weight=self._islands.every * SAMPLES,
             run=f"{m.name}-{m.runs}",
-            clock=m._tasks.clock,
+            clock=m.tasks.clock,
             adopted=s.numbers.adopted if keeps else None,
             dealt=None if hand is None else hand.data,
             need=s.numbers.need,
@@ -349,7 +228,7 @@ class SeaLife:
                 case AdoptMerge():
                     self._adopt(said, data)
                 case _:
-                    m._tasks.sleep(0.2)
+                    m.tasks.sleep(0.2)
         if said.tide > s.numbers.adopted:
             self._counters.skip_to(said.tide, step=s.step)
         s.numbers.lineage, s.numbers.entered = said.lineage, s.numbers.adopted
@@ -365,7 +244,7 @@ class SeaLife:
     def _load(self, said: LoadWeights) -> None:
         s = self._s
         name = said.root.removeprefix("sea/") + "/weights"
-        s.sea = json.loads(self._m._store.read(name))
+        s.sea = json.loads(self._m.store.read(name))
         s.numbers.adopted, s.numbers.bases = said.tide, list(said.bases)
         s.numbers.named = list(said.bases)
         s.numbers.states = [ledger.digest(each) for each in s.sea]
@@ -378,23 +257,23 @@ class SeaLife:
             self._mailbox,
             self._islands,
             lineage=self._s.numbers.lineage,
-            clock=m._tasks.clock,
+            clock=m.tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,
             remove=self._remove,
-            freight=Freight(self._mailbox, submit=self._haul, clock=m._tasks.clock),
+            freight=Freight(self._mailbox, submit=self._haul, clock=m.tasks.clock),
         )
         courier = self._courier
-        self._task = m._tasks.start(lambda: self._errands(courier), group=m.name)
+        self._task = m.tasks.start(lambda: self._errands(courier), group=m.name)
 
     def _haul(self, transfer: Callable[[], _T], /) -> Future[_T]:
         """Carry a transfer out beside the courier, as a thread of the process does."""
         m, future = self._m, Future[_T]()
-        m._tasks.start(functools.partial(carry_out, transfer, future), group=m.name)
+        m.tasks.start(functools.partial(carry_out, transfer, future), group=m.name)
         return future
 
     def _remove(self, root: str) -> None:
-        self._m._store.delete([root.removeprefix("sea/") + "/weights"])
+        self._m.store.delete([root.removeprefix("sea/") + "/weights"])
 
     def _sign(self, number: int) -> Sign:
         m = self._m
@@ -406,7 +285,7 @@ class SeaLife:
         return self._counters.adopted_at(step)
 
     def _errands(self, courier: Courier) -> None:
-        tasks, failing_s = self._m._tasks, 0.0
+        tasks, failing_s = self._m.tasks, 0.0
         while courier is self._courier:
             try:
                 changed = courier.turn()
@@ -427,9 +306,9 @@ class SeaLife:
         task, self._task = self._task, None
         courier, self._courier = self._courier, None
         while task is not None and not task.is_over:
-            self._m._tasks.sleep(0.1)
+            self._m.tasks.sleep(0.1)
         while courier is not None and not courier.freight.rest(0.0):
-            self._m._tasks.sleep(0.1)
+            self._m.tasks.sleep(0.1)
         self._courier = courier
 
     # -- the end of a step -----------------------------------------------------------------------
@@ -438,6 +317,9 @@ class SeaLife:
         now, s, m = self._s.numbers, self._s, self._m
         now.samples += SAMPLES
         self._pace.end_step()
+        if last:
+            self._held.end()
+        self._release()
         if self._is_due() or (last and now.sents):
             self._arrive(may_put_off=not last)
         if last:
@@ -454,7 +336,7 @@ class SeaLife:
     def _merge_all(self) -> None:
         for _ in range(self._islands.portions):
             self._depart()
-            self._send()
+            self._release()
             self._arrive(hurries=True)
 
     def _is_due(self) -> bool:
@@ -473,18 +355,19 @@ class SeaLife:
                 weights=self._weights(portion),
             )
             s.payloads[portion] = payload
-            self._counters.note_departed(
+            sent = self._counters.note_departed(
                 portion,
                 step=s.step,
                 digest=digest_of(payload),
                 nbytes=len(payload),
                 step_us=step_us,
             )
+            self._held.put([self._outgoing(sent, last=last)])
 
-    def _send(self, *, last: bool = False) -> None:
-        assert self._courier is not None
-        sents = self._s.numbers.sents
-        self._courier.send([self._outgoing(sent, last=last) for sent in sents])
+    def _release(self) -> None:
+        if due := self._held.due(self._s.step):
+            assert self._courier is not None
+            self._courier.send(due)
 
     def _outgoing(self, sent: Sent, *, last: bool = False) -> Outgoing:
         payload, work = self._s.payloads[sent.portion], self._counters.work_of(sent, last=last)
@@ -503,7 +386,7 @@ class SeaLife:
             weight=self._counters.weight(self._s.numbers.adopted % self._islands.portions),
             await_news=self._await_news,
             check=self._check,
-            clock=self._m._tasks.clock,
+            clock=self._m.tasks.clock,
             nbytes=lambda _portion: ledger.PAYLOAD_BYTES,
             dealt=lambda: self._s.numbers.dealt,
             hurries=hurries,
@@ -545,9 +428,9 @@ class SeaLife:
         self._courier.adopted(said.tide - 1)
 
     def _await_news(self, timeout_s: float) -> None:
-        seen, until_s = self._turns, self._m._tasks.now_s + timeout_s
-        while self._turns == seen and self._m._tasks.now_s < until_s:
-            self._m._tasks.sleep(0.1)
+        seen, until_s = self._turns, self._m.tasks.now_s + timeout_s
+        while self._turns == seen and self._m.tasks.now_s < until_s:
+            self._m.tasks.sleep(0.1)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -581,6 +464,6 @@ class SeaLife:
     def _give(self, said: GiveWeights) -> None:
         m, s = self._m, self._s
         root = said.root.removeprefix("sea/")
-        m._store.write(f"{root}/weights", [json.dumps(s.sea).encode()])
+        m.store.write(f"{root}/weights", [json.dumps(s.sea).encode()])
         given = Given(by=m.name, tide=s.numbers.adopted, bases=tuple(s.numbers.bases))
         self._mailbox.give(said.request, given)

@@ -265,6 +265,8 @@ class Oracle:
         if part["trained"] != trained:
             raise SeaFaultError(f"{island} says {part['trained']} samples, its work has {trained}")
         self._in_sea[island, lineage, portion] = trained
+        if ledger.FAULT in units:
+            raise SeaFaultError(f"tide {self.tide} has a fault that the guard of {island} undid")
         for step, q in units.items():
             key = island, lineage, step, portion
             self._units[key] += q

@@ -163,7 +163,7 @@ class PairLife(SeaLife):
                     ending = self._arrival(PairEnding)
                 case SendLast():
                     self._depart(last=True)
-                    self._send(last=True)
+                    self._release()
                     s.numbers.sents = []
                 case MergeLast():
                     s.sea[said.portion] = ledger.last(data)

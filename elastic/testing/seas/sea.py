@@ -10,18 +10,21 @@ from typing import Final, Literal, TypeAlias
 from holdfast.elastic.sea.records import DealtData, agreed, decode_record
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
-from holdfast.elastic.testing.seas.model import TURNED_AWAY, ModelIsland, SeaLife
+from holdfast.elastic.testing.seas.guarding import ModelGuard
+from holdfast.elastic.testing.seas.model import SeaLife
 from holdfast.elastic.testing.seas.oracle import Oracle, SeaFaultError
 from holdfast.elastic.testing.seas.pairs import PairLife, PairOracle
+from holdfast.elastic.testing.seas.process import TURNED_AWAY, ModelIsland
 from holdfast.elastic.testing.seas.store import Files, SimulatedStore, Way
 from holdfast.elastic.testing.seas.tasks import Tasks
 
 Kind: TypeAlias = Literal[
-    "kill", "wipe", "lose", "vanish", "notice", "freeze", "cut", "slow", "flaky", "damage"
+    "kill", "wipe", "lose", "vanish", "notice", "freeze", "cut", "slow", "flaky", "damage", "spoil"
 ]
 """Of an island: its workers die; all its memory is lost, and the newest steps; its checkpoints too;
 it is gone for good; a node of it has a notice; it is stopped; its way to the store is cut; slow;
-fails, loses replies and doubles writes; a number of the sea's weights changes in its memory."""
+fails, loses replies and doubles writes; a number of the sea's weights changes in its memory; its
+own work is wrong from a step on, until its loss guard sees that and goes back."""
 
 _LIMIT_S: Final = 1000.0
 
@@ -40,7 +43,8 @@ class SeaStrike:
 class SeaCrew:
     """An island's plan: it begins ``after_s``, and trains ``steps`` steps of ``seconds``.
 
-    With ``data`` it trains those samples of them that it is dealt.
+    With ``data`` it trains those samples of them that it is dealt. Its loss guard goes back
+    ``steps_back`` steps; 0: it has none.
     """
 
     islands: Islands
@@ -48,6 +52,7 @@ class SeaCrew:
     seconds: float
     after_s: float = 0.0
     data: DealtData | None = None
+    steps_back: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +139,10 @@ class _Sea:
                 oracle=self._oracle,
                 random=Random(f"island {seed} {crew.islands.name}"),
                 exact=exact,
+                guard=ModelGuard(
+                    steps_back=crew.steps_back,
+                    random=Random(f"guard {seed} {crew.islands.name}"),
+                ),
                 data=crew.data,
                 life=PairLife if is_paired else SeaLife,
             )
@@ -224,6 +233,9 @@ class _Sea:
                 way.slow = 1.0
             case "damage":
                 model.damage()
+            case "spoil":
+                self._outages.note(name, 10)
+                model.guard.strike()
             case "flaky":
                 way.fails = way.loses = way.doubles = 0.1
                 tasks.sleep(seconds)

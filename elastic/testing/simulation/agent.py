@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import Inventory
-from holdfast.elastic.decisions import agree, seating
+from holdfast.elastic.coordinator.base import Entry
+from holdfast.elastic.decisions import agree, deciding, seating
 from holdfast.elastic.decisions.detect import stalled
+from holdfast.elastic.decisions.part import AgentPart
 from holdfast.elastic.decisions.probing import Probing
 from holdfast.elastic.errors import LeaseExpiredError
 from holdfast.elastic.events import FencingBegun, FencingDone, SidecarStarted
+from holdfast.elastic.membership.following import following
 from holdfast.elastic.membership.records import (
     TRAINER,
     JobOutcome,
@@ -28,6 +31,7 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import (
     JobView,
+    bulletin_key,
     encode,
     generation_key,
     node_key,
@@ -70,6 +74,15 @@ class SimulatedAgent:
         self.sidecar: SimulatedSidecar
         self.fenced = 0
         self.view = JobView(run=sim.run_id, nodes={}, wanted=sim.config.wanted)
+        self._part = AgentPart(
+            name,
+            incarnation=self.incarnation,
+            expected=sim.config.nodes,
+            most=sim.config.most_watchers,
+            places=sim.config.deciders,
+        )
+        self.follows = not self._part.watches
+        self._halting, self._why = 0, ""
         self._inventory: Inventory | None = None
         self._fencing, self._known = 0, 0
         self.halts = self.standing_generation = 0  # generations
@@ -207,6 +220,8 @@ class SimulatedAgent:
             self._lose_lease()
         if self._lease is not None:
             self._renew(self._lease, asked_s)
+            if self.follows:
+                self._look_at_own()
         self.after(KEEP_ALIVE_S if self._is_punctual(asked_s) else 0.05, self._beat)
 
     def _is_punctual(self, now_s: float) -> bool:
@@ -222,6 +237,22 @@ class SimulatedAgent:
                 self._renewed_s = max(self._renewed_s, asked_s)
 
         self._calls.once(lambda: self.sim.table.keep_alive(lease, now_s=self.sim.now_s), renewed)
+
+    def _look_at_own(self) -> None:
+        """Read the node's own record, which a follower does not watch."""
+
+        def found(result: Entry | HoldfastError | None) -> None:
+            if isinstance(result, HoldfastError) or self._published is None:
+                return
+            published, at = self._published
+            if (result is None and at <= asked_at) or (
+                result is not None and result.revision > at and result.value != encode(published)
+            ):
+                self._published = None
+                self.publish()
+
+        key, asked_at = node_key(self.sim.run_id, self.name), self.sim.table.revision
+        self._calls.once(lambda: self.sim.table.get(key), found)
 
     def _lose_lease(self) -> None:
         self._lease = None
@@ -250,8 +281,10 @@ class SimulatedAgent:
         view = self.sim.view()
         if view.revision < self.view.revision:
             return
-        self.view = view
-        if self._is_misquoted():
+        self.follows = not self._part.watches
+        self.sim.looks["follower" if self.follows else "watcher"] += 1
+        self.view = following(view, self._record()) if self.follows else view
+        if not self.follows and self._is_misquoted():
             self._published = None
             self.publish()
         self.carry_on()
@@ -287,6 +320,8 @@ class SimulatedAgent:
             self._published = record, result
             if self._dirty:
                 self.publish()
+            elif self.follows:
+                self.notice()
 
         self._dirty = True
         if self._calls.is_waiting("publish"):
@@ -312,7 +347,7 @@ class SimulatedAgent:
             sidecar_starts=self.sidecar_starts,
             stalled=self._known if self._waits() else 0,
             unreachable=self._probing.unreachable,
-            probed=self._probing.probed(self.view),
+            probed=0 if self.follows else self._probing.probed(self.view),
         )
 
     # -- reachability --------------------------------------------------------------------------
@@ -327,6 +362,10 @@ class SimulatedAgent:
 
     def _look_around(self) -> None:
         """Probe the other nodes as long as any node needs the result."""
+        if self.follows:
+            self.publish()
+            self.carry_on()
+            return
         waits = self._waits()
         due = self._probing.due(self.view, waits=waits, now_s=self.sim.now_s)
         if due:
@@ -358,12 +397,46 @@ class SimulatedAgent:
             return
         self._follow_seating()
         self._enter()
-        if is_wondering(self.view) and not self._looks_around:
-            self._look_around()
-        if self.view.number > self._fencing and stalled(self.view):
-            self._fence(self.view.number, "all ranks wait for each other")
-        self._seat()
+        if not self.follows:
+            if is_wondering(self.view) and not self._looks_around:
+                self._look_around()
+            if self.view.number > self._fencing and stalled(self.view):
+                self._fence(self.view.number, "all ranks wait for each other")
+            self._seat()
         self._decide()
+        self._take_part()
+
+    def _take_part(self) -> None:
+        """Choose whether to watch or to follow, and tell followers what a decider does."""
+        now_s, lease = self.sim.now_s, self._lease
+        place, again_s = self._part.choose(
+            self.view, own=self._record, leaves=False, waits=self._waits(), now_s=now_s
+        )
+        if place is not None and lease is not None:
+            decider = self._part.decider
+            self._calls.make(
+                f"claim {place}",
+                lambda: self.sim.claim(place, decider, lease),
+                lambda result: self.notice(),
+            )
+        if again_s is not None:
+            self._again(again_s - now_s)
+        if self.follows is self._part.watches:
+            self.notice()
+        if self.follows:
+            return
+        bulletin, again_s = self._part.due(
+            self.view,
+            fencing=self._fencing,
+            halting=self._halting,
+            reason=self._why,
+            now_s=now_s,
+        )
+        if bulletin is not None:
+            key = bulletin_key(self.sim.run_id)
+            self._set(key, encode(bulletin), self.view.bulletin_revision)
+        if again_s is not None:
+            self._again(again_s - now_s)
 
     def _follow_seating(self) -> None:
         orders = {order.seat: order for order in seating.assigned(self.view.seating, self.name)}
@@ -411,7 +484,9 @@ class SimulatedAgent:
         self.publish()
 
     def _seat(self) -> None:
-        if self.name not in list(self.view.nodes)[:_SEATERS]:
+        if not self._part.decides(self.view):
+            return
+        if not self.view.deciders and self.name not in list(self.view.nodes)[:_SEATERS]:
             return
         decision, reason = seating.seat(
             self.view,
@@ -424,23 +499,32 @@ class SimulatedAgent:
         elif isinstance(decision, seating.ChangeSeats):
             self._set(seating_key(self.sim.run_id), encode(decision.seats), decision.expected)
 
-    def _decide(self) -> None:
+    def _decision(self) -> tuple[agree.Decision, str]:
         now_s = self.sim.now_s
+        stand = self.standing_generation == self.view.number > 0
+        if self.follows:
+            return deciding.follow(self.view, own=self._record(), stand=stand)
         self._seen = agree.observe(self.view, self._seen, now_s=now_s)
         trains = any(worker.acts for worker in self.workers.values())
-        decision, reason = agree.decide(
+        return agree.decide(
             self.view,
             self._seen,
             node=self.name,
             now_s=now_s,
-            stand=self.standing_generation == self.view.number > 0,
+            stand=stand,
             step_s=HALT_S if trains else agree.STEP_S,
         )
+
+    def _decide(self) -> None:
+        now_s = self.sim.now_s
+        decision, reason = self._decision()
         self.sim.judge(self, decision, reason)
         match decision:
             case agree.Halt(generation=generation, until_s=until_s):
-                self.halts = generation
-                self._again(until_s - now_s)
+                self.halts = self._halting = generation
+                self._why = reason
+                if not self.follows:
+                    self._again(until_s - now_s)
             case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason)
             case agree.Propose(record=record, expected=expected):
@@ -475,7 +559,7 @@ class SimulatedAgent:
     def _fence(self, generation: int, reason: str) -> None:
         if generation <= self._fencing:
             return
-        self._fencing = generation
+        self._fencing, self._why = generation, reason
         self.sim.log(f"{self.name} fences {generation}: {reason}")
         self.sim.tell(FencingBegun(node=self.name, generation=generation, reason=reason))
         for worker in self.workers.values():

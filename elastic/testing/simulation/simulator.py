@@ -12,14 +12,14 @@ from functools import partial
 from random import Random
 from typing import TypeAlias
 
-import msgspec
-
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree
+from holdfast.elastic.decisions.deciding import MOST_WATCHERS, PLACES
 from holdfast.elastic.events import Event, GenerationProposed, JobEnded, RankReformed
 from holdfast.elastic.membership.records import (
     TRAINER,
+    Decider,
     GenerationRecord,
     JobOutcome,
     JobSpec,
@@ -27,6 +27,9 @@ from holdfast.elastic.membership.records import (
 )
 from holdfast.elastic.membership.view import (
     JobView,
+    decider_key,
+    decode,
+    encode,
     generation_key,
     outcome_key,
     role_of,
@@ -58,7 +61,8 @@ class SimulationConfig:
     ``notice_s`` is the time that an agent takes to see a change at the coordinator, besides the
     network delay. ``domains`` is the number of failure domains of the nodes (0: each its own);
     ``slots_of`` and ``domains_of`` set slots and domains of single nodes. A rank's block has about
-    ``payload_bytes``.
+    ``payload_bytes``. With more than ``most_watchers`` nodes ``deciders`` agents decide
+    and the others follow.
 
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then all faults end, and
     the job must end within ``patience_s``.
@@ -84,6 +88,8 @@ class SimulationConfig:
     expect_nodes: int = 0
     max_attempts: int = 10_000
     payload_bytes: int = PAYLOAD_BYTES
+    most_watchers: int = MOST_WATCHERS
+    deciders: int = PLACES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +123,7 @@ class Simulation:
         self.generations: dict[int, GenerationRecord] = {}
         self.training = SimulatedTraining(self)
         self.outcome: JobOutcome | None = None
+        self.looks = {"watcher": 0, "follower": 0}
         self._view = JobView(run=self.run_id, nodes={}, wanted=config.wanted, revision=-1)
         self._fresh = 0
         self._starts: dict[str, int] = {}
@@ -173,17 +180,26 @@ class Simulation:
         return self.table.grant(ttl_s, now_s=self.now_s)
 
     def put(self, key: str, value: str, lease: int) -> int:
-        """Write a record and notify every agent."""
+        """Write a node's record and notify every agent that watches."""
         revision = self.table.put(key, value, lease=lease)
-        self._changed()
+        self._changed(job=False)
         return revision
+
+    def claim(self, place: int, decider: Decider, lease: int) -> bool:
+        """Give a free place of a decider to an agent, and notify every agent."""
+        key = decider_key(self.run_id, place)
+        done = self.table.compare_and_set(key, encode(decider), expected=0, lease=lease)
+        if done:
+            self.log(f"{decider.incarnation} is decider {place}")
+            self._changed()
+        return done
 
     def compare_and_set(self, key: str, value: str, expected: int, *, by: str) -> bool:
         """Write a record if the revision is the expected one; check generations and outcomes."""
         if not self.table.compare_and_set(key, value, expected=expected):
             return False
         if key == generation_key(self.run_id):
-            record = msgspec.json.decode(value, type=GenerationRecord)
+            record = decode(key, value, GenerationRecord)
             self.log(f"{by} proposed: {record.reason}")
             require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
             self.training.accepted(record)
@@ -198,7 +214,7 @@ class Simulation:
                 )
             )
         elif key == outcome_key(self.run_id):
-            self.outcome = msgspec.json.decode(value, type=JobOutcome)
+            self.outcome = decode(key, value, JobOutcome)
             self.log(f"{by} ended the job: {self.outcome.message}")
             self.tell(JobEnded(node=by, ok=self.outcome.ok, message=self.outcome.message))
         self._changed()
@@ -277,9 +293,10 @@ class Simulation:
         """See `Network.protected`."""
         self.training.protected(sidecar, key)
 
-    def _changed(self) -> None:
+    def _changed(self, *, job: bool = True) -> None:
         for agent in self.agents.values():
-            agent.notice()
+            if job or not agent.follows:
+                agent.notice()
 
     # -- the run ---------------------------------------------------------------------------------
 

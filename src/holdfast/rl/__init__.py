@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 if TYPE_CHECKING:
+    from holdfast.adapters.rl.engines.announced import AnnouncedServers
     from holdfast.adapters.rl.engines.completions import CompletionServer
+    from holdfast.adapters.rl.engines.keeping import keep_server
     from holdfast.adapters.rl.engines.pool import EnginePool
     from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine, TokenPlace
     from holdfast.adapters.rl.engines.sampling import sample_for
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     __all__ = [
         "Action",
+        "AnnouncedServers",
         "BatchPlan",
         "Borrowed",
         "CompletionServer",
@@ -47,13 +50,16 @@ if TYPE_CHECKING:
         "VLLMServer",
         "WeightFolder",
         "attach",
+        "keep_server",
         "sample_for",
     ]
 else:
     __getattr__, __dir__, __all__ = lazy_loader.attach(
         "holdfast.adapters.rl",
         submod_attrs={
+            "engines.announced": ["AnnouncedServers"],
             "engines.completions": ["CompletionServer"],
+            "engines.keeping": ["keep_server"],
             "engines.pool": ["EnginePool"],
             "engines.protocol": ["SampledToken", "SamplingEngine", "TokenPlace"],
             "engines.sampling": ["sample_for"],

@@ -40,6 +40,7 @@ def drive(root: Path, scene: str) -> list[dict[str, Any]]:
         ("first", {}, {"1": NEW}),
         pytest.param("again", {"1": OLD}, {"1": NEW}, marks=pytest.mark.exhaustive),
         ("newer generation", {"1": OLD}, {"1": NEW}),
+        pytest.param("with a register", {"1": OLD}, {"1": NEW}, marks=pytest.mark.exhaustive),
         pytest.param(
             "with a base",
             {"1": OLD, "2": OLD},

@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from doubles.checkpoints import sample_arrays, write_checkpoint
 from numbered_states import loaded, saved
 from object_places import KINDS, ObjectPlace, entered
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints import fence
 from holdfast.ckpt.checkpoints.catalog import committed_steps, verified
+from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, CorruptError, FencedError
+from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.state.saved import read_tensors
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.http_faults import FaultProxy, HttpFault, HttpFaultRule, faulty
 from holdfast.tools.cli import main
@@ -51,6 +55,19 @@ def test_save_load_and_open(object_environment: ObjectPlace) -> None:
     assert ckpt.open(root)["w"][:1, :2].tolist() == [[2.0, 2.0]]
     saved(root, 2)  # once more over itself
     assert loaded(root) == 2
+
+
+def test_a_step_with_a_register(object_environment: ObjectPlace) -> None:
+    root = object_environment.url
+    arrays = sample_arrays()
+    write_checkpoint(root, arrays, world_size=5, register_from=2)
+    assert [*verified(root)] == [1]
+    with StoreSource(root, 1) as source:
+        boxes = {"model.weight": Box(offset=(3, 1), shape=(4, 2))}
+        found = read_tensors(source, ["model.weight", "model.mask"], boxes=boxes)
+    assert found["model.weight"].tolist() == arrays["model.weight"][0][3:7, 1:3].tolist()
+    assert found["model.mask"].tolist() == arrays["model.mask"][0].tolist()
+    assert main(["verify", root, "--deep"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jobs import Job, hurt, launched, trainers
 
 import holdfast
 from holdfast.ckpt.transport import RunKey
+from holdfast.tools.cli import main
 
 TWO = ("--founders", 2)
 NAMES = ("bari", "lima", "oslo")
@@ -121,6 +122,29 @@ def test_an_island_that_lost_its_state_is_given_the_sea_s_weights(tmp_path: Path
         after = [each for each in waters.records("merged") if each["number"] > back["number"]]
         assert "lima" in [part["island"] for each in after for part in each["parts"]]
         assert list((waters.meet / "asked").iterdir()) == []
+
+
+def test_an_island_whose_loss_guard_goes_back_sends_none_of_the_faults(
+    tmp_path: Path, quiet: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two are in weights that a tide would send, not finite and finite; one is in a loss alone."""
+    with sea(tmp_path) as waters:
+        faults = ("--fault", 7, "nan", "--fault", 11, "1e3", "--fault", 17, "loss")
+        waters.start("lima", *TWO, "--guard", 2, *faults)
+        stored = ("--checkpoint", tmp_path / "stored", "--checkpoint-every", 7)
+        waters.start("oslo", *TWO, *stored)
+        first, second = waters.finish("lima", "oslo")
+        assert (first["generation"], second["generation"]) == (4, 1)
+        assert first["hash"] == second["hash"] == quiet["hash"]
+        assert [each["kind"] for each in waters.records() if each["kind"] != "merged"] == [
+            "founded",
+            *["entered"] * 2,
+            *["left"] * 2,
+        ]
+        from_step = ("--from", str(tmp_path / "stored"), "--step", "7", "--json")
+        assert main(["islands", "replay", "--sea", str(waters.meet), *from_step]) == 0
+        again = json.loads(capsys.readouterr().out)
+        assert [each["outcome"] for each in again["merges"]] == ["earlier"] + ["verified"] * 6
 
 
 @pytest.mark.exhaustive  # the simulated seas have silent islands too

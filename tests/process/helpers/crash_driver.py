@@ -78,7 +78,15 @@ def arrays(seed: int) -> Arrays:
     return sample_arrays(seed) | {"frozen": (np.arange(3000, dtype="<i4"), "int32")}
 
 
-def save(root: Path, step: int, seed: int, *, generation: int = 1, base: int | None = None) -> None:
+def save(
+    root: Path,
+    step: int,
+    seed: int,
+    *,
+    generation: int = 1,
+    base: int | None = None,
+    register_from: int = commit.MANY_WRITERS,
+) -> None:
     """Save with two writers that know no grid, so that there are merged cells too."""
     write_checkpoint(
         root,
@@ -88,6 +96,7 @@ def save(root: Path, step: int, seed: int, *, generation: int = 1, base: int | N
         generation=generation,
         base=base,
         with_grids=False,
+        register_from=register_from,
     )
 
 
@@ -103,6 +112,10 @@ SCENES: Mapping[str, tuple[Action, Action]] = {
     "newer generation": (
         lambda root: save(root, 1, OLD),
         lambda root: save(root, 1, NEW, generation=2),
+    ),
+    "with a register": (
+        lambda root: save(root, 1, OLD),
+        lambda root: save(root, 1, NEW, register_from=2),
     ),
     "with a base": (old_and_base, lambda root: save(root, 3, NEW, base=2)),
     "over a base": (old_and_base, lambda root: save(root, 1, NEW)),

@@ -50,12 +50,12 @@ class Sea:
         fixed = ["--name", name, "--meet", self.meet, "--result", self.result(name)]
         return [str(each) for each in (*fixed, *flags)]
 
-    def start(self, name: str, *flags: object) -> None:
+    def start(self, name: str, *flags: object, script: Path = SCRIPT) -> None:
         """Start an island as a run of one rank, without the seconds that its imports take."""
         starting = multiprocessing.get_context("forkserver")
         starting.set_forkserver_preload(_IMPORTS)
         argv, log = self.flags(name, *flags), str(self.folder / f"{name}.log")
-        process = starting.Process(target=_island, args=(str(SCRIPT), argv, log))
+        process = starting.Process(target=_island, args=(str(script), argv, log))
         process.start()
         self._running[name] = process
 

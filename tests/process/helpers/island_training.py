@@ -2,7 +2,8 @@
 
 With ``--gate STEP FILE`` it waits once that step is complete, until the file exists. With
 ``--epochs N`` the logbook deals it the samples; with ``--history DIR`` it reports those that it
-trains.
+trains. With ``--guard N`` a `LossGuard` goes back N steps; ``--fault STEP KIND`` makes a fault in
+that step, once: its loss is not finite (``loss``), or its weights are multiplied by a number.
 """
 
 from __future__ import annotations
@@ -47,6 +48,18 @@ def settings(args: argparse.Namespace) -> holdfast.Islands:
     )
 
 
+def guard(steps_back: int) -> elastic.LossGuard:
+    """Return a guard that goes back so many steps, from a leap too."""
+    return elastic.LossGuard(
+        nonfinite="rollback",
+        spike="rollback",
+        factor=1e4,
+        window=8,
+        warmup=2,
+        steps_back=steps_back,
+    )
+
+
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
@@ -54,6 +67,7 @@ def main(args: argparse.Namespace) -> None:
         os.environ[HISTORY] = args.history
     tensors.LEAST_BYTES = tensors.LEAST_ROW_BYTES = 1  # of small tensors, too, few rows are read
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+    faults = {int(step): kind for step, kind in args.fault}
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=4, size=2),
@@ -62,6 +76,7 @@ def main(args: argparse.Namespace) -> None:
         and elastic.Checkpoints(args.checkpoint, every=args.checkpoint_every),
         snapshots=elastic.Snapshots(parity=args.parity),
         islands=settings(args),
+        loss_guard=guard(args.guard) if args.guard else None,
     )
     def train(run: elastic.Run) -> None:
         layers = nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 17), nn.Tanh(), nn.Linear(17, 1)
@@ -80,20 +95,32 @@ def main(args: argparse.Namespace) -> None:
             if args.stop and step == args.stop:
                 run.stop()
             trained: list[int] = []
+            fault = faults.pop(step, "")
             for batch in run.microbatches(numbered if args.epochs else data):
                 if args.epochs:
                     numbers, batch = batch  # noqa: PLW2901 - of one kind of data or the other
                     trained += numbers.tolist()
                 loss = (model(batch).squeeze(-1) - batch.sum(-1).sin()).square().mean()
+                if fault == "loss":
+                    loss = loss * torch.nan
                 run.backward(loss)
                 run.log(loss=loss)
             line = {"rank": run.rank, "attempt": args.attempt + run.generation}
             if args.epochs:
                 chaos.samples(step + 1, trained, epoch=numbered.epoch, **line)
             run.step(optimizer)
+            if fault:
+                run.fence()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(float(fault))
             chaos.step(step + 1, **line)
             time.sleep(args.pace)
-        result = {"hash": state_hash({"model": model}), "loss": run.metrics["loss"]}
+        result = {
+            "hash": state_hash({"model": model}),
+            "loss": run.metrics["loss"],
+            "generation": run.generation,
+        }
         if run.is_leader:
             Path(args.result).write_text(json.dumps(result))
 
@@ -126,5 +153,7 @@ if __name__ == "__main__":
     parser.add_argument("--checkpoint")
     parser.add_argument("--checkpoint-every", type=int, default=100)
     parser.add_argument("--gate", nargs=2)
+    parser.add_argument("--guard", type=int, default=0)
+    parser.add_argument("--fault", nargs=2, action="append", default=[])
     parser.add_argument("--pace", type=float, default=0.0)
     main(parser.parse_args())

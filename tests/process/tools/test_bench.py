@@ -44,7 +44,8 @@ COMMAND = (sys.executable, "-m", "holdfast.tools.cli", "bench")
 ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
-    *("rl", "environments", "store", "tuning", "islands", "learning", "lines", "surface"),
+    *("rl", "environments", "vllm", "store", "tuning", "islands", "learning", "lines", "surface"),
+    "watches",
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 

@@ -37,8 +37,8 @@ from holdfast.elastic.sea.settings import Islands
         (Settings, {"islands": Islands(), "mesh": Mesh(device="cuda")}, "Mesh(device='cuda')"),
         (
             Settings,
-            {"islands": Islands(), "loss_guard": LossGuard(spike="rollback")},
-            "islands with a LossGuard that rolls back",
+            {"islands": Islands(overlap=2), "loss_guard": LossGuard(steps_back=3)},
+            "LossGuard(steps_back=3) with Islands(overlap=2): work is sent once",
         ),
         (
             Settings,
@@ -223,6 +223,16 @@ def test_as_many_steps_stay_in_memory_as_a_loss_guard_may_go_back(
     snapshots, guard = Snapshots(keep=keep, every=every), LossGuard(steps_back=steps_back)
     assert Settings(snapshots=snapshots, loss_guard=guard).job().keep == kept
     assert Settings(snapshots=snapshots).job().keep == keep
+
+
+def test_an_island_has_a_snapshot_more_at_each_tide_and_holds_its_work_back() -> None:
+    snapshots, guard, islands = Snapshots(every=2), LossGuard(steps_back=3), Islands()
+    found = Settings(snapshots=snapshots, loss_guard=guard, islands=islands)
+    assert (found.job().keep, found.held_steps) == (4, 3)
+    found = Settings(loss_guard=guard, islands=islands)
+    assert (found.job().keep, found.held_steps) == (4, 3)
+    skips = Settings(loss_guard=LossGuard(nonfinite="skip", steps_back=9), islands=islands)
+    assert skips.held_steps == 0
 
 
 def test_a_launcher_names_an_island_and_its_meeting_place() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
@@ -30,6 +32,27 @@ def test_equal_settings_give_equal_curves(proximal: str) -> None:
     assert found == curve(loss)
     assert [step for step, _ in found] == [0, 2, 4, 5]
     assert len({value for _, value in found}) > 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "gspo", "proximal": "behavior", "clip_low": 3e-4, "clip_high": 4e-4},
+        {"objective": "cispo", "proximal": "behavior", "kl": {"renew_every": 2}},
+        {"correction": "icepop", "proximal": "recomputed", "kl": {"as_reward": True}},
+    ],
+)
+def test_every_loss_gives_equal_curves_and_a_penalty_shows(settings: dict[str, Any]) -> None:
+    loss = msgspec.convert(settings, LossConfig)
+    found = curve(loss)
+    assert found == curve(loss)
+    assert found != curve(msgspec.structs.replace(loss, objective="ppo", kl=None))
+
+
+def test_weights_of_low_precision_sample_a_curve_of_their_own() -> None:
+    config = msgspec.structs.replace(CONFIG, rollout_precision="int4")
+    curves = [LaggedRun(config, WARMED).held_out_curve() for _ in range(2)]
+    assert curves[0] == curves[1] != curve(LossConfig())
 
 
 def test_samples_are_of_the_version_that_the_lag_allows() -> None:

@@ -10,7 +10,15 @@ from typing import Final
 
 import msgspec
 
-from holdfast.tools.chaos.faults import bits, environments, inside, processes, store, throttle
+from holdfast.tools.chaos.faults import (
+    bits,
+    engines,
+    environments,
+    inside,
+    processes,
+    store,
+    throttle,
+)
 from holdfast.tools.chaos.faults.etcd import coordinator
 from holdfast.tools.chaos.faults.injector import Injector
 from holdfast.tools.chaos.faults.network import cut, wire
@@ -28,6 +36,7 @@ _FAMILIES: Final[tuple[Family, ...]] = (
     Family(kinds=processes.KINDS, make=processes.Processes),
     Family(kinds=environments.KINDS, make=environments.EnvironmentInjector),
     Family(kinds=inside.KINDS, make=inside.InsideInjector),
+    Family(kinds=engines.KINDS, make=engines.EngineInjector),
     Family(kinds=throttle.KINDS, make=throttle.ThrottleInjector),
     Family(kinds=throttle.MEMORY_KINDS, make=throttle.MemoryLimitInjector),
     Family(kinds=bits.KINDS, make=bits.BitsInjector),

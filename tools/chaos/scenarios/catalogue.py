@@ -162,6 +162,33 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         parts=("worker",),
         amount="bits (1)",
     ),
+    "engine-kill": FaultInfo(about="SIGKILL for the server that it keeps", parts=("worker",)),
+    "engine-hang": FaultInfo(
+        about="the server that it keeps answers nothing any more, in the middle of its answers",
+        parts=("worker",),
+        lasts=True,
+    ),
+    "engine-garbage": FaultInfo(
+        about="the server that it keeps sends what is no event of an answer",
+        parts=("worker",),
+        amount="number of answers (1)",
+    ),
+    "engine-slow": FaultInfo(
+        about="every token of the server that it keeps takes longer",
+        parts=("worker",),
+        lasts=True,
+        amount="seconds per token (1)",
+    ),
+    "engine-stale": FaultInfo(
+        about="the server that it keeps goes back to the weights that it had before",
+        parts=("worker",),
+        lasts=True,
+    ),
+    "engine-memory": FaultInfo(
+        about="the server that it keeps gets no memory any more",
+        parts=("worker",),
+        lasts=True,
+    ),
     "flip-slot": FaultInfo(
         about="bits flip in a snapshot in a node's memory",
         parts=("node",),

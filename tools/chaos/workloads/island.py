@@ -21,8 +21,8 @@ import holdfast
 from holdfast import elastic
 from holdfast.elastic.events import UserEvent
 from holdfast.tools import chaos
+from holdfast.tools.chaos.workloads.told import numbered_rows, train_step
 
-SAMPLES = 4096
 ALONE_S = 1.0  # shortest step while islands are missing
 KEPT_ROUNDS = 64  # payloads stay until the end, for a replay of all merges
 
@@ -46,8 +46,7 @@ def main(args: argparse.Namespace) -> None:
     """Train with the options of the command line."""
     torch.set_num_threads(1)
     keep_first(Path(args.first))
-    rows = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
-    data = list(enumerate(rows))
+    data = numbered_rows()
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=4, size=2),
@@ -73,12 +72,7 @@ def main(args: argparse.Namespace) -> None:
         signs = Path(args.meet, "alive")
         for step in run.steps(args.steps):
             line = {"rank": run.rank, "attempt": run.generation}
-            ids: set[int] = set()  # a pass over the microbatches may be repeated
-            for numbers, batch in run.microbatches(data):
-                ids.update(numbers.tolist())
-                run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
-            chaos.samples(step + 1, sorted(ids), **line)  # Holdfast counts complete steps
-            run.step(optimizer)
+            train_step(run, model, optimizer, data, step=step, **line)
             state = holdfast.state_hash({"model": model, "optimizer": optimizer})
             chaos.state_hash(step + 1, state, **line)  # at every number of ranks the same
             time.sleep(args.pace if len(list(signs.glob("*.json"))) >= args.members else ALONE_S)

@@ -20,8 +20,8 @@ from torch import nn
 from holdfast import elastic
 from holdfast.tools import chaos
 from holdfast.tools.chaos.hooks import GATE
+from holdfast.tools.chaos.workloads.told import numbered_rows, train_step
 
-SAMPLES = 4096
 MICROBATCHES, SIZE = 6, 2
 SHORT_HANDED_S = 1.0  # shortest step while ranks are missing
 
@@ -30,8 +30,7 @@ def main(args: argparse.Namespace) -> None:
     """Train with the options of the command line."""
     torch.set_num_threads(1)
     gate = os.environ.get(GATE, "")
-    rows = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
-    data = list(enumerate(rows))
+    data = numbered_rows()
 
     @elastic.resilient(
         batch=elastic.Batch(microbatches=MICROBATCHES, size=SIZE),
@@ -46,12 +45,7 @@ def main(args: argparse.Namespace) -> None:
         run.track(model=model, optimizer=optimizer)
         for step in run.steps(args.steps):
             line = {"rank": run.rank, "attempt": run.generation}
-            ids: set[int] = set()  # a pass over the microbatches may be repeated
-            for numbers, batch in run.microbatches(data):
-                ids.update(numbers.tolist())
-                run.backward((model(batch).squeeze(-1) - batch.sum(-1)).square().mean())
-            chaos.samples(step + 1, sorted(ids), **line)  # Holdfast counts complete steps
-            run.step(optimizer)
+            train_step(run, model, optimizer, data, step=step, **line)
             if args.tell_steps:
                 chaos.step(step + 1, **line)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

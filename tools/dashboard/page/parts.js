@@ -273,7 +273,7 @@ export function rollouts(state) {
     ["rollout workers", `${count(it.workers)}, ${count(it.sampling)} sampling`], ["samples under way", count(it.samples_under_way)],
     ["tokens sampled", `${count(it.tokens)}${it.tokens_per_s === null ? "" : `, ${count(it.tokens_per_s)}/s`}`],
     ["staleness", it.staleness === null ? "–" : `${plural(it.staleness, "step")} (versions ${it.version_oldest}–${it.version_newest})`],
-    it.pending === null ? null : ["prompts in the ledger", `${count(it.pending)} pending, ${count(it.running)} running, ${count(it.ready)} ready${it.dropped ? `, ${count(it.dropped)} dropped` : ""}; ${count(it.trained)} trained`],
+    it.pending === null ? null : ["prompts in the ledger", `${count(it.pending)} pending, ${count(it.running)} running, ${count(it.ready)} ready${it.dropped ? `, ${count(it.dropped)} dropped` : ""}${it.skipped ? `, ${count(it.skipped)} skipped` : ""}; ${count(it.trained)} trained`],
     it.awaited === null ? null : ["the next step waits for", plural(it.awaited, "prompt")],
     it.staleness_most === null ? null : ["staleness of samples, at most", plural(it.staleness_most, "step")],
     it.reward === null ? null : ["newest reward", short(it.reward)],

@@ -19,6 +19,10 @@ STEPS_BEFORE: dict[str, list[Action]] = {
     "nothing": [],
     "a step": [lambda: save(1, 10)],
     "a base": [lambda: save(1, 10), lambda: save(2, 20, base=1), lambda: save(3, 30, base=2)],
+    "a register": [
+        lambda: save(1, 10, world_size=2, register_from=2),
+        lambda: save(2, 20, world_size=2, register_from=2, base=1),
+    ],
     "a base that is gone": [
         lambda: save(1, 10),
         lambda: save(2, 20, base=1),
@@ -36,6 +40,36 @@ CASES: dict[str, tuple[str, Action, dict[int, int], dict[int, int]]] = {
         lambda: save(1, 11, world_size=2),
         {1: 10},
         {1: 11},
+    ),
+    "first save with a register": (
+        "nothing",
+        lambda: save(1, 11, world_size=3, register_from=3),
+        {},
+        {1: 11},
+    ),
+    "saved again with a register": (
+        "a step",
+        lambda: save(1, 11, world_size=2, register_from=2),
+        {1: 10},
+        {1: 11},
+    ),
+    "saved again without a register": (
+        "a register",
+        lambda: save(1, 11, world_size=2),
+        {1: 10, 2: 20},
+        {1: 11, 2: 20},
+    ),
+    "a register with a base": (
+        "a register",
+        lambda: save(3, 30, world_size=2, register_from=2, base=2),
+        {1: 10, 2: 20},
+        {1: 10, 2: 20, 3: 30},
+    ),
+    "pruned with packs that a register needs": (
+        "a register",
+        lambda: prune("memory://", keep_last=1),
+        {1: 10, 2: 20},
+        {2: 20},
     ),
     "saved with a base": ("a step", lambda: save(2, 20, base=1), {1: 10}, {1: 10, 2: 20}),
     "a base saved again": (

@@ -10,8 +10,8 @@ from doubles import seas
 
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.errors import ConfigError, SeaError
-from holdfast.elastic.islands.commands import AwaitNews, Command, GoOn, LoadWeights
-from holdfast.elastic.islands.entering import Entrance
+from holdfast.elastic.islands.commands import AwaitNews, Command, EnterAnew, GoOn, LoadWeights
+from holdfast.elastic.islands.entering import Entrance, returning
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
 from holdfast.elastic.islands.messages import Given, Sign
@@ -164,3 +164,23 @@ def test_an_island_that_asks_shows_that_it_waits_and_asks_anew_if_it_was_given_u
     late.says()
     (anew,) = late.mailbox.asked()
     assert anew.id != request.id
+
+
+def test_a_run_whose_state_is_from_before_it_entered_anew_does_so_again(tmp_path: Path) -> None:
+    """So it is after its loss guard went back; another run that took the name is refused later."""
+    newcomer = Newcomer(tmp_path)
+    assert newcomer.says() == GoOn(lineage=1)
+    logbook = newcomer.logbook
+    logbook.append(Left(number=2, island="a", why="lost"))
+    assert Newcomer(tmp_path).says() == GoOn(lineage=3)
+    logbook.poll()
+
+    def goes_on(lineage: int, run: str) -> Command:
+        sign = Sign(island="a", run=run, number=1, needs=0)
+        return returning(logbook, ISLANDS, lineage=lineage, run="r", sign=lambda: sign)
+
+    assert goes_on(3, "r") == goes_on(3, "other") == GoOn()
+    assert goes_on(1, "r") == EnterAnew(keeps=True)
+    assert goes_on(1, "other") == GoOn()
+    with pytest.raises(SeaError, match="belongs to another sea"):
+        goes_on(4, "r")

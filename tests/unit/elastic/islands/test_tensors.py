@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from holdfast.ckpt.snapshot.touched import Rows, row_numbers
-from holdfast.elastic.errors import ConfigError, SeaError
+from holdfast.elastic.errors import ConfigError, NotFiniteError
 from holdfast.elastic.islands import tensors as tensors_module
 from holdfast.elastic.islands.tensors import Merge, SeaTensors
 from holdfast.elastic.sea.settings import Islands, Nesterov
@@ -101,7 +101,7 @@ def test_progress_that_is_not_finite_is_refused_with_its_parameter() -> None:
     model = _model()
     tensors = _tensors(model)
     _moved(model, float("inf"))
-    with pytest.raises(SeaError, match=r"model\.0\.weight: progress of inf"):
+    with pytest.raises(NotFiniteError, match=r"model\.0\.weight: progress of inf"):
         tensors.encode(0)
 
 

@@ -115,3 +115,65 @@ def test_what_no_other_try_would_mend_is_raised_at_once() -> None:
 
     with pytest.raises(ConfigError, match="never"):
         trained(Wrong())
+
+
+# -- engines that come and go --------------------------------------------------------------------
+
+
+class Coming:
+    """A source of engines; ``there`` are those that are there now."""
+
+    def __init__(self, *there: Noise) -> None:
+        self.there = list(there)
+
+    def engines(self) -> list[Noise]:
+        return list(self.there)
+
+
+def batch_of(pool: EnginePool, **given: Any) -> list[Trajectory]:
+    """Return a batch that a pool samples, with version 0."""
+    rollouts = Job().enter("p")
+    pool.load({}, version=0)
+    pool.finish(list(rollouts.samples()), **given)
+    return rollouts.batch()
+
+
+def test_an_engine_that_comes_gets_the_weights_and_the_answers() -> None:
+    late, source = Noise(version=7), Coming()
+    found = batch_of(EnginePool(source), idle=lambda: source.there or source.there.append(late))
+    assert found == batch_of(EnginePool([Noise()]))
+    assert late.loads == [0]
+
+
+def test_an_engine_that_leaves_hands_its_answers_on_with_their_tokens() -> None:
+    class Leaving(Noise):
+        """It goes after its second token, and then samples slowly."""
+
+        sampled = 0
+
+        def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
+            for token in super().generate(ids, place):
+                self.sampled += 1
+                if self.sampled >= 2:
+                    source.there = [other]
+                    threading.Event().wait(0.3)  # until the pool has looked around
+                yield token
+
+    other = Noise()
+    source = Coming(Leaving())
+    pool = EnginePool(source)
+    found = batch_of(pool)
+    assert found == batch_of(EnginePool([Noise()]))
+    assert pool.moved > 0
+    assert other.loads == [0]
+
+
+def test_no_engine_at_all_is_told_after_a_while() -> None:
+    def more(room: int) -> list[Any]:
+        assert room == 0
+        return []
+
+    with pytest.raises(JobFailedError, match=r"there is no engine for 0.2 s: start servers"):
+        EnginePool(Coming(), wait_s=0.2).work(more)
+    with pytest.raises(JobFailedError, match=r"there is no engine for 0.2 s"):
+        batch_of(EnginePool(Coming(), wait_s=0.2))

@@ -33,6 +33,7 @@ from holdfast.adapters.rl.server.server import (
 from holdfast.adapters.rl.weights.places import WeightsPlace
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import Client, RunKey
+from holdfast.elastic.errors import JobFailedError
 from holdfast.elastic.events import BackPressure, Event, RolloutLeft, RolloutRecovered, of_kind
 from holdfast.elastic.membership.records import NodeRecord, Roster, WorkerRecord, WorkerState
 
@@ -402,3 +403,41 @@ def test_the_server_knows_with_what_weights_its_workers_sample(world: World) -> 
     ask(world.client(), "v")
     (found,) = world.server.consumers()
     assert (found.name, found.generation, found.version) == ("w", 1, 2)
+
+
+def test_groups_of_equal_rewards_are_replaced_and_too_many_of_them_end_the_wait(
+    world: World,
+) -> None:
+    plan = msgspec.structs.replace(PLAN, eta=0, scheduling=Scheduling(skip_equal=2))
+    equal = {0}
+    world.ledger = Ledger(
+        plan, reward_of=lambda each: 0.5 if each.ordinal in equal else float(each.sample)
+    )
+    world.lead()
+
+    def deliver() -> set[int]:
+        work = world.ledger.claim("w", free=9, version=None)
+        for each in work:
+            stamp = Stamp(generation=1, version=each.version, count=3)
+            done = msgspec.structs.replace(
+                each.trajectory, tokens=(97, 98, 10), logprobs=(-1.0,) * 3, stamps=(stamp,)
+            )
+            world.ledger.deliver(done)
+        return {each.trajectory.ordinal for each in work}
+
+    assert deliver() == {0, 1}
+    assert world.server.wait_batch(0, timeout_s=0.01) is None
+    assert deliver() == {2}
+    batch = world.server.wait_batch(0, timeout_s=0.01)
+    assert batch is not None
+    assert [each.key for each in batch] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    tail = world.server.train(0, batch, (0.0, 1.0) * 2)
+    assert tail.length_max_tokens == 3
+    assert world.ledger.counts()["skipped"] == 1
+    equal |= set(range(99))
+    world.server.advance(1, protected=0)
+    with pytest.raises(
+        JobFailedError, match=r"step 2 passed over 4 groups, which skip_equal=2 allows"
+    ):
+        while deliver():
+            world.server.wait_batch(1, timeout_s=0.01)

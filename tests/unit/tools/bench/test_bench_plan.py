@@ -1,4 +1,4 @@
-"""The plan section of the bench counts the same copies as torch's own planner."""
+"""The plan section of the bench commits, opens and plans a step of many writers."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdfast.tools.bench.plan import TENSORS, plan, show, transformer
+from holdfast.ckpt.geometry.grid import fault_of_cover
+from holdfast.tools.bench.plan import TENSORS, StagedJob, SyntheticStep, plan, show, transformer
 from holdfast.tools.bench.samples import BenchSetup
 
+JOB = StagedJob(stages=4, dp=2, tp=2)
 
-def test_figures_of_a_small_world_agree_with_the_peer() -> None:
+
+def test_figures_of_a_small_job(tmp_path: Path) -> None:
     laps: list[None] = []
-    setup = BenchSetup(size_bytes=1, repeat=1, directory=Path(), lap=lambda: laps.append(None))
-    figures = {figure.name: figure for figure in plan(setup, worlds=(64,))}
-    assert len(laps) == 4
-    assert len(figures) == 10
-    own = figures["64 ranks, alike: one rank's plan"]
-    assert own.versus == "DCP's planner"
-    assert own.ratio is not None
-    assert figures["64 ranks, alike: copies"].value == 80_000
-    assert 0 < figures["64 ranks, all different: peak memory"].value < 100
+    setup = BenchSetup(size_bytes=1, repeat=1, directory=tmp_path, lap=lambda: laps.append(None))
+    figures = {figure.name: figure for figure in plan(setup, jobs=(JOB,))}
+    assert len(laps) == 2
+    opened = figures["16 writers: open and plan one rank"]
+    assert opened.versus == "every writer's index"
+    assert opened.ratio is not None
+    assert 0 < figures["16 writers: of its tensors' entries"].value < 2
+    assert figures["16 writers: chunks"].value == sum(SyntheticStep(tmp_path / "x", JOB).chunks)
+    assert not (tmp_path / "writers").exists()
     shown = io.StringIO()
     show(list(figures.values()), console=Console(file=shown, width=200))
-    assert "64 ranks, all different" in shown.getvalue()
+    assert "16 writers" in shown.getvalue()
 
 
-def test_the_models_have_as_many_tensors_as_they_say() -> None:
-    layers = transformer((8, 8), step=8).tensors
-    assert len(layers) == TENSORS
-    assert len({p.spec.shape for p in transformer((8, 8), step=0).tensors.values()}) < 10
-    assert len({p.spec.shape for p in layers.values()}) > 700
+def test_all_ranks_together_want_the_whole_model(tmp_path: Path) -> None:
+    step = SyntheticStep(tmp_path / "x", JOB)
+    wanted = [step.wanted(rank) for rank in range(JOB.world_size)]
+    names = [*transformer(2)]
+    assert len(names) == TENSORS
+    for fqn in (names[0], names[500], names[-1]):
+        boxes = {box: None for each in wanted if fqn in each for box in each[fqn][1]}
+        assert fault_of_cover(transformer(2)[fqn].spec.shape, [*boxes]) is None

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from doubles.written_seas import PARAMETERS, WrittenSea
+from replays import replayed, zeros
 
 from holdfast import ckpt
 from holdfast.elastic.sea.records import Merged
 from holdfast.tools import cli
 from holdfast.tools.islands.glance import records_of
 from holdfast.tools.islands.tables import ranges
-
-
-def replayed(
-    sea: WrittenSea, capsys: pytest.CaptureFixture[str], *words: object
-) -> tuple[int, dict[str, Any]]:
-    """Run the command; return its exit code and its JSON."""
-    code = cli.main(["islands", "replay", "--sea", sea.store.root, "--json", *map(str, words)])
-    return code, json.loads(capsys.readouterr().out)
 
 
 def outcomes(found: dict[str, Any]) -> list[str]:
@@ -42,17 +34,15 @@ def sea(tmp_path: Path) -> WrittenSea:
 
 
 @pytest.fixture
-def first(tmp_path: Path, sea: WrittenSea) -> Path:
+def first(tmp_path: Path) -> Path:
     """A checkpoint of the first weights."""
-    root = tmp_path / "first"
-    ckpt.save(root, {each.name: torch.zeros(each.shape) for each in PARAMETERS}, step=0)
-    return root
+    return zeros(tmp_path / "first")
 
 
 def test_merges_repeated_from_the_first_weights_have_the_digests_that_islands_state(
     sea: WrittenSea, first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert code == 0
     assert outcomes(found) == ["verified"] * 3 + ["repeated"] * 2
     assert found["weights_equal"] is None
@@ -61,7 +51,7 @@ def test_merges_repeated_from_the_first_weights_have_the_digests_that_islands_st
 def test_without_weights_the_payloads_alone_are_checked(
     sea: WrittenSea, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = replayed(sea, capsys)
+    code, found = replayed(sea.store, capsys)
     assert (code, set(outcomes(found))) == (0, {"no weights"})
 
 
@@ -69,7 +59,7 @@ def test_the_weights_of_the_last_island_are_compared_with_the_end(
     sea: WrittenSea, first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ckpt.save(sea.store.where("weights"), sea.truth.weights, step=20)
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert (code, found["weights_equal"]) == (0, True)
     assert set(outcomes(found)) == {"verified"}
 
@@ -79,7 +69,7 @@ def test_other_weights_at_the_end_are_wrong(
 ) -> None:
     other = {name: tensor + 1 for name, tensor in sea.truth.weights.items()}
     ckpt.save(sea.store.where("weights"), other, step=20)
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert (code, found["weights_equal"]) == (1, False)
 
 
@@ -88,7 +78,7 @@ def test_a_merge_without_its_payload_and_those_after_it_are_not_repeated(
 ) -> None:
     (part, *_) = merges(sea)[2].parts
     sea.store.delete([f"payloads/{part.island}/{part.digest}"])
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert code == 0
     assert outcomes(found) == ["verified", "verified", "no payload", "repeated", "no weights"]
 
@@ -98,7 +88,7 @@ def test_a_damaged_payload_is_wrong(
 ) -> None:
     (part, *_) = merges(sea)[3].parts
     sea.store.write(f"payloads/{part.island}/{part.digest}", [b"other"])
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert code == 1
     assert outcomes(found) == ["verified"] * 3 + ["damaged", "repeated"]
     assert "are not those of its name" in found["merges"][3]["why"]
@@ -112,9 +102,7 @@ def test_a_result_with_another_digest_is_wrong(
     sea.disturb(0)  # from here on islands state what the payloads do not give
     for _ in range(2):
         sea.merge()
-    root = tmp_path / "first"
-    ckpt.save(root, {each.name: torch.zeros(each.shape) for each in PARAMETERS}, step=0)
-    code, found = replayed(sea, capsys, "--from", root)
+    code, found = replayed(sea.store, capsys, "--from", zeros(tmp_path / "first"))
     assert code == 1
     assert outcomes(found) == ["differs", "repeated", "no weights"]
 

@@ -11,17 +11,9 @@ import pytest
 import torch
 from doubles.written_pairs import ISLANDS, WrittenPairs
 from doubles.written_seas import PARAMETERS
+from replays import replayed, zeros
 
-from holdfast import ckpt
 from holdfast.tools import cli
-
-
-def replayed(
-    sea: WrittenPairs, capsys: pytest.CaptureFixture[str], *words: object
-) -> tuple[int, dict[str, Any]]:
-    """Run the command; return its exit code and its JSON."""
-    code = cli.main(["islands", "replay", "--sea", sea.store.root, "--json", *map(str, words)])
-    return code, json.loads(capsys.readouterr().out)
 
 
 def outcomes(found: dict[str, Any]) -> Counter[str]:
@@ -37,21 +29,19 @@ def sea(tmp_path: Path) -> WrittenPairs:
 
 
 @pytest.fixture
-def first(tmp_path: Path, sea: WrittenPairs) -> Path:
+def first(tmp_path: Path) -> Path:
     """A checkpoint of the first weights."""
-    root = tmp_path / "first"
-    ckpt.save(root, {each.name: torch.zeros(each.shape) for each in PARAMETERS}, step=0)
-    return root
+    return zeros(tmp_path / "first")
 
 
 def test_meetings_repeated_from_the_first_weights_have_the_digests_that_islands_state(
     sea: WrittenPairs, first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert (code, found["weights_equal"]) == (0, None)
     assert outcomes(found) == {"verified": 4, "repeated": 4}
     sea.end()
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert (code, found["weights_equal"]) == (0, True)
     assert outcomes(found) == {"verified": 8}
 
@@ -60,15 +50,11 @@ def test_the_last_merge_is_repeated_from_the_payloads_alone(
     sea: WrittenPairs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sea.end()
-    code, found = replayed(sea, capsys)
+    code, found = replayed(sea.store, capsys)
     assert (code, found["weights_equal"]) == (0, True)
     assert outcomes(found) == {"no weights": 8}
-    ckpt.save(
-        sea.store.where("weights"),
-        {each.name: torch.zeros(each.shape) for each in PARAMETERS},
-        step=25,
-    )
-    code, found = replayed(sea, capsys)
+    zeros(Path(sea.store.where("weights")), step=25)
+    code, found = replayed(sea.store, capsys)
     assert (code, found["weights_equal"]) == (1, False)
 
 
@@ -80,7 +66,7 @@ def test_a_result_that_differs_from_the_one_that_is_stated_is_found(
     leaf.view(-1)[0] += 1  # as damaged memory would
     sea.meet()
     sea.meet()
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert code == 1
     (wrong,) = [each for each in found["merges"] if each["outcome"] == "differs"]
     assert "lyon" in wrong["islands"]
@@ -95,10 +81,10 @@ def test_payloads_that_are_gone_or_damaged_are_named(
     path = Path(sea.store.root) / "payloads" / part["island"] / part["digest"]
     data = path.read_bytes()
     path.unlink()
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert (code, found["merges"][0]["outcome"]) == (0, "no payload")
     path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    code, found = replayed(sea, capsys, "--from", first)
+    code, found = replayed(sea.store, capsys, "--from", first)
     assert (code, found["merges"][0]["outcome"]) == (1, "damaged")
 
 

@@ -1,0 +1,56 @@
+"""Records come back by name and sorted by box, however many runs were written out meanwhile."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.ckpt.register.records import Corner
+from holdfast.ckpt.register.runs import SortedRecords, SortedRuns
+
+
+def some_records() -> list[tuple[str, Corner, Corner, bytes]]:
+    drawn = random.Random(5)
+    found: list[tuple[str, Corner, Corner, bytes]] = [("scalar", (), (), b"only")]
+    for name, dims in (("a", 1), ("b", 2), ("c", 3)):
+        for number in range(50):
+            low = tuple(drawn.randrange(1000) for _ in range(dims))
+            high = tuple(n + 1 for n in low)
+            found.append((name, low, high, f"{name}{number}".encode()))
+    drawn.shuffle(found)
+    return found
+
+
+def sorted_by(run_bytes: int) -> list[SortedRecords]:
+    with SortedRuns(run_bytes=run_bytes) as runs:
+        for record in some_records():
+            runs.add(*record)
+        return list(runs.sorted())
+
+
+@pytest.mark.parametrize("run_bytes", [1, 700, 10_000, 1 << 30])
+def test_records_are_sorted_by_name_and_box(run_bytes: int) -> None:
+    wanted = sorted(some_records(), key=lambda each: (each[0], each[1]))
+    found = [
+        (records.name, tuple(low), tuple(high), encoded)
+        for records in sorted_by(run_bytes)
+        for low, high, encoded in zip(
+            records.spans.lo.T.tolist(), records.spans.hi.T.tolist(), records.encoded, strict=True
+        )
+    ]
+    assert found == wanted
+
+
+def test_the_corners_of_some_records_are_those_of_the_box_around_them() -> None:
+    (records,) = [each for each in sorted_by(1 << 30) if each.name == "b"]
+    low, high = records.corners(10, 20)
+    boxes = [(a, b) for name, a, b, _ in some_records() if name == "b"]
+    some = sorted(boxes)[10:20]
+    assert low == tuple(min(a[dim] for a, _ in some) for dim in range(2))
+    assert high == tuple(max(b[dim] for _, b in some) for dim in range(2))
+
+
+def test_nothing_comes_of_nothing() -> None:
+    with SortedRuns() as runs:
+        assert list(runs.sorted()) == []

@@ -1,0 +1,1 @@
+"""vLLM servers of a tiny model, for the demo and the benchmark."""
