@@ -17,6 +17,7 @@ from holdfast.adapters.rl.loss.ppo import LossConfig
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.policy.rounding import Precision
+from holdfast.adapters.rl.policy.settings import PolicyConfig, StartWeights, check_policies
 from holdfast.adapters.rl.samples.tokens import Ascii, Tokenizer
 from holdfast.adapters.rl.samples.trajectory import TurnLimits
 from holdfast.adapters.rl.sharing.settings import Share, ShareConfig, fits
@@ -80,6 +81,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     check: CheckConfig = CheckConfig()
     warm: WarmStart = WarmStart()
     warm_start: str | None = None
+    start: StartWeights | None = None
+    policies: dict[str, PolicyConfig] = {}
     environment: EnvironmentConfig | None = None
     steps: int = 100
     groups: int = 8
@@ -133,6 +136,44 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self._check_tp()
         if self.share is not None:
             self._check_share(self.share)
+        if self.start is not None and self.warm_start is not None:
+            raise ValueError(
+                "start and warm_start both name weights to begin with: set one to null"
+            )
+        if self.policies:
+            self._check_policies()
+
+    def _check_policies(self) -> None:
+        check_policies(self.policies, plays=self.environment is not None)
+        if self.share is not None:
+            raise ValueError("share: samples of several policies are not shared; set it to null")
+        if self.start is not None:
+            raise ValueError("start: give it to one of the policies")
+        if self.length != LengthPenalty():
+            raise ValueError(
+                "length: an episode of several policies has tokens of each; leave it out, and let "
+                "the environment's rewards heed lengths"
+            )
+        if self.scheduling.skip_equal is not None:
+            raise ValueError(
+                "scheduling.skip_equal: a group whose rewards are all equal for one policy may "
+                "teach another; set it to null"
+            )
+        for name, each in self.by_policy.items():  # checks the settings of each
+            if (each.model.context, each.model.vocabulary) != (
+                self.model.context,
+                self.model.vocabulary,
+            ):
+                raise ValueError(
+                    f"policies: {name} has a context of {each.model.context} and a vocabulary of "
+                    f"{each.model.vocabulary}, the job {self.model.context} and "
+                    f"{self.model.vocabulary}: all policies read one text; give them the same"
+                )
+            if (each.pretrained is None) != (self.pretrained is None):
+                raise ValueError(
+                    f"policies: {name} is a model of transformers and others are built in: all "
+                    "policies read the same tokens; set pretrained for the job"
+                )
 
     def _check_precision(self) -> None:
         if self.rollout_precision != "full" and self.lora is not None:
@@ -189,6 +230,39 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.model.heads % self.tp:
             raise ValueError(f"tp is {self.tp}, needed: a divisor of {self.model.heads} heads")
+
+    @property
+    def by_policy(self) -> dict[str, RLConfig]:
+        """The job as it would be with each of its policies alone, by name.
+
+        A job without ``policies`` has one, without a name: the job itself. A policy of the job's
+        own model has its warm start too. Each is built from a seed of its own.
+        """
+        if not self.policies:
+            return {"": self}
+        return {
+            name: self._alone(chosen, seed=self.seed + index)
+            for index, (name, chosen) in enumerate(self.policies.items())
+        }
+
+    def _alone(self, chosen: PolicyConfig, *, seed: int) -> RLConfig:
+        fields = ("model", "pretrained", "loss", "lr", "max_norm")
+        own = {each: getattr(chosen, each) for each in fields if getattr(chosen, each) is not None}
+        same = own.keys().isdisjoint(("model", "pretrained")) and chosen.start is None
+        return msgspec.structs.replace(
+            self,
+            **own,
+            policies={},
+            seed=seed,
+            start=chosen.start,
+            lora=chosen.lora or (None if chosen.frozen else self.lora),
+            warm_start=chosen.warm_start or (self.warm_start if same else None),
+        )
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The names of the policies that are not trained."""
+        return frozenset(name for name, chosen in self.policies.items() if chosen.frozen)
 
     @property
     def plan(self) -> BatchPlan:
@@ -267,14 +341,19 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         0 if no snapshot outlives the job, in a checkpoint or on the nodes' disks, and 0 if samples
         may continue under any newer version.
         """
-        again = self.plan.pinned or self.loss.proximal == "recomputed"
+        again = self.plan.pinned or self._recomputes
         outlives = self.checkpoint is not None or self.disk is not None
         return self._lag if outlives and again else 0
 
     @property
+    def _recomputes(self) -> bool:
+        trained = [each for name, each in self.by_policy.items() if name not in self.frozen]
+        return any(each.loss.proximal == "recomputed" for each in trained)
+
+    @property
     def _lag(self) -> int:
         """The number of steps by which a version may be older and still be asked for."""
-        again = self.replay.policy != "none" and self.loss.proximal == "recomputed"
+        again = self.replay.policy != "none" and self._recomputes
         return self.staleness + (self.replay.max_age if again else 0)
 
 

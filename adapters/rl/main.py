@@ -146,7 +146,7 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
 
     over = threading.Event()
     with tempfile.TemporaryDirectory(prefix="holdfast-warm-", dir=temporary_place()) as directory:
-        if config.warm.steps and config.warm_start is None:
+        if config.warm.steps and config.warm_start is None and config.start is None:
             config = msgspec.structs.replace(config, warm_start=directory)
         if config.warm_start is not None:
             warm_up.prepare(config)

@@ -16,7 +16,7 @@ import torch
 
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
-from holdfast.elastic.gradients import fixed_point
+from holdfast.elastic.gradients.native import fixed_point
 
 MIN_EXPONENT = -100
 """Bounds are at least 2**-100, to avoid float32's subnormal numbers."""

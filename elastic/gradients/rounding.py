@@ -22,7 +22,6 @@ from torch.distributed.fsdp import FSDPModule
 from holdfast.ckpt.state.names import clean
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, NotFiniteError
-from holdfast.elastic.gradients import fixed_point
 from holdfast.elastic.gradients.exact import (
     FLOAT32,
     INT64,
@@ -33,6 +32,7 @@ from holdfast.elastic.gradients.exact import (
     next_bound,
     round_to_grid,
 )
+from holdfast.elastic.gradients.native import fixed_point
 from holdfast.elastic.gradients.wrapped import Wrapped
 from holdfast.elastic.groups.shards import is_reduced_by_fsdp, local_of, settled, with_local
 

@@ -8,8 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from document_blocks import blocks, run_script
+
+from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.environments.base import Action
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
+from holdfast.adapters.rl.policy.settings import PolicyConfig
+from holdfast.adapters.rl.rollout.speakers import judges_of
+from holdfast.adapters.rl.weights.setup import Policies
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -79,3 +87,30 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert (result["steps"], result["ledger"]["ok"]) == (3, True)
     assert len(result["heldout"]) == 2
+
+
+def test_the_environments_of_the_guide_to_several_policies_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debate, judged = blocks(DOCS / "how-to" / "policies.md", "python")
+    (tmp_path / "debating.py").write_text(debate)
+    (tmp_path / "judging.py").write_text(judged)
+    monkeypatch.syspath_prepend(tmp_path)
+    debating = make_environment(EnvironmentConfig(factory="debating:Debate"), seed=1)
+    said = Action(ordinal=3, sample=0, turn=0, text="b", ended=True, speaker="solver")
+    asked = debating.respond(said)
+    assert (debating.prompt(3), asked.text, asked.speaker) == ("4>", "?", "critic")
+    objected = debating.respond(msgspec.structs.replace(said, turn=1, text="a", speaker="critic"))
+    assert objected.speaker == "solver"
+    last = msgspec.structs.replace(said, turn=2, text="b", state=objected.state)
+    assert debating.respond(last).rewards == {"solver": 1.0, "critic": 0.0}
+
+    config = RLConfig(policies={"one": PolicyConfig(), "judge": PolicyConfig(frozen=True)})
+    judging = make_environment(
+        EnvironmentConfig(factory="judging:Judged"),
+        seed=1,
+        frozen_policies=judges_of(config, Policies(config).each()),
+    )
+    reward = judging.respond(msgspec.structs.replace(said, text="ab")).reward
+    assert reward is not None
+    assert reward < 0

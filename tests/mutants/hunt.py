@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mutants import control, deciders, engines, ledger, memory, sea, sharing, skipping, store
+from mutants import (
+    control,
+    deciders,
+    engines,
+    ledger,
+    memory,
+    policies,
+    sea,
+    sharing,
+    skipping,
+    store,
+)
 from mutants.bug import Bug, planted
 
 BUGS: Final[tuple[Bug, ...]] = (
@@ -16,6 +27,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *store.BUGS,
     *ledger.BUGS,
     *skipping.BUGS,
+    *policies.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
     *engines.BUGS,
@@ -29,6 +41,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "store": store.trial,
     "ledger": ledger.trial,
     "skipping": skipping.trial,
+    "policies": policies.trial,
     "sharing": sharing.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,10 +20,10 @@ import pytest
 import torch
 
 from holdfast.adapters.rl.config import RLConfig, preset
-from holdfast.adapters.rl.environments.base import Action, Reply
-from holdfast.adapters.rl.environments.registry import EnvironmentConfig
+from holdfast.adapters.rl.environments.base import Action, Environment, Reply
+from holdfast.adapters.rl.environments.registry import EnvironmentConfig, make_environment
 from holdfast.adapters.rl.environments.task import make_task
-from holdfast.adapters.rl.environments.two_turns import TwoTurns
+from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import Mode
@@ -31,9 +32,12 @@ from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.loss.advantages import group_advantages
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.loss.ppo import policy_loss, target_logprobs
-from holdfast.adapters.rl.policy.model import build_model, weights_hash
+from holdfast.adapters.rl.policy.model import weights_hash
+from holdfast.adapters.rl.policy.settings import PolicyConfig
+from holdfast.adapters.rl.policy.team import joined, prefix_of
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
+from holdfast.adapters.rl.rollout.speakers import engines_of
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.token_record import fold
 from holdfast.adapters.rl.samples.tokens import Tokens
@@ -42,6 +46,7 @@ from holdfast.adapters.rl.training.proximal import Recomputed
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import slot_of
 from holdfast.adapters.rl.weights.retained import Retained
+from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.adapters.rl.weights.warm_up import warm_up
 
 torch.set_num_threads(1)
@@ -49,7 +54,6 @@ CONFIG = msgspec.structs.replace(preset("tiny"), steps=5)
 TASK = make_task(CONFIG.task, seed=CONFIG.task_seed, exact_weight=CONFIG.exact_weight)
 TOKENIZER = CONFIG.tokenizer
 WARM = copy.deepcopy(warm_up(CONFIG, TASK).state_dict())
-TWO_TURNS = TwoTurns(TASK, second=0.5)
 EPISODES = msgspec.structs.replace(
     CONFIG,
     environment=EnvironmentConfig(factory="two_turns"),
@@ -57,7 +61,19 @@ EPISODES = msgspec.structs.replace(
     slots=4,
     steps=4,
 )
+TEAM = msgspec.structs.replace(
+    EPISODES,
+    environment=EnvironmentConfig(factory="reviewed"),
+    policies={"solver": PolicyConfig(), "critic": PolicyConfig()},
+)
+"""The warm-up of both policies is that of the task."""
+
 EPISODES_WARM = copy.deepcopy(warm_up(EPISODES, TASK).state_dict())
+
+
+def environment_of(config: RLConfig) -> Environment | None:
+    chosen = config.environment
+    return None if chosen is None else make_environment(chosen, seed=config.task_seed)
 
 
 def prompt_of(ordinal: int) -> Tokens:
@@ -96,10 +112,10 @@ class FakeLog:
 
 
 class SimulatedCalls:
-    """Calls of the two-turn task; who is asked when replies come is the scheduler's."""
+    """Calls of an environment; who is asked when replies come is the scheduler's."""
 
-    def __init__(self, scheduler: random.Random) -> None:
-        self._random = scheduler
+    def __init__(self, scheduler: random.Random, environment: Environment | None) -> None:
+        self._random, self._environment = scheduler, environment
         self._open: dict[SampleId, Action] = {}
         self.made: set[tuple[SampleId, int]] = set()
 
@@ -109,7 +125,8 @@ class SimulatedCalls:
 
     def replies(self, wait_s: float) -> list[tuple[SampleId, Reply]]:
         ready = [key for key in self._open if self._random.random() < 0.3]
-        return [(key, TWO_TURNS.respond(self._open.pop(key))) for key in ready]
+        assert self._environment is not None
+        return [(key, self._environment.respond(self._open.pop(key))) for key in ready]
 
     def drop(self, keys: set[SampleId]) -> None:
         for key in keys:
@@ -123,17 +140,14 @@ class SimulatedWorker:
         self, name: str, config: RLConfig, *, pinned: bool, scheduler: random.Random
     ) -> None:
         self.name = name
-        engine = Engine(
-            policy=build_policy(config),
-            limits=config.limits,
-            slots=config.slots,
-            seed=config.seed,
-            pinned=pinned,
-        )
-        self.calls = SimulatedCalls(scheduler)
-        self.engine: Engine | Episodes = engine
+        policies = Policies(config).each()
+        engines = engines_of(config, policies, pinned=pinned)
+        self.calls = SimulatedCalls(scheduler, environment_of(config))
+        self.engine: Engine | Episodes = engines[0]
         if config.environment is not None:
-            self.engine = Episodes(engine, self.calls, tokenizer=TOKENIZER, waiting=8)
+            self.engine = Episodes(
+                engines, self.calls, tokenizer=TOKENIZER, waiting=8, names=[*policies]
+            )
         self.store = FakeLog()
         self.log = TokenLog(lambda: self.store, name)
         self.finished: dict[SampleId, Trajectory] = {}
@@ -169,17 +183,23 @@ class SimulatedJob:
         self.kill_worker, self.kill_trainer, self.kill_job = kill_worker, kill_trainer, kill_job
         self.generation, self.born, self.kills, self.renewed_at_work = 1, 0, 0, 0
         self.from_retained = 0
-        self.model = build_model(config.model, seed=config.seed)
-        self.model.load_state_dict(WARM if config.environment is None else EPISODES_WARM)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr)
+        self.policies = Policies(config).each()
+        for policy in self.policies.values():
+            policy.load_state_dict(WARM if config.environment is None else EPISODES_WARM)
+        self.model = joined(self.policies)
+        self.optimizers = [
+            torch.optim.AdamW(each.parameters(), lr=config.lr) for each in self.policies.values()
+        ]
         self.reward_of = drawn_reward if self.plan.skips else reward_of
-        self.ledger = Ledger(self.plan, reward_of=self.reward_of)
+        self.ledger, self.checker = self._new_ledger(), StepChecker()
         self.ledger.resume(1, restored=0)
-        earlier = [build_model(config.model, seed=config.seed) for _ in range(self.plan.eta)]
-        self.retained = Retained(earlier)
+        self.retained = Retained([joined(Policies(config).each()) for _ in range(self.plan.eta)])
         self.snapshots: list[dict[str, Any]] = []
         self.workers = [self._new_worker() for _ in range(2)]
         self._snapshot()
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(self.plan, policies=[*self.config.by_policy], reward_of=self.reward_of)
 
     def _new_worker(self) -> SimulatedWorker:
         self.born += 1
@@ -193,8 +213,9 @@ class SimulatedJob:
             copy.deepcopy(
                 {
                     "model": self.model.state_dict(),
-                    "optimizer": self.optimizer.state_dict(),
+                    "optimizers": [each.state_dict() for each in self.optimizers],
                     "ledger": self.ledger.state_dict(),
+                    "checker": self.checker.state_dict(),
                     "retained": self.retained.state_dict(),
                 }
             )
@@ -291,30 +312,49 @@ class SimulatedJob:
         step = self.ledger.trained_steps
         samples = self.ledger.batch(step)
         assert samples is not None
-        rewards = torch.tensor([self.reward_of(t) for t in samples])
-        self.ledger.train(step, rewards.tolist())
+        assert self.checker.check(observe(self.ledger, step, samples)) == []
+        self.ledger.train(step, [self.reward_of(t) for t in samples])
         if not self.plan.pinned:
             self._recompute(samples)
-        config = self.config
-        batch = collate(samples, rewards, rows=config.rows, length=config.model.context).trimmed()
-        batch = batch.with_advantages(group_advantages(rewards, config.group))
-        logprobs = target_logprobs(self.model(batch.tokens), batch.tokens)
-        self.optimizer.zero_grad()
-        policy_loss(
-            logprobs, batch, config=config.loss, step=step, scale=1 / batch.token_count
-        ).backward()
         if self.plan.eta:
             self.retained.keep(self.model, version=step)
-        self.optimizer.step()
+        for speaker in range(len(self.policies)):
+            self._learn(step, samples, speaker=speaker)
         self._snapshot()
+
+    def _learn(self, step: int, samples: list[Trajectory], *, speaker: int) -> None:
+        config, optimizer = self.config, self.optimizers[speaker]
+        policy = [*self.policies.values()][speaker]
+        earned = [self.reward_of(t) if t.reward is None else t.reward_of(speaker) for t in samples]
+        rewards = torch.tensor(earned)
+        batch = collate(
+            samples, rewards, rows=config.rows, length=config.model.context, speaker=speaker
+        ).trimmed()
+        batch = batch.with_advantages(group_advantages(rewards, config.group))
+        logprobs = target_logprobs(policy(batch.tokens), batch.tokens)
+        optimizer.zero_grad()
+        policy_loss(
+            logprobs, batch, config=config.loss, step=step, scale=1 / max(1, batch.token_count)
+        ).backward()
+        optimizer.step()
 
     def _recompute(self, samples: list[Trajectory]) -> None:
         """Check every token's log-probability against the version that is said to have sampled."""
-        batch = collate(
-            samples, torch.zeros(len(samples)), rows=len(samples), length=self.config.model.context
-        )
-        (logprobs,) = Recomputed(build_policy(self.config), self._weights).logprobs([batch])
-        torch.testing.assert_close(logprobs, batch.behavior, atol=1e-5, rtol=0)
+        for speaker, (name, config) in enumerate(self.config.by_policy.items()):
+            batch = collate(
+                samples,
+                torch.zeros(len(samples)),
+                rows=len(samples),
+                length=config.model.context,
+                speaker=speaker,
+            )
+            weights = partial(self._weights_of, name)
+            (logprobs,) = Recomputed(build_policy(config), weights).logprobs([batch])
+            torch.testing.assert_close(logprobs, batch.behavior * batch.mask, atol=1e-5, rtol=0)
+
+    def _weights_of(self, name: str, version: int) -> Any:
+        prefix, found = prefix_of(name), self._weights(version)
+        return {key.removeprefix(prefix): found[key] for key in found if key.startswith(prefix)}
 
     def _restore(self) -> None:
         """The trainer dies; one of its two newest snapshots remains."""
@@ -337,9 +377,11 @@ class SimulatedJob:
         state = self.snapshots[step]
         self.retained.load_state_dict(state["retained"])
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.ledger = Ledger(self.plan, reward_of=self.reward_of)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(copy.deepcopy(saved))
+        self.ledger, self.checker = self._new_ledger(), StepChecker()
         self.ledger.load_state_dict(copy.deepcopy(state["ledger"]))
+        self.checker.load_state_dict(copy.deepcopy(state["checker"]))
         self.ledger.resume(self.generation, restored=step)
         self.snapshots = self.snapshots[:step]
         self._snapshot()
@@ -484,6 +526,38 @@ def test_replies_that_were_recorded_are_never_asked_for_again(two_turns_undistur
 
 def test_bounded_episodes_go_on_under_new_weights_and_are_never_too_old() -> None:
     job = SimulatedJob(41, mode=Mode.BOUNDED, kill_worker=0.05, kill_trainer=0.05, config=EPISODES)
+    job.run()
+    assert job.kills > 0
+    assert job.renewed_at_work > 0
+
+
+@pytest.fixture(scope="module")
+def team_undisturbed() -> str:
+    return SimulatedJob(0, config=TEAM).run()
+
+
+@pytest.mark.parametrize("seed", range(50, 53))
+def test_kills_do_not_show_in_the_weights_of_two_policies_that_speak_in_turns(
+    seed: int, team_undisturbed: str
+) -> None:
+    job = SimulatedJob(seed, kill_worker=0.04, kill_trainer=0.04, config=TEAM)
+    assert job.run() == team_undisturbed, f"replay with SimulatedJob({seed}, ...)"
+    assert job.kills > 0
+    books = job.ledger.books.report()
+    assert books["solver"]["turns"] > books["critic"]["turns"] > 0
+    assert sum(job.ledger.books.tokens) == job.ledger.counters.tokens_sampled
+
+
+def test_two_policies_started_again_from_a_checkpoint_end_with_the_same_weights(
+    team_undisturbed: str,
+) -> None:
+    job = SimulatedJob(60, kill_worker=0.03, kill_trainer=0.05, kill_job=0.1, config=TEAM)
+    assert job.run() == team_undisturbed
+    assert job.from_retained > 0
+
+
+def test_bounded_turns_of_two_policies_have_the_log_probabilities_of_their_versions() -> None:
+    job = SimulatedJob(53, mode=Mode.BOUNDED, kill_worker=0.05, kill_trainer=0.05, config=TEAM)
     job.run()
     assert job.kills > 0
     assert job.renewed_at_work > 0

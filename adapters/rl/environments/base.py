@@ -8,8 +8,10 @@ about an episode is in its state, so another worker can continue where one was l
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -31,6 +33,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     ``text`` is without the end token; ``ended`` is True if there was one, False if the turn reached
     its largest length. ``state`` is the environment's last state, None in the first turn.
+    ``speaker`` is the policy that spoke, empty for the only one of a job.
     """
 
     ordinal: int
@@ -39,6 +42,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     ended: bool
     state: Json = None
+    speaker: str = ""
 
     @property
     def key(self) -> SampleId:
@@ -53,6 +57,7 @@ _RULES: Final[Mapping[str, checks.Rule]] = {
             -sys.float_info.max, sys.float_info.max, remedy="give a finite float, or None"
         )
     ),
+    "speaker": checks.instance(str, remedy="give the name of a policy"),
 }
 
 
@@ -60,15 +65,26 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """An environment's reply: ``text`` that the policy reads next, and the new ``state``.
 
     The state consists of JSON values, and is at most `STATE_BYTES` long. A ``reward`` ends the
-    episode; ``text`` has no effect then. Raises ``ArgumentError`` for any other values.
+    episode; ``text`` has no effect then. In a job of several policies, ``speaker`` has the next
+    turn, empty: the one that spoke; ``rewards`` by policy may end the episode in place of
+    ``reward``, which then is their mean, or beside it. Raises ``ArgumentError`` for any other
+    values.
     """
 
     text: str = ""
     state: Json = None
     reward: float | None = None
+    speaker: str = ""
+    rewards: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         checks.check_fields(self, _RULES, error=ArgumentError)
+        for name, reward in self.rewards.items():
+            if not isinstance(reward, (int, float)) or not math.isfinite(reward):
+                found = checks.shown(reward)
+                raise ArgumentError(
+                    f"Observation(rewards=…): {name} gets {found}; give a finite float"
+                )
         try:
             text = self.state_text
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -120,6 +136,20 @@ class Environment(Protocol):
 
     def respond(self, action: Action) -> Observation:
         """Return the reply to a turn. May take long; raises `ToolError` for a passing fault."""
+
+
+class FrozenPolicy(Protocol):
+    """A policy of the job that is never trained, as environments ask it; see `PolicyJudge`."""
+
+    def logprobs(self, text: str, answer: str, *, ended: bool = False) -> list[float]:
+        """Return the log-probability of each token of ``answer`` behind ``text``.
+
+        With ``ended`` the end token counts as the last one of the answer.
+        """
+
+
+NO_POLICIES: Final[Mapping[str, FrozenPolicy]] = MappingProxyType({})
+"""The frozen policies of a job that has none."""
 
 
 class EnvironmentCalls(Protocol):

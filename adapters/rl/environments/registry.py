@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast.adapters.rl.environments.base import Environment
+from holdfast.adapters.rl.environments.base import NO_POLICIES, Environment, FrozenPolicy
 from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 
 BUILT_IN = {
     "two_turns": "holdfast.adapters.rl.environments.two_turns:make",
+    "reviewed": "holdfast.adapters.rl.environments.reviewed:make",
     "slow_tool": "holdfast.adapters.rl.environments.slow_tool:SlowTool",
     "http": "holdfast.adapters.rl.environments.remote.plain:HttpEnvironment",
     "mcp": "holdfast.adapters.rl.environments.remote.mcp:McpEnvironment",
 }
 """Short names of the built-in environments."""
 
+_POLICIES = "frozen_policies"
+
 
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An environment and how it is called.
 
     ``factory`` is "package.module:name" or a name of `BUILT_IN`; it is called with ``settings`` and
-    ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. Each rollout worker
-    has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside those in
-    its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
+    ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. If it takes the
+    keyword ``frozen_policies``, it gets those of the job, by name (`FrozenPolicy`). Each rollout
+    worker has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside
+    those in its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
     ``attempts`` times in all, then the episode ends with reward 0 and the reason.
 
     With ``processes`` the environment runs in processes of its own in place of the threads.
@@ -61,11 +65,26 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.factory == "http" or (self.factory == "mcp" and "url" in self.settings)
 
 
-def make_environment(config: EnvironmentConfig, *, seed: int) -> Environment:
-    """Import and make the environment. Raises ``ConfigError`` with the reason."""
+def make_environment(
+    config: EnvironmentConfig,
+    *,
+    seed: int,
+    frozen_policies: Mapping[str, FrozenPolicy] | None = NO_POLICIES,
+) -> Environment:
+    """Import and make the environment, which may ask ``frozen_policies``; None: they are elsewhere.
+
+    Raises ``ConfigError`` with the reason.
+    """
     factory = _imported(config.factory)
     settings = {"seed": seed, **config.settings}
     try:
+        if _POLICIES in inspect.signature(factory).parameters and _POLICIES not in settings:
+            if frozen_policies is None:
+                raise ConfigError(
+                    f"environment {config.factory!r} asks for frozen policies, which are in the "
+                    "rollout worker: set environment.processes to null, so that it runs there"
+                )
+            settings[_POLICIES] = frozen_policies
         inspect.signature(factory).bind(**settings)
     except TypeError as error:
         raise ConfigError(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from holdfast.adapters.rl.environments.base import Environment, EnvironmentCalls
+from holdfast.adapters.rl.environments.base import (
+    NO_POLICIES,
+    Environment,
+    EnvironmentCalls,
+    FrozenPolicy,
+)
 from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.processes.calls import ProcessCalls, ProcessEnvironment
 from holdfast.adapters.rl.environments.processes.pool import ProcessPool
@@ -24,12 +29,14 @@ def start_calls(
     seed: int,
     owner: str,
     environment: Environment | None = None,
+    frozen_policies: Mapping[str, FrozenPolicy] = NO_POLICIES,
     emit: Callable[[Event], None] = unheard,
 ) -> EnvironmentCalls:
     """Return the calls of an environment, on the threads or in the processes that it asks for.
 
     ``environment`` is the one that threads call, if it is made already; ``owner`` names this
-    process for a reader of the process list. Raises ``ConfigError`` if it cannot be made.
+    process for a reader of the process list. Only on threads it may ask ``frozen_policies``. Raises
+    ``ConfigError`` if it cannot be made.
     """
     waits = Waits(emit)
     if chosen.processes is not None:
@@ -37,7 +44,7 @@ def start_calls(
         _tell(pool, emit)
         return ProcessCalls(pool, chosen, waits=waits)
     return ThreadedCalls(
-        environment or make_environment(chosen, seed=seed),
+        environment or make_environment(chosen, seed=seed, frozen_policies=frozen_policies),
         threads=chosen.threads,
         limit_s=chosen.limit_s,
         attempts=chosen.attempts,
@@ -45,13 +52,19 @@ def start_calls(
     )
 
 
-def start_environment(chosen: EnvironmentConfig, *, seed: int, owner: str) -> Environment:
+def start_environment(
+    chosen: EnvironmentConfig,
+    *,
+    seed: int,
+    owner: str,
+    frozen_policies: Mapping[str, FrozenPolicy] = NO_POLICIES,
+) -> Environment:
     """Return the environment, in one process of its own if it asks for processes.
 
     Raises ``ConfigError`` if it cannot be made.
     """
     if chosen.processes is None:
-        return make_environment(chosen, seed=seed)
+        return make_environment(chosen, seed=seed, frozen_policies=frozen_policies)
     alone = msgspec.structs.replace(chosen.processes, count=1)
     chosen = msgspec.structs.replace(chosen, processes=alone)
     return ProcessEnvironment(ProcessPool(chosen, seed=seed, owner=owner), chosen)

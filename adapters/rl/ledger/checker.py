@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from holdfast.adapters.rl.ledger.borrowed_rules import BorrowedRow, BorrowedRules, borrowed_row
+from holdfast.adapters.rl.ledger.counters import spoken
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.states import OrdinalState
 from holdfast.adapters.rl.samples.borrowed import Borrowed, GroupOrigin
@@ -44,13 +45,17 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample about to be trained: its counts of tokens and log-probabilities, its versions."""
+    """A sample about to be trained: its counts of tokens and log-probabilities, its versions.
+
+    ``spoken`` are its tokens by the policy that spoke them.
+    """
 
     ordinal: int
     sample: int
     tokens: int
     logprobs: int
     stamps: tuple[Stamp, ...]
+    spoken: tuple[int, ...] = ()
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +77,7 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     steps, and their rows come last. ``pinned``: a consumer may go back to an older version, for
     work that another one lost. ``borrowed`` are the rows of other runs, ``recorded`` the origins
     that the state before the step names, and ``island`` is the name that this run shares under.
+    ``books`` are the trained tokens of each policy before the step, by the ledger; empty: not told.
     ``skips``: groups whose rewards are all equal are passed over; ``skipped`` are those of the
     step, and ``rewards`` the recorded ones of these and of the ordinals that are trained.
     """
@@ -92,6 +98,7 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     island: str = ""
     borrowed: tuple[BorrowedRow, ...] = ()
     recorded: frozenset[GroupOrigin] = frozenset()
+    books: tuple[int, ...] = ()
     skips: bool = False
     skipped: frozenset[int] = frozenset()
     rewards: Mapping[int, tuple[float, ...]] = {}
@@ -107,6 +114,7 @@ class StepChecker:
         self._beyond: set[int] = set()
         self._consumers: dict[str, tuple[int, int]] = {}
         self._borrowed = BorrowedRules()
+        self._spoken: list[int] | None = None
 
     def check(self, seen: ObservedStep) -> list[str]:
         """Return the violations of a step as text, and count its ordinals as trained."""
@@ -118,6 +126,7 @@ class StepChecker:
             *self._trained(seen, ordinals),
             *self._elsewhere(seen, ordinals),
             *self._progress(seen),
+            *self._books(seen),
             *self._borrowed.check(
                 seen.step,
                 seen.borrowed,
@@ -151,6 +160,7 @@ class StepChecker:
             "violations": list(self.violations),
             "count": self.count,
             "borrowed": self._borrowed.state_dict(),
+            "spoken": None if self._spoken is None else [*self._spoken],
         }
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
@@ -158,6 +168,7 @@ class StepChecker:
         self._below, self._beyond = state["below"], set(state["beyond"])
         self.violations, self.count = list(state["violations"]), state["count"]
         self._borrowed.load_state_dict(state.get("borrowed", ()))
+        self._spoken = state.get("spoken")
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -217,6 +228,26 @@ class StepChecker:
                 yield f"step {seen.step}: {consumer.name} samples with rolled-back {_named(now)}"
         self._consumers = {each.name: (each.generation, each.version) for each in seen.consumers}
 
+    def _books(self, seen: ObservedStep) -> Iterator[str]:
+        """Check the ledger's book of each policy, and count the tokens of this step."""
+        if not seen.books:
+            return
+        counted = self._spoken or list(seen.books)
+        for policy, (found, wanted) in enumerate(zip(seen.books, counted, strict=False)):
+            if found != wanted:
+                yield (
+                    f"step {seen.step}: the book of policy {policy} has {found} trained tokens, "
+                    f"and {wanted} were trained"
+                )
+        for row in seen.rows:
+            if row.ordinal in seen.reused:
+                continue
+            if len(row.spoken) > len(counted):
+                yield f"step {seen.step}: sample {(row.ordinal, row.sample)} has an unknown speaker"
+            for policy, tokens in enumerate(row.spoken[: len(counted)]):
+                counted[policy] += tokens
+        self._spoken = counted
+
 
 def observe(
     ledger: Ledger,
@@ -250,6 +281,7 @@ def observe(
         island=island,
         borrowed=tuple(borrowed_row(each) for each in batch if isinstance(each, Borrowed)),
         recorded=ledger.borrowing.recorded(step),
+        books=ledger.books.tokens,
         skips=plan.skips,
         skipped=frozenset(o for o in taken if states.get(o) is OrdinalState.SKIPPED),
         rewards={ordinal: rewards[ordinal] for ordinal in taken if ordinal in rewards},
@@ -264,6 +296,7 @@ def row_of(trajectory: Trajectory) -> SampleRow:
         tokens=sum(end - start for start, end in trajectory.spans),
         logprobs=len(trajectory.logprobs),
         stamps=trajectory.stamps,
+        spoken=spoken(trajectory),
     )
 
 

@@ -29,7 +29,7 @@ import msgspec
 from holdfast.adapters.rl.ledger.borrowing import Borrowing
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
 from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
-from holdfast.adapters.rl.ledger.counters import Counters
+from holdfast.adapters.rl.ledger.counters import Books, Counters
 from holdfast.adapters.rl.ledger.cuts import GenerationCuts
 from holdfast.adapters.rl.ledger.group import Group, agree, audit, exhausted
 from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan
@@ -58,12 +58,17 @@ class DeliveryVerdict(StrEnum):
 class Ledger:
     """The ledger of the module's docstring. Not safe to share between threads without a lock.
 
+    ``policies`` are the names of those that speak; each has a book of its tokens (`Books`).
     ``reward_of`` gives the reward of a finished sample; a plan that `skips` groups needs it. Raises
     ``ArgumentError`` without it.
     """
 
     def __init__(
-        self, plan: BatchPlan, *, reward_of: Callable[[Trajectory], float] | None = None
+        self,
+        plan: BatchPlan,
+        *,
+        policies: Sequence[str] = ("",),
+        reward_of: Callable[[Trajectory], float] | None = None,
     ) -> None:
         if plan.skips and reward_of is None:
             raise ArgumentError(
@@ -71,6 +76,7 @@ class Ledger:
                 "are trained on: set it to None"
             )
         self.plan, self._reward_of = plan, reward_of
+        self.books = Books(policies)
         self.counters = Counters()
         self.trained_steps = 0
         self.staleness_max = 0
@@ -414,6 +420,7 @@ class Ledger:
             self._note(audit(group, self.plan, step=step, wanted=wanted))
             self.counters.groups_skipped += group.state is OrdinalState.SKIPPED
             group.move(OrdinalEvent.TRAIN)
+            self.books.add(fresh[ordinal])
             for sample in group.done.values():
                 self._lengths.note(len(group.prompt), sample.sampled)
             for sample in fresh[ordinal]:
@@ -500,6 +507,7 @@ class Ledger:
             "taken": [[step, list(ordinals)] for step, ordinals in self._taken],
             "lengths": self._lengths.state_dict(),
             "borrowing": self.borrowing.state_dict(),
+            "books": self.books.state_dict(),
             "rewards": {str(o): list(each) for o, each in self.rewards().items()},
             "dropped": {str(o): each.reason for o, each in self._groups.items() if each.reason},
             "samples": samples,
@@ -517,7 +525,9 @@ class Ledger:
         plan = msgspec.convert(state["plan"], BatchPlan)
         if plan != self.plan:
             raise LedgerError(f"the saved ledger is of a job with {plan}, this one has {self.plan}")
-        self.__init__(plan, reward_of=self._reward_of)  # type: ignore[misc]
+        self.__init__(  # type: ignore[misc]
+            plan, policies=self.books.names, reward_of=self._reward_of
+        )
         self.trained_steps, self._admitted = state["trained_steps"], state["admitted"]
         self.staleness_max = state["staleness_max"]
         self._cuts = GenerationCuts(
@@ -545,6 +555,8 @@ class Ledger:
         self._lengths = Lengths(state["lengths"])
         if "borrowing" in state:  # snapshots of older versions have none
             self.borrowing.load_state_dict(state["borrowing"])
+        if "books" in state:
+            self.books.load_state_dict(state["books"])
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ class TrainingBatch:
 
     tokens [rows, length] int64; behavior and mask [rows, length - 1] float32, the mask 1 where
     the target is a sampled token; versions [rows, length - 1] int64, the policy version that
-    sampled it; rewards and advantages [rows] float32, the latter 0 until `with_advantages`. Rows
-    that hold no trajectory come last.
+    sampled it; rewards and advantages [rows] float32, the latter 0 until `with_advantages`; used
+    [rows] bool, the rows that hold a trajectory, which come first. In a job of several policies a
+    batch is for one of them: the tokens of others are context, as observed ones are.
     """
 
     tokens: Tensor
@@ -27,10 +28,11 @@ class TrainingBatch:
     versions: Tensor
     rewards: Tensor
     advantages: Tensor
+    used: Tensor
 
     @property
-    def used(self) -> Tensor:
-        """The rows that hold a trajectory, bool [rows]."""
+    def spoken(self) -> Tensor:
+        """The rows with a sampled token, bool [rows]."""
         return self.mask.any(1)
 
     @property
@@ -59,6 +61,7 @@ class TrainingBatch:
             versions=self.versions[cut],
             rewards=self.rewards[cut],
             advantages=self.advantages[cut],
+            used=self.used[cut],
         )
 
     def trimmed(self) -> TrainingBatch:
@@ -72,6 +75,7 @@ class TrainingBatch:
             versions=self.versions[:, : used - 1],
             rewards=self.rewards,
             advantages=self.advantages,
+            used=self.used,
         )
 
     def pack(self) -> Tensor:
@@ -82,15 +86,16 @@ class TrainingBatch:
             self.mask.double(),
             self.versions.double(),
             self.rewards.double()[:, None],
+            self.used.double()[:, None],
         ]
         return torch.cat(columns, 1)
 
     @classmethod
     def unpack(cls, packed: Tensor) -> TrainingBatch:
         """Undo ``pack``."""
-        length = (packed.shape[1] + 2) // 4
-        sizes = [length, length - 1, length - 1, length - 1, 1]
-        tokens, behavior, mask, versions, rewards = torch.split(packed, sizes, 1)
+        length = (packed.shape[1] + 1) // 4
+        sizes = [length, length - 1, length - 1, length - 1, 1, 1]
+        tokens, behavior, mask, versions, rewards, used = torch.split(packed, sizes, 1)
         return cls(
             tokens=tokens.long(),
             behavior=behavior.float(),
@@ -98,21 +103,27 @@ class TrainingBatch:
             versions=versions.long(),
             rewards=rewards[:, 0].float(),
             advantages=torch.zeros(len(packed)),
+            used=used[:, 0].bool(),
         )
 
 
 def packed_shape(rows: int, length: int) -> tuple[int, int]:
     """Return the shape of ``TrainingBatch.pack`` for a batch of this size."""
-    return rows, 4 * length - 2
+    return rows, 4 * length - 1
 
 
 def collate(
-    trajectories: Sequence[Trajectory], rewards: Tensor, *, rows: int, length: int
+    trajectories: Sequence[Trajectory],
+    rewards: Tensor,
+    *,
+    rows: int,
+    length: int,
+    speaker: int = 0,
 ) -> TrainingBatch:
     """Pad trajectories to ``length`` tokens and ``rows`` rows, aligning the values of their tokens.
 
-    Observed tokens are context: their mask is 0. Rows beyond the trajectories (of dropped prompts)
-    have an empty mask.
+    Observed tokens and those of other policies than number ``speaker`` are context: their mask is
+    0. Rows beyond the trajectories (of dropped prompts) have an empty mask.
     """
     tokens = torch.zeros(rows, length, dtype=torch.long)
     behavior = torch.zeros(rows, length - 1)
@@ -122,9 +133,11 @@ def collate(
         text = trajectory.prompt + trajectory.tokens
         tokens[row, : len(text)] = torch.tensor(text)
         before = len(trajectory.prompt) - 1
-        where = [before + at for start, stop in trajectory.spans for at in range(start, stop)]
+        spoken = zip(trajectory.spans, trajectory.speakers, strict=True)
+        at = [(before + i, who == speaker) for (a, b), who in spoken for i in range(a, b)]
+        where = [column for column, _ in at]
         behavior[row, where] = torch.tensor(trajectory.logprobs)
-        mask[row, where] = 1.0
+        mask[row, where] = torch.tensor([float(is_own) for _, is_own in at])
         versions[row, where] = torch.tensor(trajectory.token_versions)
     return TrainingBatch(
         tokens=tokens,
@@ -133,4 +146,5 @@ def collate(
         versions=versions,
         rewards=torch.cat([rewards, torch.zeros(rows - len(trajectories))]),
         advantages=torch.zeros(rows),
+        used=torch.arange(rows) < len(trajectories),
     )

@@ -80,7 +80,7 @@ def adapt(policy: Policy, config: LoraConfig, *, seed: int) -> None:
         torch.manual_seed(seed)
         for parent, name, linear in found:
             setattr(parent, name, LoraLinear(linear, rank=config.rank, alpha=config.alpha))
-    _freeze(policy)
+    freeze(policy)
 
 
 def _targets(policy: Policy, config: LoraConfig) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -93,7 +93,7 @@ def _targets(policy: Policy, config: LoraConfig) -> Iterator[tuple[nn.Module, st
                     yield part, name, child
 
 
-def _freeze(policy: nn.Module) -> None:
+def freeze(policy: nn.Module) -> None:
     """Turn all parameters but the adapters' into buffers; tied ones stay tied."""
     frozen: dict[nn.Parameter, Tensor] = {}
     for part in policy.modules():

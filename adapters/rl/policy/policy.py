@@ -61,10 +61,13 @@ def parameter_names(policy: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def fill(policy: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into the parameters. Raises ``KeyError`` for a missing one."""
+def fill(policy: nn.Module, tensors: Mapping[str, Tensor], *, prefix: str = "") -> None:
+    """Copy whole tensors into the parameters, by their names behind ``prefix``.
+
+    Raises ``KeyError`` for a missing one.
+    """
     for name, parameter in policy.named_parameters():
-        parameter.copy_(tensors[name])
+        parameter.copy_(tensors[f"{prefix}{name}"])
 
 
 def full_tensors(policy: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,12 @@ class PretrainedTokenizer:
         if self._tokenizer.eos_token_id is None:
             raise ConfigError(f"{directory}: the tokenizer has no end-of-sequence token; set one")
         self.end: int = self._tokenizer.eos_token_id
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """The number of each token."""
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
 
     def encode(self, text: str) -> Tokens:
         """Return the tokens of a text, without special ones."""

@@ -94,9 +94,10 @@ class _Left:
 class Engine:
     """Samples answers with the weights of one policy version at a time.
 
-    ``pinned``: weights change only when no sample is in progress. With an environment, the engine
-    samples up to the end of a turn; a trajectory that comes back with the reply before another took
-    its slot need not be fed again. It samples with weights of ``precision``.
+    ``pinned``: weights change only when no sample is in progress. With several policies, ``prefix``
+    stands before the names of this one's parameters. With an environment, the engine samples up to
+    the end of a turn; a trajectory that comes back with the reply before another took its slot need
+    not be fed again. It samples with weights of ``precision``.
     """
 
     policy: Policy
@@ -107,6 +108,7 @@ class Engine:
     precision: Precision = "full"
     generation: int = 0
     version: int | None = None
+    prefix: str = ""
     _cache: Any = field(init=False)
     _slots: list[_Slot | None] = field(init=False)
     _left: list[_Left | None] = field(init=False)
@@ -138,7 +140,7 @@ class Engine:
         """Load the weights of a policy version; samples in progress continue under them."""
         if self.pinned and not self.idle:
             raise RuntimeError(f"version {version} offered while version {self.version} is in use")
-        fill(self.policy, weights)
+        fill(self.policy, weights, prefix=self.prefix)
         round_weights(self.policy, self.precision)
         self.version, self.generation = version, generation
         self._left = [None] * self.slots
@@ -219,6 +221,10 @@ class Engine:
             self._sample(growing, logits)
         return self._collect(growing)
 
+    def log_with(self, other: Engine) -> None:
+        """Queue for the log where ``other`` does, so that all deltas of a sample stay in order."""
+        self._deltas = other._deltas
+
     def note(self, delta: Delta) -> None:
         """Queue ``delta`` for the log, behind all earlier ones."""
         self._deltas.append(delta)
@@ -240,7 +246,8 @@ class Engine:
         for slot in self._slots:
             if slot is not None:
                 self._note(slot)
-        deltas, self._deltas = self._deltas, []
+        deltas = [*self._deltas]
+        self._deltas.clear()
         return deltas
 
     def _sample(self, growing: list[tuple[int, _Slot]], logits: Tensor) -> None:

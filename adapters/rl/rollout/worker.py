@@ -7,15 +7,17 @@ to leave, it hands what it is at work on to the leader, and stops.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
+from holdfast.adapters.rl.policy.team import joined
 from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
 from holdfast.adapters.rl.rollout.meter import Meter
 from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, Host, SamplingClient
+from holdfast.adapters.rl.rollout.speakers import engines_of, judges_of
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.elastic.channel.base import WorkerPhase
 
@@ -27,11 +29,11 @@ class RolloutWorker(SamplingClient):
 
     def __init__(self, host: Host, config: RLConfig, *, stopped: Callable[[], bool]) -> None:
         policies = Policies(config)
-        policy = policies.build()
+        each = policies.each()
         super().__init__(
             host,
-            _build_engine(policy, config, host),
-            parameter_names(policy),
+            _build_engine(each, config, host),
+            parameter_names(joined(each)),
             stopped=stopped,
             frozen=policies.frozen,
             retained=config.retained,
@@ -78,17 +80,20 @@ class RolloutWorker(SamplingClient):
             self._tell(sum(count > 0 for count in engine.progress().values()))
 
 
-def _build_engine(policy: Policy, config: RLConfig, host: Host) -> Engine | Episodes:
-    engine = Engine(
-        policy=policy,
-        limits=config.limits,
-        slots=config.slots,
-        seed=config.seed,
-        pinned=config.plan.pinned,
-        precision=config.rollout_precision,
+def _build_engine(
+    policies: Mapping[str, Policy], config: RLConfig, host: Host
+) -> Engine | Episodes:
+    engines = engines_of(
+        config, policies, pinned=config.plan.pinned, precision=config.rollout_precision
     )
     if config.environment is None:
-        return engine
-    calls = start_calls(config.environment, seed=config.task_seed, owner=host.seat, emit=host.emit)
+        return engines[0]
+    calls = start_calls(
+        config.environment,
+        seed=config.task_seed,
+        owner=host.seat,
+        frozen_policies=judges_of(config, policies),
+        emit=host.emit,
+    )
     waiting = config.environment.waiting
-    return Episodes(engine, calls, tokenizer=config.tokenizer, waiting=waiting)
+    return Episodes(engines, calls, tokenizer=config.tokenizer, waiting=waiting, names=[*policies])

@@ -38,13 +38,15 @@ from holdfast.adapters.rl.samples.trajectory import (
 )
 from holdfast.ckpt.errors import CorruptError
 
-RECORD_VERSION: Final = 3
+RECORD_VERSION: Final = 4
 _LEAD: Final = struct.Struct("<BB")
 _CODES: Final = {1: "B", 2: "H", 4: "I"}
 _LOGPROB_BYTES: Final = 4
 _REWARD: Final = struct.Struct("<d")
 _HAS_REWARD: Final = 1
 _HAS_REASON: Final = 2
+_HAS_NEXT: Final = 4
+_HAS_REWARDS: Final = 8
 _NUMBER_BITS: Final = 64
 
 
@@ -84,15 +86,20 @@ def _encode_turns(delta: Delta, numbers: list[int]) -> bytes:
     for turn in delta.turns:
         state, reason = turn.state.encode(), turn.reason.encode()
         kind = _HAS_REWARD * (turn.reward is not None) | _HAS_REASON * bool(reason)
+        kind |= _HAS_NEXT * bool(turn.then) | _HAS_REWARDS * bool(turn.rewards)
         numbers += [turn.end - delta.start, turn.observed, kind, len(state)]
         data += state
         if reason:
             numbers.append(len(reason))
             data += reason
-        if turn.reward is not None:
-            if not math.isfinite(turn.reward):
-                raise ValueError(f"sample {delta.sample} with a reward of {turn.reward}")
-            data += _REWARD.pack(turn.reward)
+        if turn.then:
+            numbers.append(turn.then)
+        if turn.rewards:
+            numbers.append(len(turn.rewards))
+        for reward in (() if turn.reward is None else (turn.reward,)) + turn.rewards:
+            if not math.isfinite(reward):
+                raise ValueError(f"sample {delta.sample} with a reward of {reward}")
+            data += _REWARD.pack(reward)
     return bytes(data)
 
 
@@ -128,8 +135,8 @@ def decode_deltas(record: bytes | memoryview) -> list[Delta]:
     return deltas
 
 
-_Sizes = tuple[int, int, int]
-"""Bytes of a turn's state, reason and reward."""
+_Sizes = tuple[int, int, int, int]
+"""Bytes of a turn's state, reason, reward and rewards by policy."""
 
 
 class _Reader:
@@ -180,16 +187,20 @@ class _Reader:
             end, observed, kind, state = (self._number() for _ in range(4))
             reason = self._number() if kind & _HAS_REASON else 0
             reward = _REWARD.size if kind & _HAS_REWARD else 0
-            turn = Turn(end=start + end, observed=observed, state="")
-            found.append((turn, (state, reason, reward)))
+            then = self._number() if kind & _HAS_NEXT else 0
+            rewards = self._number() * _REWARD.size if kind & _HAS_REWARDS else 0
+            turn = Turn(end=start + end, observed=observed, state="", then=then)
+            found.append((turn, (state, reason, reward, rewards)))
         return found
 
     def _turn(self, turn: Turn, sizes: _Sizes) -> Turn:
         self._need(sum(sizes), "a turn")
-        state, reason, reward = (self._take(size) for size in sizes)
+        state, reason, reward, rewards = (self._take(size) for size in sizes)
         value = _REWARD.unpack(reward)[0] if reward else None
-        if value is not None and not math.isfinite(value):
-            raise CorruptError(f"a token record with a reward of {value}")
+        values = tuple(each for (each,) in _REWARD.iter_unpack(rewards))
+        for each in (value or 0.0, *values):
+            if not math.isfinite(each):
+                raise CorruptError(f"a token record with a reward of {each}")
         try:
             return Turn(
                 end=turn.end,
@@ -197,6 +208,8 @@ class _Reader:
                 state=state.decode(),
                 reward=value,
                 reason=reason.decode(),
+                then=turn.then,
+                rewards=values,
             )
         except UnicodeDecodeError as error:
             raise CorruptError(f"a token record with a turn that is no text: {error}") from error

@@ -34,7 +34,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     ``end`` tokens stood before the reply (the prompt not counted), and ``observed`` tokens of the
     reply follow them. ``state`` is the environment's state after it, as JSON text. A ``reward``
-    ends the episode; ``reason`` says why, if it was not the environment that ended it.
+    ends the episode; ``reason`` says why, if it was not the environment that ended it. ``then`` is
+    the number of the policy that speaks next, ``rewards`` are those of each policy, in their order,
+    where they differ.
     """
 
     end: int
@@ -42,6 +44,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     state: str
     reward: float | None = None
     reason: str = ""
+    then: int = 0
+    rewards: tuple[float, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -89,6 +93,16 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             yield start, len(self.tokens)
 
     @property
+    def speakers(self) -> list[int]:
+        """The number of the policy that spoke, for each of `spans`; the first one begins."""
+        return [0, *(turn.then for turn in self.turns)][: sum(1 for _ in self.spans)]
+
+    @property
+    def speaker(self) -> int:
+        """The number of the policy that has the turn in progress."""
+        return self.turns[-1].then if self.turns else 0
+
+    @property
     def turn_start(self) -> int:
         """Start of the turn in progress, as an index into ``tokens``."""
         return self.turns[-1].stop if self.turns else 0
@@ -102,6 +116,12 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     def reward(self) -> float | None:
         """The episode's reward; None if it is not over, or if no environment gives one."""
         return self.turns[-1].reward if self.turns else None
+
+    def reward_of(self, policy: int) -> float | None:
+        """Return the episode's reward for a policy, by its number."""
+        if self.turns and self.turns[-1].rewards:
+            return self.turns[-1].rewards[policy]
+        return self.reward
 
     @property
     def reason(self) -> str:
@@ -142,11 +162,24 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def replied(
-        self, observed: Tokens, *, state: str, reward: float | None = None, reason: str = ""
+        self,
+        observed: Tokens,
+        *,
+        state: str,
+        reward: float | None = None,
+        reason: str = "",
+        then: int = 0,
+        rewards: tuple[float, ...] = (),
     ) -> Trajectory:
         """Return the trajectory with the environment's reply to the turn that is over."""
         turn = Turn(
-            end=len(self.tokens), observed=len(observed), state=state, reward=reward, reason=reason
+            end=len(self.tokens),
+            observed=len(observed),
+            state=state,
+            reward=reward,
+            reason=reason,
+            then=then,
+            rewards=rewards,
         )
         return msgspec.structs.replace(
             self, tokens=self.tokens + observed, turns=(*self.turns, turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from holdfast.adapters.rl.environments.starting import start_environment
 from holdfast.adapters.rl.environments.task import Problem, make_task
 from holdfast.adapters.rl.loss.ppo import target_logprobs
 from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
+from holdfast.adapters.rl.policy.team import joined
+from holdfast.adapters.rl.rollout.speakers import judges_of
 from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.training.held_out_episodes import Player
@@ -34,7 +36,7 @@ class Assessment(Protocol):
     def reward(self, sample: Trajectory) -> float:
         """Return the reward of a finished sample."""
 
-    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, run: elastic.Run, policies: Mapping[str, nn.Module]) -> dict[str, float]:
         """Return shares or mean rewards on held-out prompts, by name; collective."""
 
 
@@ -42,7 +44,7 @@ def make_assessment(config: RLConfig, policies: Policies) -> Assessment:
     """Return the assessment of the job's environment, or of its task if it has none."""
     if config.environment is None:
         return TaskAssessment(config)
-    return EpisodeAssessment(config, config.environment, policies.build())
+    return EpisodeAssessment(config, config.environment, policies.each())
 
 
 class TaskAssessment:
@@ -68,9 +70,9 @@ class TaskAssessment:
         text = tokenizer.decode(tokens[:-1] if ended else tokens)
         return self._task.reward(sample.ordinal, text, ended=ended)
 
-    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
-        """Return the shares of right answers, sampled and greedy; collective."""
-        data = run.data_mesh
+    def evaluate(self, run: elastic.Run, policies: Mapping[str, nn.Module]) -> dict[str, float]:
+        """Return the first policy's shares of right answers, sampled and greedy; collective."""
+        model, data = next(iter(policies.values())), run.data_mesh
 
         def sum_(counts: Tensor) -> None:
             reshard(model)
@@ -102,9 +104,16 @@ class TaskAssessment:
 class EpisodeAssessment:
     """Prompts of an environment, which also gives the rewards; held-out episodes are played."""
 
-    def __init__(self, config: RLConfig, chosen: EnvironmentConfig, policy: Policy) -> None:
-        self._environment = start_environment(chosen, seed=config.task_seed, owner="a trainer")
-        self._player = Player(config, policy, self._environment, chosen)
+    def __init__(
+        self, config: RLConfig, chosen: EnvironmentConfig, policies: Mapping[str, Policy]
+    ) -> None:
+        self._environment = start_environment(
+            chosen,
+            seed=config.task_seed,
+            owner="a trainer",
+            frozen_policies=judges_of(config, policies),
+        )
+        self._player = Player(config, policies, self._environment, chosen)
         self._count = config.held_out
 
     def prompt(self, ordinal: int) -> str:
@@ -116,9 +125,9 @@ class EpisodeAssessment:
         assert sample.reward is not None, "an episode that is over"
         return sample.reward
 
-    def evaluate(self, run: elastic.Run, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, run: elastic.Run, policies: Mapping[str, nn.Module]) -> dict[str, float]:
         """Return the mean reward of the held-out episodes; collective."""
-        weights, data = full_tensors(model), run.data_mesh
+        weights, data = full_tensors(joined(policies)), run.data_mesh
         own = range(data.get_local_rank(), self._count, data.size())
         earned = torch.zeros(self._count, dtype=torch.float64)
         with run.pause():

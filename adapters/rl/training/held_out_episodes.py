@@ -16,27 +16,33 @@ from holdfast.adapters.rl.environments.base import Environment
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.policy import Policy
-from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.episodes import Episodes
+from holdfast.adapters.rl.rollout.speakers import engines_of
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 
 class Player:
-    """Plays one episode of each held-out prompt, in this process and with its own policy."""
+    """Plays one episode of each held-out prompt, in this process and with its own policies."""
 
     def __init__(
         self,
         config: RLConfig,
-        policy: Policy,
+        policies: Mapping[str, Policy],
         environment: Environment,
         calls: EnvironmentConfig,
     ) -> None:
         self._config, self._environment = config, environment
-        engine = Engine(policy=policy, limits=config.limits, slots=config.slots, seed=config.seed)
+        engines = engines_of(config, policies)
         pool = start_calls(
             calls, seed=config.task_seed, owner="an evaluation", environment=environment
         )
-        self._episodes = Episodes(engine, pool, tokenizer=config.tokenizer, waiting=calls.waiting)
+        self._episodes = Episodes(
+            engines,
+            pool,
+            tokenizer=config.tokenizer,
+            waiting=calls.waiting,
+            names=[*policies],
+        )
 
     def rewards(
         self, weights: Mapping[str, Tensor], ordinals: Sequence[int], *, check: Callable[[], None]

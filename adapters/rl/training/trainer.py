@@ -16,16 +16,16 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast import elastic
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.loss.batch import TrainingBatch, collate, packed_shape
-from holdfast.adapters.rl.loss.divergence import KLConfig
 from holdfast.adapters.rl.policy.model import weights_hash
-from holdfast.adapters.rl.policy.policy import Policy, full_tensors, parameter_names, reshard, shard
+from holdfast.adapters.rl.policy.policy import full_tensors, parameter_names, shard
+from holdfast.adapters.rl.policy.team import joined, state_of
 from holdfast.adapters.rl.samples.borrowed import Borrowed
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
@@ -33,16 +33,14 @@ from holdfast.adapters.rl.server.server import LedgerState, RolloutServer, Term,
 from holdfast.adapters.rl.sharing.mailbox import GroupMailbox
 from holdfast.adapters.rl.sharing.sharing import GroupSharing
 from holdfast.adapters.rl.training.assessment import episode_figures, make_assessment
-from holdfast.adapters.rl.training.proximal import Ewma, Recomputed
-from holdfast.adapters.rl.training.recheck import Recheck, row_at
-from holdfast.adapters.rl.training.reference import ReferencePolicy
-from holdfast.adapters.rl.training.survey import Survey, survey
-from holdfast.adapters.rl.training.update import Update, make_optimizer
+from holdfast.adapters.rl.training.learner import PolicyLearner, frozen_policies, make_learners
+from holdfast.adapters.rl.training.proximal import Ewma
+from holdfast.adapters.rl.training.recheck import row_at
+from holdfast.adapters.rl.training.update import Update
 from holdfast.adapters.rl.weights.places import RETAINED
-from holdfast.adapters.rl.weights.pull import own_reader, published, weights_of
+from holdfast.adapters.rl.weights.pull import own_reader, published
 from holdfast.adapters.rl.weights.retained import Retained
 from holdfast.adapters.rl.weights.setup import Policies
-from holdfast.adapters.rl.weights.warm_up import load_reference, load_warm_start
 from holdfast.ckpt import Rebuilt
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.types import Json
@@ -57,7 +55,6 @@ from holdfast.elastic.events import (
 
 _WAIT_S = 0.05
 _HELD_POLL_S = 0.01
-_RECHECK_LIMIT_S = 2.0
 _LOGGED_AS = {"held_out": "held_out", "greedy": "held_out_greedy"}
 
 
@@ -67,14 +64,12 @@ class _TrainerJob:
 
     run: elastic.Run
     session: elastic.Session
+    policies: dict[str, nn.Module]
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    learners: dict[str, PolicyLearner]
     ledger: Ledger
     checker: StepChecker
-    recheck: Recheck
-    history: dict[str, list[Json]]
-    proximal: Ewma | Recomputed | None
-    reference: ReferencePolicy | None
+    history: dict[str, Any]
     retained: Retained | None
     sharing: GroupSharing | None
 
@@ -112,24 +107,42 @@ class Trainer:
     def train(self, run: elastic.Run) -> None:
         """Train in one generation (called again in the next)."""
         config = self._config
-        model = self._build(run)
-        optimizer = make_optimizer(model.parameters(), lr=config.lr)
-        ledger, checker = Ledger(config.plan, reward_of=self._reward), StepChecker()
+        learners = make_learners(run, config, self._policies.makers)
+        policies = frozen_policies(config, self._policies.makers)
+        policies |= {name: learner.model for name, learner in learners.items()}
+        policies = {name: policies[name] for name in config.by_policy}
+        model = joined(policies)
+        ledger, checker = (
+            Ledger(config.plan, policies=[*policies], reward_of=self._reward),
+            StepChecker(),
+        )
         state = LedgerState(ledger, self._server)
-        history: dict[str, list[Json]] = {"reward": [], "held_out": [], "greedy": []}
-        proximal, retained = self._proximal(run, model), self._retained(run)
-        more: dict[str, Any] = {"ewma": proximal.module} if isinstance(proximal, Ewma) else {}
+        history: dict[str, Any] = {"reward": [], "held_out": [], "greedy": []}
+        if config.policies:
+            history["rewards"] = {name: [] for name in learners}
+        retained = self._retained(run)
+        more: dict[str, Any] = {}
+        means = {
+            name: each.proximal.module
+            for name, each in learners.items()
+            if isinstance(each.proximal, Ewma)
+        }
+        if means:
+            more["ewma"] = joined(means)
         if retained is not None:
             more[RETAINED] = retained
-        if (reference := self._reference(run)) is not None:
-            more["reference"] = reference
+        references = {
+            name: each.reference for name, each in learners.items() if each.reference is not None
+        }
+        if references:
+            more["reference"] = joined(references)
         if (frozen := self._policies.frozen_weights) is not None:
             more["frozen"] = Rebuilt(frozen)
         if (sharing := self._sharing(run)) is not None:
             more["sharing"] = sharing
         run.track(
             model=model,
-            optimizer=optimizer,
+            optimizer=state_of({name: each.optimizer for name, each in learners.items()}),
             ledger=state,
             checker=checker,
             history=history,
@@ -140,18 +153,16 @@ class Trainer:
         job = _TrainerJob(
             run=run,
             session=elastic.session_of(run),
+            policies=policies,
             model=model,
-            optimizer=optimizer,
+            learners=learners,
             ledger=ledger,
             checker=checker,
-            recheck=self._recheck(run, model),
             history=history,
-            proximal=proximal,
-            reference=reference,
             retained=retained,
             sharing=sharing,
         )
-        if reference is not None:
+        for reference in references.values():
             reference.require(run.completed)
         try:
             if run.is_leader:
@@ -166,44 +177,15 @@ class Trainer:
 
     # -- beginning ---------------------------------------------------------------------------
 
-    def _build(self, run: elastic.Run, *, reference: KLConfig | None = None) -> Policy:
-        """Return a sharded policy with the first weights of the run, or those of a reference."""
-        config = self._config
-        model = self._policies.build()
-        if config.lora is None and not _restores(run):
-            if reference is not None and reference.checkpoint is not None:
-                load_reference(model, reference.checkpoint, step=reference.step)
-            elif config.warm_start is not None:
-                load_warm_start(model, config.warm_start)
-        shard(model, run.mesh)
-        return model
-
-    def _proximal(self, run: elastic.Run, model: nn.Module) -> Ewma | Recomputed | None:
-        kind, config = self._config.loss.proximal, self._config
-        if kind == "ewma":
-            mean = self._build(run)
-            return Ewma(mean, model, decay=config.loss.ewma_decay)
-        if kind == "recomputed":
-            names = parameter_names(model)
-            retained = config.retained
-            return Recomputed(
-                self._policies.build(),
-                lambda version: weights_of(run, names, version, retained=retained),
-            )
-        return None
-
-    def _reference(self, run: elastic.Run) -> ReferencePolicy | None:
-        if (kl := self._config.loss.kl) is None:
-            return None
-        return ReferencePolicy(self._build(run, reference=kl), kl)
-
     def _retained(self, run: elastic.Run) -> Retained | None:
         if not self._config.retained:
             return None
-        policies = [self._policies.build() for _ in range(self._config.retained)]
-        for policy in policies:
-            shard(policy, run.mesh)
-        return Retained(policies)
+        versions = [self._policies.each() for _ in range(self._config.retained)]
+        for policies in versions:
+            for name, policy in policies.items():
+                if name not in self._config.frozen:
+                    shard(policy, run.mesh)
+        return Retained([joined(policies) for policies in versions])
 
     def _sharing(self, run: elastic.Run) -> GroupSharing | None:
         if (share := self._config.sharing) is None:
@@ -221,14 +203,6 @@ class Trainer:
             emit=elastic.session_of(run).emit,
             refuses=refuses,
         )
-
-    def _recheck(self, run: elastic.Run, model: nn.Module) -> Recheck:
-        names, retained = parameter_names(model), self._config.retained
-
-        def weights(version: int) -> Mapping[str, Tensor]:
-            return weights_of(run, names, version, limit_s=_RECHECK_LIMIT_S, retained=retained)
-
-        return Recheck(self._policies.build, weights, precision=self._config.rollout_precision)
 
     def _frozen(self) -> dict[str, Json]:
         """Return the digest of the frozen weights, if any, for the rollout workers."""
@@ -253,58 +227,52 @@ class Trainer:
     # -- one step ----------------------------------------------------------------------------
 
     def _step(self, job: _TrainerJob, step: int) -> None:
-        config, run = self._config, job.run
-        batch = self._batch(job, step).trimmed()
-        found = self._survey(job, batch) if config.loss.surveys else None
-        update = Update.of(batch, found, config=config, step=step)
-        update.set_rate(job.optimizer)
-        for index in run.microbatches():
-            run.backward(update.loss(job.model, config=config, index=index, of=config.microbatches))
-        run.clip_grad_norm_(job.model.parameters(), config.max_norm)
-        if job.retained is not None:
-            run.fence()
-            job.retained.keep(job.model, version=step)
-        run.step(job.optimizer)
-        if isinstance(job.proximal, Ewma):
-            job.proximal.update()
-        if job.reference is not None:
-            job.reference.renew(job.model, version=step + 1)
-        used, tokens = batch.used, batch.token_count
+        """Train every policy on its tokens; the step's snapshot has all of them."""
+        run, logged = job.run, dict[str, float]()
+        for name, whole in self._batches(job, step).items():
+            learner, batch = job.learners[name], whole.trimmed()
+            update = learner.learn(batch, step=step)
+            if job.retained is not None and not logged:  # before the first of them changes
+                run.fence()
+                job.retained.keep(job.model, version=step)
+            learner.apply(step=step)
+            logged |= self._figures(job, learner, batch, update)
+        run.log(**logged)
+
+    def _figures(
+        self, job: _TrainerJob, learner: PolicyLearner, batch: TrainingBatch, update: Update
+    ) -> dict[str, float]:
+        """Note a policy's reward; return what is logged of it, under its name if it has one."""
+        used, step = batch.used, update.step
         reward = batch.rewards[used].double().mean().item() if used.any() else 0.0
+        if self._config.policies:
+            job.history["rewards"][learner.name].append(reward)
+        else:
+            job.history["reward"].append(reward)
         staleness = step - min(batch.sampled_by, default=step)
-        job.history["reward"].append(reward)
-        more = {} if update.share is None else {"effective_share": update.share}
-        more |= {} if update.divergence is None else {"divergence": update.divergence}
-        run.log(reward=reward, tokens=tokens, staleness=staleness, **more)
+        found = {"reward": reward, "tokens": batch.token_count, "staleness": staleness}
+        if update.share is not None:
+            found["effective_share"] = update.share
+        if update.divergence is not None:
+            found["divergence"] = update.divergence
+        return {f"{key}_{learner.name}" if learner.name else key: found[key] for key in found}
 
-    def _survey(self, job: _TrainerJob, batch: TrainingBatch) -> Survey:
-        data = job.run.data_mesh
-        try:
-            return survey(
-                job.model,
-                batch,
-                microbatches=self._config.microbatches,
-                rank=data.get_local_rank(),
-                ranks=data.size(),
-                sum_=lambda found: dist.all_reduce(found, group=data.get_group()),
-                proximal=job.proximal,
-                reference=job.reference,
-            )
-        finally:
-            reshard(job.model)
-
-    def _batch(self, job: _TrainerJob, step: int) -> TrainingBatch:
-        """Return the batch of ``step``: rank 0 waits for it and sends it to all."""
+    def _batches(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
+        """Return the batch of ``step`` of each policy: rank 0 waits for it and sends it to all."""
         config, run = self._config, job.run
-        length = config.model.context
-        packed = torch.zeros(packed_shape(config.rows, length), dtype=torch.float64)
-        if run.is_leader:
-            packed.copy_(self._gather(job, step).pack())
-        for axis in range(run.mesh.ndim):  # the leader is the first along each
-            dist.broadcast(packed, group=run.mesh.get_group(axis), group_src=0)
-        return TrainingBatch.unpack(packed)
+        found = self._gather(job, step) if run.is_leader else {}
+        batches: dict[str, TrainingBatch] = {}
+        for name in job.learners:
+            shape = packed_shape(config.rows, config.model.context)
+            packed = torch.zeros(shape, dtype=torch.float64)
+            if name in found:
+                packed.copy_(found[name].pack())
+            for axis in range(run.mesh.ndim):  # the leader is the first along each
+                dist.broadcast(packed, group=run.mesh.get_group(axis), group_src=0)
+            batches[name] = TrainingBatch.unpack(packed)
+        return batches
 
-    def _gather(self, job: _TrainerJob, step: int) -> TrainingBatch:
+    def _gather(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
         config, run, ledger = self._config, job.run, job.ledger
         session = job.session
         protected = session.sidecar.protected_step(generation=run.generation)
@@ -331,15 +299,32 @@ class Trainer:
         if config.environment is not None and samples:
             session.emit(episode_figures(samples, step=step + 1))
         self._judge(job, step, job.checker.check(seen))
-        length = config.model.context
         rewards += [self._reward(sample) for sample in others]
+        if config.policies:
+            mean = sum(rewards) / len(rewards) if rewards else 0.0
+            job.history["reward"].append(mean)
         both = [*samples, *(_as_ours(sample, run.generation, step) for sample in others)]
-        batch = collate(both, torch.tensor(rewards), rows=config.rows, length=length)
-        self._look_again(job, step, batch, samples)
-        return batch
+        batches = {
+            name: self._collated(both, speaker=each.speaker) for name, each in job.learners.items()
+        }
+        self._look_again(job, step, batches, samples)
+        return batches
+
+    def _collated(self, samples: Sequence[Trajectory], *, speaker: int) -> TrainingBatch:
+        return collate(
+            samples,
+            torch.tensor([self._reward(sample, speaker=speaker) for sample in samples]),
+            rows=self._config.rows,
+            length=self._config.model.context,
+            speaker=speaker,
+        )
 
     def _look_again(
-        self, job: _TrainerJob, step: int, batch: TrainingBatch, samples: Sequence[Trajectory]
+        self,
+        job: _TrainerJob,
+        step: int,
+        batches: Mapping[str, TrainingBatch],
+        samples: Sequence[Trajectory],
     ) -> None:
         """Recompute the log-probabilities of one row, in the steps that are due."""
         session, check = job.session, self._config.check
@@ -348,7 +333,9 @@ class Trainer:
             return
         began, key = time.perf_counter(), samples[row].key
         try:
-            difference = job.recheck.difference(batch, row)
+            difference = max(
+                job.learners[name].recheck.difference(batch, row) for name, batch in batches.items()
+            )
         except CkptError as error:
             session.emit(RecheckSkipped(step=step + 1, why=str(error)))
             return
@@ -364,12 +351,16 @@ class Trainer:
         if found and self._config.check.fatal:
             raise JobFailedError(f"{found[0]} (check.fatal is set)")
 
-    def _reward(self, sample: Trajectory) -> float:
-        """Return the reward of a finished sample, less the penalty for its length."""
+    def _reward(self, sample: Trajectory, *, speaker: int | None = None) -> float:
+        """Return the reward of a finished sample, less the penalty for its length.
+
+        With ``speaker`` it is that policy's, where the environment gave each its own.
+        """
         limits = self._config.limits
         most = min(limits.max_new_tokens, limits.context - len(sample.prompt))
         penalty = self._config.length.of(sample.sampled, most=most)
-        return self._assessment.reward(sample) - penalty
+        own = None if speaker is None else sample.reward_of(speaker)
+        return (self._assessment.reward(sample) if own is None else own) - penalty
 
     def _prompt(self, ordinal: int) -> Tokens:
         return self._config.tokenizer.encode(self._assessment.prompt(ordinal))
@@ -388,7 +379,7 @@ class Trainer:
 
     def _evaluate(self, job: _TrainerJob) -> None:
         run, history = job.run, job.history
-        found = self._assessment.evaluate(run, job.model)
+        found = self._assessment.evaluate(run, job.policies)
         for name, share in found.items():
             history[name].append([run.completed, share])
         run.log(**{_LOGGED_AS[name]: share for name, share in found.items()})
@@ -418,6 +409,8 @@ class Trainer:
                 "staleness_max": ledger.staleness_max,
                 "replay": {str(times): groups for times, groups in ledger.uses.items()},
             }
+            if self._config.policies:
+                outcome |= {"rewards": history["rewards"], "policies": ledger.books.report()}
         if self._result is not None:
             write_result(self._result, outcome)
 
@@ -439,9 +432,3 @@ def _as_ours(sample: Borrowed, generation: int, step: int) -> Trajectory:
     """Return a borrowed sample without the versions of its own run, which say nothing here."""
     stamp = Stamp(generation=generation, version=step, count=sample.sampled)
     return msgspec.structs.replace(sample, stamps=(stamp,))
-
-
-def _restores(run: elastic.Run) -> bool:
-    """Say whether the generation starts from a snapshot, so that initial weights do not matter."""
-    record = elastic.session_of(run).roster().generation
-    return record is not None and record.number == run.generation and record.restore is not None

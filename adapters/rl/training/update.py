@@ -46,7 +46,7 @@ class Update:
         reference = found.reference if found else None
         if loss.kl is not None and reference is not None:
             diverged = answer_divergences(reference, batch.behavior, batch.mask)[used]
-            divergence = diverged.mean().item() if len(diverged) else 0.0
+            divergence = diverged.sum().item() / max(1, int(batch.spoken.sum()))
             if loss.kl.as_reward:
                 rewards = rewards - (loss.kl.weight * diverged).float()
                 reference = None
@@ -57,7 +57,7 @@ class Update:
             normalize=loss.normalize,
             variances=found.variances[used].float() if found else None,
         )
-        share = effective_share(found.ratios[used]) if found else None
+        share = effective_share(found.ratios[batch.spoken]) if found else None
         lr = config.lr * min(1.0, (step + 1) / config.lr_warmup_steps)
         return cls(
             step=step,

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from torch import Tensor, nn
 
 from holdfast.adapters.rl.config import RLConfig
-from holdfast.adapters.rl.policy.lora import adapt
+from holdfast.adapters.rl.policy.lora import adapt, freeze
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy
+from holdfast.adapters.rl.policy.team import ONLY, prefix_of
+from holdfast.adapters.rl.weights.beginning import load_beginning
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.elastic.errors import ConfigError
 
 
-class Policies:
-    """Makes policies as they are before any training: a pure function of the configuration.
+class PolicyMaker:
+    """Makes one policy as it is before any training: a pure function of the configuration.
 
-    With adapters the frozen weights (those of the warm start, if the settings name one) are read
-    once, and all policies made here share them. Without adapters, the policies are not
-    warm-started. ``frozen`` is the digest of the frozen weights, None if there are none, and
-    ``frozen_weights`` is a module that has them under their own names.
+    With adapters, and if it is ``frozen``, the frozen weights are those that it begins with. They
+    are read once, and all policies made here share them. Otherwise, policies are made without the
+    weights that they begin with (`begin`). ``buffers`` are the frozen weights by name.
     """
 
-    def __init__(self, config: RLConfig) -> None:
-        self._config, self._first, self.frozen = config, _adapted(config), None
-        self.frozen_weights: nn.Module | None = None
-        if self._first is not None:
-            buffers = dict(self._first.named_buffers())
-            self.frozen = weights_hash(buffers)
-            self.frozen_weights = _module_of(buffers.items())
+    def __init__(self, config: RLConfig, *, frozen: bool = False) -> None:
+        self._config = config
+        self._first = _with_frozen_weights(config, frozen=frozen)
+        self.buffers = {} if self._first is None else dict(self._first.named_buffers())
 
     def build(self) -> Policy:
         """Return a new policy."""
@@ -38,6 +36,42 @@ class Policies:
             return build_policy(self._config)
         shared = {id(frozen): frozen for frozen in self._first.buffers()}
         return copy.deepcopy(self._first, shared)
+
+    def begin(self, policy: Policy) -> None:
+        """Fill a policy that is all trained with the weights that it begins with, if any."""
+        if self._first is None:
+            load_beginning(policy, self._config)
+
+
+class Policies:
+    """Makes the policies of a job, each by its `PolicyMaker`, by name.
+
+    ``frozen`` is the digest of all frozen weights, None if there are none, and ``frozen_weights``
+    is a module that has them under their own names.
+    """
+
+    def __init__(self, config: RLConfig) -> None:
+        by_policy = config.by_policy
+        self.makers = {
+            name: PolicyMaker(each, frozen=name in config.frozen)
+            for name, each in by_policy.items()
+        }
+        _require_one_vocabulary({each.pretrained for each in by_policy.values()})
+        buffers = {
+            f"{prefix_of(name)}{fqn}": tensor
+            for name, maker in self.makers.items()
+            for fqn, tensor in maker.buffers.items()
+        }
+        self.frozen = weights_hash(buffers) if buffers else None
+        self.frozen_weights = _module_of(buffers.items()) if buffers else None
+
+    def each(self) -> dict[str, Policy]:
+        """Return new policies by name."""
+        return {name: maker.build() for name, maker in self.makers.items()}
+
+    def build(self) -> Policy:
+        """Return a new policy, the only one of the job."""
+        return self.makers[ONLY].build()
 
 
 def require_same(frozen: str | None, *, here: str, others: str | None) -> None:
@@ -47,6 +81,23 @@ def require_same(frozen: str | None, *, here: str, others: str | None) -> None:
             f"the frozen weights of {here} have the digest {frozen}, the others' {others}: give "
             "all of them the same pretrained model or warm start"
         )
+
+
+def _require_one_vocabulary(directories: Collection[str | None]) -> None:
+    """Raise ``ConfigError`` if pretrained models name the same token by different numbers."""
+    if len(directories) < 2:
+        return
+    from holdfast.adapters.rl.policy.pretrained import PretrainedTokenizer
+
+    first, *others = sorted(filter(None, directories))
+    known = PretrainedTokenizer(first)
+    for directory in others:
+        found = PretrainedTokenizer(directory)
+        if (found.vocabulary, found.end) != (known.vocabulary, known.end):
+            raise ConfigError(
+                f"{directory}: its tokenizer is not that of {first}: all policies of a job read "
+                "the same tokens; choose models of one family"
+            )
 
 
 def _module_of(tensors: Iterable[tuple[str, Tensor]]) -> nn.Module:
@@ -63,13 +114,14 @@ def _module_of(tensors: Iterable[tuple[str, Tensor]]) -> nn.Module:
     return root
 
 
-def _adapted(config: RLConfig) -> Policy | None:
-    if config.lora is None:
+def _with_frozen_weights(config: RLConfig, *, frozen: bool) -> Policy | None:
+    """Return a policy of which some or all weights are frozen; None if all are trained."""
+    if config.lora is None and not frozen:
         return None
     policy = build_policy(config)
-    if config.warm_start is not None:
-        from holdfast.adapters.rl.weights.warm_up import load_warm_start
-
-        load_warm_start(policy, config.warm_start)
-    adapt(policy, config.lora, seed=config.seed)
+    load_beginning(policy, config)
+    if config.lora is None:
+        freeze(policy)
+    else:
+        adapt(policy, config.lora, seed=config.seed)
     return policy

@@ -12,13 +12,9 @@ from torch.nn import functional
 from holdfast import ckpt
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.task import Task, make_task
-from holdfast.adapters.rl.policy.policy import fill, parameter_names
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.places import MODEL
 from holdfast.ckpt.checkpoints import catalog
-from holdfast.ckpt.checkpoints.source import StoreSource
-from holdfast.ckpt.errors import NotFoundError
-from holdfast.ckpt.state.saved import read_tensors
 from holdfast.elastic.errors import ConfigError
 
 _FIRST_ORDINAL = 1 << 23
@@ -28,13 +24,32 @@ _LR_WARMUP_STEPS = 20
 
 
 def prepare(config: RLConfig) -> bool:
-    """Make the warm start unless its directory has one; return whether it was made now."""
-    if config.warm_start is None:
+    """Make the warm starts unless their directories have one; return whether one was made now.
+
+    Policies that name the same directory begin with the same weights. Raises ``ConfigError`` if
+    their models differ.
+    """
+    wanted: dict[str, RLConfig] = {}
+    for name, each in config.by_policy.items():
+        if each.warm_start is None:
+            continue
+        first = wanted.setdefault(each.warm_start, each)
+        if (first.model, first.pretrained) != (each.model, each.pretrained):
+            raise ConfigError(
+                f"policy {name} has another model than those with the same warm_start "
+                f"{each.warm_start}: give it a directory of its own"
+            )
+    if not wanted and config.warm_start is None:
         raise ConfigError("the configuration names no warm_start directory to prepare")
-    if catalog.latest(config.warm_start) is not None:
+    made = [_prepare(directory, each) for directory, each in wanted.items()]
+    return any(made)
+
+
+def _prepare(directory: str, config: RLConfig) -> bool:
+    if catalog.latest(directory) is not None:
         return False
     task = make_task(config.task, seed=config.task_seed, exact_weight=config.exact_weight)
-    ckpt.save(config.warm_start, {MODEL: warm_up(config, task)}, step=0)
+    ckpt.save(directory, {MODEL: warm_up(config, task)}, step=0)
     return True
 
 
@@ -56,45 +71,6 @@ def warm_up(config: RLConfig, task: Task) -> nn.Module:
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
         optimizer.step()
     return model
-
-
-def load_warm_start(model: nn.Module, root: str) -> None:
-    """Fill ``model`` from a warm start. Raises ``ConfigError`` if there is none that fits."""
-    step = catalog.latest(root)
-    if step is None:
-        raise ConfigError(
-            f"{root}: no warm start there; make it with: "
-            "python -m holdfast.rl --warm-up --config FILE"
-        )
-    _load(model, root, step=step)
-
-
-def load_reference(model: nn.Module, root: str, *, step: int | None) -> None:
-    """Fill ``model`` from ``step`` of the checkpoints of an RL job, or of a warm start.
-
-    Raises ``ConfigError`` if there is none that fits.
-    """
-    try:
-        _load(model, root, step=catalog.choose(root, step))
-    except NotFoundError as error:
-        raise ConfigError(
-            f"loss.kl.checkpoint: {error}; name a checkpoint that an RL job wrote, or a warm "
-            "start, and a step that it has"
-        ) from error
-
-
-def _load(model: nn.Module, root: str, *, step: int) -> None:
-    names = parameter_names(model)
-    with StoreSource(root, step) as source:
-        tensors = read_tensors(source, [f"{MODEL}.{name}" for name in names])
-    for name, parameter in model.named_parameters():
-        shape = list(tensors[f"{MODEL}.{name}"].shape)
-        if shape != list(parameter.shape):
-            raise ConfigError(
-                f"{root}: {name} has the shape {shape} there and {list(parameter.shape)} here: "
-                "give weights of the same model"
-            )
-    fill(model, {name: tensors[f"{MODEL}.{name}"] for name in names})
 
 
 def _examples(config: RLConfig, task: Task, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 from packages import build, clone
 
 FOLDERS = ("adapters", "ckpt", "elastic", "tools")
-COMPILED = ("holdfast/ckpt/native/_stream.so", "holdfast/elastic/gradients/_grid.so")
+COMPILED = ("holdfast/ckpt/native/_stream.so", "holdfast/elastic/gradients/native/_grid.so")
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,6 @@ def test_a_killed_job_ends_with_the_bits_of_an_undisturbed_one(
     assert result["ledger"]["ok"], result["ledger"]
     assert result["ledger"]["ordinals"]["trained"] == config.steps * config.groups
     assert result["ledger"]["groups_skipped"] == expected["ledger"]["groups_skipped"]
-    assert (result["ledger"]["groups_skipped"] > 0) == config.plan.skips
     assert all(("divergence" in step) == (config.loss.kl is not None) for step in steps)
 
 

@@ -25,8 +25,9 @@ def test_a_preset_survives_its_file(name: str, tmp_path: Path) -> None:
     assert load_config(tmp_path / "config.json") == preset(name)
 
 
-def test_every_example_of_the_guide_is_a_configuration() -> None:
-    guide = (ROOT / "docs" / "how-to" / "reinforcement-learning.md").read_text()
+@pytest.mark.parametrize("page", ["reinforcement-learning", "policies"])
+def test_every_example_of_the_guide_is_a_configuration(page: str) -> None:
+    guide = (ROOT / "docs" / "how-to" / f"{page}.md").read_text()
     examples = re.findall(r"^```json\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     assert examples
     for example in examples:

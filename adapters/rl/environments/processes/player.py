@@ -39,7 +39,7 @@ def _made(
 ) -> Environment | None:
     chosen = EnvironmentConfig(factory=config.factory, settings=config.settings)
     try:
-        environment = make_environment(chosen, seed=config.seed)
+        environment = make_environment(chosen, seed=config.seed, frozen_policies=None)
     except Exception as error:  # noqa: BLE001 - the worker raises it, by its name
         _require_memory(error)
         _say(connection, number, wire.Faulty(call=None, why=_named(error)))

@@ -29,10 +29,15 @@ class ReplyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     state: Json = None
     reward: float | None = None
+    speaker: str = ""
+    rewards: dict[str, float] = {}
 
     def observation(self) -> Observation:
         """Return it as an observation. Raises ``ArgumentError``."""
-        return Observation(text=self.text, state=self.state, reward=self.reward)
+        return Observation(**msgspec.structs.asdict(self))
+
+
+_FIELDS: Final = frozenset(ReplyAnswer.__struct_fields__)
 
 
 def prompt_of(answer: object, *, source: str) -> str:
@@ -42,7 +47,7 @@ def prompt_of(answer: object, *, source: str) -> str:
 
 def observation_of(answer: object, *, source: str) -> Observation:
     """Return the observation in an answer. Raises `ToolError` if there is none."""
-    if isinstance(answer, dict) and not answer.keys() & {"text", "state", "reward"}:
+    if isinstance(answer, dict) and not answer.keys() & _FIELDS:
         raise ToolError(f"{source} answered without text, state or reward")
     return _converted(answer, ReplyAnswer, source).observation()
 
@@ -50,6 +55,8 @@ def observation_of(answer: object, *, source: str) -> Observation:
 def request_of(action: Action, *, seed: int) -> dict[str, Json]:
     """Return the fields of a request for the reply to an action."""
     found: dict[str, Json] = msgspec.to_builtins(action)
+    if not action.speaker:
+        del found["speaker"]  # a job of one policy
     return found | {"seed": seed}
 
 

@@ -21,9 +21,9 @@ from torch import nn
 
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import NotFiniteError
-from holdfast.elastic.gradients import fixed_point
 from holdfast.elastic.gradients.exact import FLOAT32, INT64
 from holdfast.elastic.gradients.mean import Gradients
+from holdfast.elastic.gradients.native import fixed_point
 from holdfast.elastic.gradients.rounding import LEVEL_BITS
 
 WIDTH = 3

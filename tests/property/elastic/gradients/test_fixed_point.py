@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.elastic.gradients import fixed_point
 from holdfast.elastic.gradients.exact import INT64, exponent_above, round_to_grid
+from holdfast.elastic.gradients.native import fixed_point
 
 ANY = st.floats(width=32)
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.adapters.rl.ledger.counters import Books, spoken
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.rollout.engine import Logged, unlogged
 from holdfast.adapters.rl.samples.token_record import decode_deltas, encode_deltas, fold
@@ -52,10 +54,15 @@ def histories(draw: st.DrawFn) -> list[Trajectory]:
             found.append(say(found[-1], tokens, version))
         if turn == turns - 1 and draw(st.booleans()):
             reason = draw(st.sampled_from(["", "no reply in 60 s"]))
-            found.append(found[-1].replied((), state=draw(STATES), reward=0.25, reason=reason))
+            rewards = tuple(draw(st.lists(st.floats(-1, 1), max_size=3)))
+            ending = found[-1].replied(
+                (), state=draw(STATES), reward=0.25, reason=reason, rewards=rewards
+            )
+            found.append(ending)
         elif turn < turns - 1 or draw(st.booleans()):
             observed = tuple(draw(st.lists(TOKENS, max_size=5)))
-            found.append(found[-1].replied(observed, state=draw(STATES)))
+            then = draw(st.integers(0, 2))
+            found.append(found[-1].replied(observed, state=draw(STATES), then=then))
     return found
 
 
@@ -97,7 +104,8 @@ def test_every_beginning_is_one_the_episode_had(history: list[Trajectory]) -> No
 
 @given(history=histories())
 def test_the_mask_is_one_where_a_token_was_sampled(history: list[Trajectory]) -> None:
-    whole = history[-1]
+    alone = tuple(msgspec.structs.replace(turn, then=0) for turn in history[-1].turns)
+    whole = msgspec.structs.replace(history[-1], turns=alone)
     length = len(whole.prompt) + len(whole.tokens) + 1
     batch = collate([whole], torch.zeros(1), rows=1, length=length)
     assert batch.token_count == whole.sampled
@@ -106,6 +114,28 @@ def test_the_mask_is_one_where_a_token_was_sampled(history: list[Trajectory]) ->
     assert batch.versions[0, at].tolist() == whole.token_versions
     sampled = [token for start, stop in whole.spans for token in whole.tokens[start:stop]]
     assert batch.tokens[0, at + 1].tolist() == sampled
+
+
+@given(history=histories())
+def test_each_sampled_token_is_in_the_batch_of_one_policy_and_in_its_book(
+    history: list[Trajectory],
+) -> None:
+    whole = history[-1]
+    length = len(whole.prompt) + len(whole.tokens) + 1
+    own = [
+        collate([whole], torch.zeros(1), rows=2, length=length, speaker=speaker)
+        for speaker in range(3)
+    ]
+    before = len(whole.prompt) - 1
+    sampled = {before + at for start, stop in whole.spans for at in range(start, stop)}
+    masks = torch.stack([each.mask[0] for each in own])
+    assert masks.sum(0).tolist() == [float(at in sampled) for at in range(length - 1)]
+    books = Books(("a", "b", "c"))
+    books.add([whole])
+    assert books.tokens == tuple(each.token_count for each in own)
+    assert all(each.used.tolist() == [True, False] for each in own)
+    counted = [*spoken(whole), 0, 0]
+    assert tuple(counted[:3]) == books.tokens
 
 
 @given(history=histories(), data=st.data())

@@ -115,6 +115,50 @@ def test_a_wrong_setting_of_an_environment_is_named(
         load_config(path)
 
 
+def test_an_environment_that_asks_for_frozen_policies_gets_those_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judged_by.py").write_text(
+        "from two_and_more import Echo\n"
+        "class Judged(Echo):\n"
+        "    def __init__(self, seed, frozen_policies):\n"
+        "        super().__init__(seed)\n"
+        "        self.judge = frozen_policies.get('judge')\n"
+    )
+    (tmp_path / "two_and_more.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = EnvironmentConfig(factory="judged_by:Judged")
+    judge = Likely()
+    found = make_environment(config, seed=0, frozen_policies={"judge": judge})
+    assert vars(found)["judge"] is judge
+    assert vars(make_environment(config, seed=0))["judge"] is None
+
+
+class Likely:
+    """A frozen policy that finds everything certain."""
+
+    def logprobs(self, text: str, answer: str, *, ended: bool = False) -> list[float]:
+        return [0.0] * len(answer)
+
+
+# -- a review ------------------------------------------------------------------------------------
+
+
+def test_a_wrong_answer_is_reviewed_and_each_policy_earns_its_own() -> None:
+    environment = make_environment(EnvironmentConfig(factory="reviewed"), seed=7)
+    answer = make_task("reverse", seed=7).problem(3).answer
+    assert environment.respond(act(answer, ordinal=3)) == Observation(reward=1.0)
+    asked = environment.respond(act(answer[0], ordinal=3))
+    first = asked.state["first"]
+    assert (asked.text, asked.speaker, 0 < first < 0.5) == ("?", "critic", True)
+    said = environment.respond(act("no", ordinal=3, turn=1, state=asked.state, speaker="critic"))
+    assert (said.text, said.speaker, said.state) == ("!", "solver", asked.state)
+    last = environment.respond(act(answer, ordinal=3, turn=2, state=said.state))
+    assert last == Observation(reward=0.5, rewards={"solver": 0.5, "critic": 1.0 - first})
+    worse = environment.respond(act("", ordinal=3, turn=2, state=said.state))
+    assert worse.rewards == {"solver": 0.5 * first, "critic": 0.0}
+
+
 # -- two turns -----------------------------------------------------------------------------------
 
 

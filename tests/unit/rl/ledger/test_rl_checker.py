@@ -172,6 +172,30 @@ def test_any_order_is_right_where_none_was_promised_but_nothing_twice() -> None:
     assert checker.check(step(0, states={0: "ready", 1: "ready"}, **loose)) == []
 
 
+def spoken(number: int, *, books: tuple[int, ...]) -> ObservedStep:
+    """Return a step in which one policy spoke two tokens of each sample, another the third."""
+    seen = step(number)
+    rows = tuple(msgspec.structs.replace(each, spoken=(2, 1)) for each in seen.rows)
+    return msgspec.structs.replace(seen, rows=rows, books=books)
+
+
+def test_a_token_in_the_book_of_another_policy_is_a_violation() -> None:
+    checker = StepChecker()
+    assert checker.check(spoken(0, books=(0, 0))) == []
+    assert checker.check(spoken(1, books=(8, 4))) == []
+    restored = StepChecker()
+    restored.load_state_dict(json.loads(json.dumps(checker.state_dict())))
+    (found, other) = restored.check(spoken(2, books=(15, 9)))
+    assert "the book of policy 0 has 15 trained tokens, and 16 were trained" in found
+    assert "the book of policy 1 has 9 trained tokens, and 8 were trained" in other
+
+
+def test_a_speaker_that_the_job_does_not_have_is_a_violation() -> None:
+    found = StepChecker().check(spoken(0, books=(0,)))
+    assert len(found) == 4
+    assert "sample (0, 0) has an unknown speaker" in found[0]
+
+
 def test_log_probabilities_that_are_off_are_a_violation() -> None:
     checker = StepChecker()
     assert checker.recomputed((3, 1), 9e-6, tolerance=1e-5) == []

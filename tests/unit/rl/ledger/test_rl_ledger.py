@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 
+import msgspec
 import pytest
 
 from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.ledger.states import TRANSITIONS, LedgerError, OrdinalEvent, OrdinalState
 from holdfast.adapters.rl.samples.tokens import Tokens
-from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
+from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, Turn, TurnLimits
 
 LIMITS = TurnLimits(end=10, context=12, max_new_tokens=6)
 PLAN = BatchPlan(groups=2, group=2, eta=1, steps=4, limits=LIMITS)
@@ -52,6 +53,35 @@ def train_step(ledger: Ledger, step: int) -> None:
         ledger.deliver(sampled(ordinal, sample))
     ledger.train(step)
     ledger.admit(step + 1, prompt_of)
+
+
+def test_each_policy_has_a_book_of_its_trained_tokens_that_is_restored() -> None:
+    ledger = Ledger(PLAN, policies=("solver", "critic"))
+    ledger.resume(1, restored=0)
+    ledger.admit(0, prompt_of)
+    for ordinal, sample in itertools.product(range(2), range(2)):
+        first = sampled(ordinal, sample, tokens=tuple(b"a?b\n"))
+        turn = Turn(end=1, observed=1, state="null", then=1)
+        ledger.deliver(
+            msgspec.structs.replace(
+                first,
+                logprobs=first.logprobs[1:],
+                stamps=(Stamp(generation=1, version=0, count=3),),
+                turns=(turn,),
+            )
+        )
+    assert ledger.books.tokens == (0, 0), "nothing is trained yet"
+    ledger.train(0)
+    assert ledger.books.report() == {
+        "solver": {"turns": 4, "tokens": 4},
+        "critic": {"turns": 4, "tokens": 8},
+    }
+    state = json.loads(json.dumps(ledger.state_dict()))
+    restored = Ledger(PLAN, policies=("solver", "critic"))
+    restored.load_state_dict(state)
+    assert restored.books.tokens == (4, 8)
+    with pytest.raises(LedgerError, match=r"policies \['solver', 'critic'\].*keep names and order"):
+        Ledger(PLAN, policies=("critic", "solver")).load_state_dict(state)
 
 
 def test_only_ordinals_whose_policy_version_exists_are_admitted() -> None:

@@ -22,6 +22,7 @@ from holdfast.adapters.rl.rollout.engine import Engine
 from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import SampleId, Trajectory
 from holdfast.adapters.rl.weights import warm_up
+from holdfast.adapters.rl.weights.beginning import load_warm_start
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.adapters.rl.weights.setup import Policies, require_same
 from holdfast.ckpt.state.flatten import flatten
@@ -103,7 +104,7 @@ def test_a_warm_start_is_what_is_frozen(tmp_path: Path) -> None:
     )
     warm_up.prepare(config)
     warmed = base(config)
-    warm_up.load_warm_start(warmed, str(tmp_path / "warm"))
+    load_warm_start(warmed, str(tmp_path / "warm"))
     tokens = torch.arange(20).reshape(2, 10) + 60
     policies = Policies(config)
     assert torch.equal(policies.build()(tokens), warmed(tokens))

@@ -68,7 +68,7 @@ def make_episodes(
     calls: LateCalls, *, waiting: int = 64, pinned: bool = True, version: int = 1
 ) -> Episodes:
     episodes = Episodes(
-        make_engine(pinned=pinned), calls, tokenizer=CONFIG.tokenizer, waiting=waiting
+        [make_engine(pinned=pinned)], calls, tokenizer=CONFIG.tokenizer, waiting=waiting
     )
     episodes.load(WEIGHTS, version=version, generation=1)
     return episodes
@@ -135,8 +135,8 @@ def test_a_reply_that_comes_soon_needs_no_second_feeding() -> None:
 
     def ticks(share: float, extra: int) -> int:
         episodes = make_episodes(LateCalls(1, share=share))
-        decode = episodes._engine.policy.decode
-        episodes._engine.policy.decode = lambda *a: (fed.append(1), decode(*a))[1]  # type: ignore[method-assign]
+        decode = episodes._first.policy.decode
+        episodes._first.policy.decode = lambda *a: (fed.append(1), decode(*a))[1]  # type: ignore[method-assign]
         fed.clear()
         done = drain(episodes, WORK[:1] + WORK[1 : 1 + extra])
         assert done.items() <= EXPECTED.items()
@@ -253,7 +253,7 @@ def test_an_observation_without_room_ends_the_episode() -> None:
 
 def test_held_out_episodes_earn_the_same_every_time_on_threads() -> None:
     calls = msgspec.structs.replace(CHOSEN, threads=2, waiting=1)
-    player = Player(CONFIG, build_policy(CONFIG), TOOL, calls)
+    player = Player(CONFIG, {"": build_policy(CONFIG)}, TOOL, calls)
     ordinals = [HELD_OUT + number for number in range(7)]
     checked: list[int] = []
     found = player.rewards(WEIGHTS, ordinals, check=lambda: checked.append(1))
@@ -263,6 +263,6 @@ def test_held_out_episodes_earn_the_same_every_time_on_threads() -> None:
 
 
 def test_threads_and_a_fake_sample_the_same_episodes() -> None:
-    episodes = Episodes(make_engine(), ThreadedCalls(TOOL, threads=3), tokenizer=CONFIG.tokenizer)
+    episodes = Episodes([make_engine()], ThreadedCalls(TOOL, threads=3), tokenizer=CONFIG.tokenizer)
     episodes.load(WEIGHTS, version=1, generation=1)
     assert drain(episodes, WORK) == EXPECTED

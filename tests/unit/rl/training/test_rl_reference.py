@@ -20,7 +20,7 @@ from holdfast.adapters.rl.policy.policy import full_tensors
 from holdfast.adapters.rl.training.reference import ReferencePolicy
 from holdfast.adapters.rl.training.survey import Survey, survey
 from holdfast.adapters.rl.training.update import Update
-from holdfast.adapters.rl.weights.warm_up import load_reference
+from holdfast.adapters.rl.weights.beginning import load_reference
 from holdfast.elastic.errors import ConfigError
 
 torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def test_a_reference_comes_from_a_checkpoint_that_fits(tmp_path: Path) -> None:
     load_reference(here, str(tmp_path / "root"), step=7)
     assert weights_hash(full_tensors(here)) == weights_hash(full_tensors(there))
     wide = build_model(msgspec.structs.replace(CONFIG.model, width=128), seed=6)
-    with pytest.raises(ConfigError, match="give weights of the same model"):
+    with pytest.raises(ConfigError, match="give both policies the same model"):
         load_reference(wide, str(tmp_path / "root"), step=7)
 
 

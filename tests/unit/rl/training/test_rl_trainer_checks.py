@@ -39,8 +39,10 @@ class Step:
         self.trainer._config = config
         session = SimpleNamespace(emit=self.events.append)
         self.checker = StepChecker()
-        recheck = SimpleNamespace(difference=self.look)
-        self.job: Any = SimpleNamespace(session=session, checker=self.checker, recheck=recheck)
+        learner = SimpleNamespace(recheck=SimpleNamespace(difference=self.look))
+        self.job: Any = SimpleNamespace(
+            session=session, checker=self.checker, learners={"": learner}
+        )
         self.batch = collate([SAMPLE], torch.zeros(1), rows=4, length=config.model.context)
 
     def look(self, batch: Any, row: int) -> float:
@@ -50,7 +52,7 @@ class Step:
         return self.difference
 
     def look_again(self, step: int) -> list[str]:
-        self.trainer._look_again(self.job, step, self.batch, [SAMPLE])
+        self.trainer._look_again(self.job, step, {"": self.batch}, [SAMPLE])
         return [event.kind for event in self.events]
 
 

@@ -1,0 +1,76 @@
+"""The settings of the policies of a job that has several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from torch import nn
+
+from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.policy.lora import LoraConfig
+from holdfast.adapters.rl.policy.model import ModelConfig
+
+MOST_POLICIES: Final = 64
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class StartWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights to begin with: those of ``policy`` at ``step`` of a job's ``checkpoint``.
+
+    ``checkpoint`` is a directory or an address such as ``s3://bucket/prefix``. ``policy`` is the
+    name that the policy had there; empty for the only policy of its job.
+    """
+
+    checkpoint: str
+    step: int
+    policy: str = ""
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several policies; a setting that is null is as the job has it.
+
+    A ``frozen`` policy is never trained: its weights are those that it begins with. It may speak in
+    episodes, and environments may ask it for log-probabilities.
+    """
+
+    frozen: bool = False
+    start: StartWeights | None = None
+    model: ModelConfig | None = None
+    pretrained: str | None = None
+    warm_start: str | None = None
+    lora: LoraConfig | None = None
+    loss: LossConfig | None = None
+    lr: float | None = None
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        trained = ("lora", "loss", "lr", "max_norm")
+        useless = [name for name in trained if self.frozen and getattr(self, name) is not None]
+        if useless:
+            raise ValueError(f"a frozen policy has no {useless[0]}: it is never trained")
+
+
+def check_policies(policies: Mapping[str, PolicyConfig], *, plays: bool) -> None:
+    """Raise ``ValueError`` for names and numbers that no job can have.
+
+    ``plays``: there is an environment, which says who speaks.
+    """
+    if len(policies) > MOST_POLICIES:
+        raise ValueError(f"policies: {len(policies)} of them, at most {MOST_POLICIES} are possible")
+    for name in policies:
+        if not _NAME.fullmatch(name) or hasattr(nn.ModuleDict(), name):
+            raise ValueError(
+                f"policies: {name!r} cannot be a name; choose one of lower-case letters, digits "
+                "and _ that no method of torch's ModuleDict has"
+            )
+    trained = [name for name, each in policies.items() if not each.frozen]
+    if not trained:
+        raise ValueError("policies: all of them are frozen; at least one must be trained")
+    if not plays and [*policies][:1] != trained:
+        raise ValueError(
+            "policies: without an environment only the first one speaks; set environment, or let "
+            "the first policy be the only one that is not frozen"
+        )

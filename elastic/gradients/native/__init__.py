@@ -1,0 +1,1 @@
+"""Compiled sums of gradients, and their Python side."""
