@@ -11,7 +11,7 @@ from typing import Any, Final
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES: Final = ("ckpt/native/_stream.c", "elastic/gradients/native/_grid.c")
-"""What is compiled, each into a library beside it."""
+"""The C sources; each is compiled into a library beside it."""
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
