@@ -11,6 +11,7 @@ PAGE: Final = ROOT / "docs/reference/configuration.md"
 PRODUCT: Final = ("ckpt", "elastic", "adapters", "tools", "src")
 
 INTERNAL: Final = {
+    "HOLDFAST_CHAOS_ENGINES": "`holdfast chaos` sets it for the servers that it disturbs",
     "HOLDFAST_CHAOS_GATE": "`holdfast chaos` sets it for its own training programs",
     "HOLDFAST_CHAOS_ORDERS": "`holdfast chaos` sets it for the processes that it disturbs",
     "HOLDFAST_CHAOS_RULES": "`holdfast chaos` sets it for the library that it preloads",

@@ -108,8 +108,11 @@ DOTTED = re.compile(r"(?<![\w/.-])holdfast((?:\.[A-Za-z_]\w*)+)")
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 MADE = {"the page of events": events_page(), "the page of errors": errors_page()}
 FILES = {"holdfast.toml"}
-WORDS = {"holdfast.adapters.vllm.worker.HoldfastWorker", "holdfast.adapters.vllm.noise"}
-"""Words of commands, by which vLLM finds its parts of Holdfast."""
+WORDS = {
+    *("holdfast.adapters.vllm.worker.HoldfastWorker", "holdfast.adapters.vllm.noise"),
+    "holdfast.tools.vllm.loop",
+}
+"""Words of commands: by them vLLM finds its parts of Holdfast, and `holdfast run` a loop."""
 
 
 def private(text: str) -> set[str]:

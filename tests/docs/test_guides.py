@@ -70,7 +70,7 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
     (settings,) = [
         json.loads(b)
         for b in blocks(DOCS / "how-to" / "reinforcement-learning.md", "json")
-        if "environment" in b
+        if '"turns"' in b
     ]
     settings |= {"steps": 3, "held_out": 8, "groups": 2}
     (tmp_path / "config.json").write_text(json.dumps(settings))

@@ -63,6 +63,7 @@ def batch_of(rows: list[tuple[list[Token], float]]) -> tuple[TrainingBatch, torc
         versions=versions,
         rewards=torch.zeros(len(rows)),
         advantages=advantages,
+        used=torch.ones(len(rows), dtype=torch.bool),
     )
     return batch, others
 

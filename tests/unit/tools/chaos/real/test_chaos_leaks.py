@@ -32,7 +32,7 @@ def test_a_key_without_a_lease_is_left_behind_at_once() -> None:
     assert left_in(coordinator, clock) == []
     coordinator.put(generation_key(RUN), "{}")
     assert left_in(coordinator, clock) == [
-        "left behind: key run-1/generation in the coordinator",
+        "left behind: key run-1/job/generation in the coordinator",
     ]
     assert clock.now_s() == 0.0
 
