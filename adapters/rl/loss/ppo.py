@@ -107,7 +107,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def units(self, batch: TrainingBatch) -> int:
         """Return how many terms the loss is the mean of: sampled tokens; with ``gspo`` answers."""
-        return int(batch.used.sum()) if self.objective == "gspo" else batch.token_count
+        return int(batch.spoken.sum()) if self.objective == "gspo" else batch.token_count
 
 
 def target_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
