@@ -29,6 +29,7 @@ _SLACK_BYTES: Final = 64 << 20
 _PLAIN_WIDTH: Final = 136
 _MEGABYTES: Final = 512
 _QUICK_MEGABYTES: Final = 32
+_WIDTHS: Final = (64, 128, 256)
 _LEAST_MBIT, _MOST_MBIT = 0.1, 10_000.0
 
 
@@ -95,6 +96,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "0,100,20,5,1; with --quick: 0,20)",
     )
     parser.add_argument(
+        "--width",
+        type=int,
+        choices=_WIDTHS,
+        default=_WIDTHS[0],
+        help="width of the model of the sections islands and lines (default: 64, with 0.24 million "
+        "parameters; 256: 3.3 million)",
+    )
+    parser.add_argument(
         "--engine",
         choices=tuple(OF_ENGINES),
         help="measure the section rl with servers of this engine, which must be on the PATH",
@@ -131,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
                 store=args.store,
                 server=args.server,
                 lines=args.lines,
+                width=args.width,
             )
             for name, found, seconds in measured(chosen, setup, console=Console(stderr=True)):
                 results.add(name, found, seconds=seconds)

@@ -30,6 +30,7 @@ class BenchSetup:
     that train for a given time; None leaves it to the section. ``store`` is the root of the
     section of that name, ``server`` the processes of its server that are on this machine. ``lines``
     are the limits of the section of that name, in Mbit/s; 0: none, (): those that it has.
+    ``width`` is that of the model of islands and lines.
     """
 
     size_bytes: int
@@ -43,6 +44,7 @@ class BenchSetup:
     store: str | None = None
     server: tuple[int, ...] = ()
     lines: tuple[float, ...] = ()
+    width: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.tools.bench.islands.learner import RATE, Windows, held_out, learner, parameters_of
+from holdfast.tools.bench.islands.learner import (
+    RATE,
+    WIDTH,
+    Windows,
+    held_out,
+    learner,
+    parameters_of,
+)
 from holdfast.tools.bench.islands.outcome import LineBytes, Outcome, WindowClock
 
 
@@ -20,7 +27,7 @@ def main(args: argparse.Namespace) -> None:
         "gloo", init_method=f"tcp://{args.address}", rank=args.rank, world_size=args.world
     )
     data, curve = Windows(), list[float]()
-    model, optimizer = learner(args.seed, rate=args.rate)
+    model, optimizer = learner(args.seed, rate=args.rate, width=args.width)
     parallel = DistributedDataParallel(model)
     generator = torch.Generator().manual_seed(args.rank + 1 + args.world * args.seed)
     for step in range(args.steps + 1):
@@ -63,6 +70,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--look", type=int, default=0, help="steps between looks at the loss")
     parser.add_argument("--result", required=True)
     main(parser.parse_args())

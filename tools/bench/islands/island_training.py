@@ -9,7 +9,14 @@ import msgspec
 
 from holdfast import elastic
 from holdfast.ckpt.state.hashing import state_hash
-from holdfast.tools.bench.islands.learner import RATE, Windows, held_out, learner, parameters_of
+from holdfast.tools.bench.islands.learner import (
+    RATE,
+    WIDTH,
+    Windows,
+    held_out,
+    learner,
+    parameters_of,
+)
 from holdfast.tools.bench.islands.outcome import Outcome, WindowClock
 
 
@@ -27,7 +34,7 @@ def main(args: argparse.Namespace) -> None:
         islands=elastic.Islands(founders=args.founders),
     )
     def train(run: elastic.Run) -> None:
-        model, optimizer = learner(args.seed, rate=args.rate)
+        model, optimizer = learner(args.seed, rate=args.rate, width=args.width)
         run.track(model=model, optimizer=optimizer)
         clock = window = None
         curve: list[float] = []
@@ -62,6 +69,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--look", type=int, default=0, help="steps between looks at the loss")
     parser.add_argument("--result", required=True)
     main(parser.parse_args())

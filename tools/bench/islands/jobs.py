@@ -99,7 +99,14 @@ def islands(
     return [_with_payloads(each, directory / f"{number}.run") for number, each in enumerate(found)]
 
 
-def torchft(directory: Path, places: Sequence[Place], *, steps: int, hub: Place) -> list[Outcome]:
+def torchft(
+    directory: Path,
+    places: Sequence[Place],
+    *,
+    steps: int,
+    hub: Place,
+    more: Sequence[str] = (),
+) -> list[Outcome]:
     """Train under torchft's DiLoCo, a replica at each place; return the outcomes.
 
     Its lighthouse is at ``hub``.
@@ -123,7 +130,7 @@ def torchft(directory: Path, places: Sequence[Place], *, steps: int, hub: Place)
             return [
                 *(*module, "--steps", str(steps), "--samples", str(SAMPLES)),
                 *("--rank", str(rank), "--host", places[rank].address, "--lighthouse", address),
-                *("--device", places[rank].device, "--result", str(result)),
+                *("--device", places[rank].device, "--result", str(result), *more),
             ]
 
         return _run(directory / "replicas", places, argv)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 CONTEXT: Final = 64
 """Tokens of a sample."""
 
-_WIDTH, _HEADS, _BLOCKS, _VOCABULARY = 64, 4, 4, 256
+WIDTH: Final = 64
+_HEADS, _BLOCKS, _VOCABULARY = 4, 4, 256
 RATE: Final = 2e-3
 """The optimizer's rate where speed and bytes are measured."""
 
@@ -42,20 +43,21 @@ class Windows:
 class SmallGPT(nn.Module):
     """A GPT of 0.24 million parameters; called with windows, it returns the mean loss of a byte.
 
-    Of more ``blocks`` than four it has more parameters, 0.05 million each.
+    Of more ``blocks`` than four it has more parameters, 0.05 million each; of a larger ``width``
+    about as many more as its square.
     """
 
-    def __init__(self, *, blocks: int = _BLOCKS) -> None:
+    def __init__(self, *, blocks: int = _BLOCKS, width: int = WIDTH) -> None:
         super().__init__()
-        self.token = nn.Embedding(_VOCABULARY, _WIDTH)
-        self.place = nn.Embedding(CONTEXT, _WIDTH)
+        self.token = nn.Embedding(_VOCABULARY, width)
+        self.place = nn.Embedding(CONTEXT, width)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                _WIDTH, _HEADS, 4 * _WIDTH, dropout=0.0, batch_first=True, norm_first=True
+                width, _HEADS, 4 * width, dropout=0.0, batch_first=True, norm_first=True
             )
             for _ in range(blocks)
         )
-        self.head = nn.Linear(_WIDTH, _VOCABULARY)
+        self.head = nn.Linear(width, _VOCABULARY)
         later = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).triu(1)
         self.register_buffer("later", later, persistent=False)
 
@@ -67,11 +69,13 @@ class SmallGPT(nn.Module):
         return F.cross_entropy(self.head(found).flatten(0, 1), windows[:, 1:].flatten())
 
 
-def learner(seed: int, *, rate: float = RATE) -> tuple[SmallGPT, torch.optim.Optimizer]:
+def learner(
+    seed: int, *, rate: float = RATE, width: int = WIDTH
+) -> tuple[SmallGPT, torch.optim.Optimizer]:
     """Return the model, the same for equal seeds, and its optimizer; training has one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model = SmallGPT()
+    model = SmallGPT(width=width)
     return model, torch.optim.AdamW(model.parameters(), lr=rate)
 
 

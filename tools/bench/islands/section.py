@@ -106,13 +106,15 @@ def islands(setup: BenchSetup) -> list[Figure]:
     """Train without a limit of bandwidth."""
     steps = _QUICK_STEPS if setup.quick else _STEPS
     with Tempo(setup, total=2) as tempo:
-        places = [Place()] * COUNT
+        places, more = [Place()] * COUNT, _words(setup)
         tempo.say(DDP)
-        ddp = jobs.ddp(setup.directory / "ddp", places, steps=steps, port=_PORT)
+        ddp = jobs.ddp(setup.directory / "ddp", places, steps=steps, port=_PORT, more=more)
         tempo.beat()
         tempo.say(ISLANDS)
         sea = setup.directory / "sea"
-        found = jobs.islands(setup.directory / "islands", places, steps=steps, sea=str(sea))
+        found = jobs.islands(
+            setup.directory / "islands", places, steps=steps, sea=str(sea), more=more
+        )
         tempo.beat()
     return figures_of("islands", "no limit", {DDP: trained(ddp), ISLANDS: trained(found)})
 
@@ -152,14 +154,21 @@ def _on_lines(setup: BenchSetup, way: str, *, mbit: float, steps: int) -> Traine
             )
             for number, end in enumerate(made.ends)
         ]
+        more = _words(setup)
         if way == DDP:
-            few = steps_of_ddp(steps, mbit=mbit, parameters=parameters_of(SmallGPT()))
-            return trained(jobs.ddp(directory, places, steps=few, port=_PORT))
+            parameters = parameters_of(SmallGPT(width=setup.width))
+            few = steps_of_ddp(steps, mbit=mbit, parameters=parameters)
+            return trained(jobs.ddp(directory, places, steps=few, port=_PORT, more=more))
         if way == TORCHFT:
             hub = Place(address=made.HUB, within=made.hub.command())
-            return trained(jobs.torchft(directory, places, steps=steps, hub=hub))
+            return trained(jobs.torchft(directory, places, steps=steps, hub=hub, more=more))
         sea = f"{setup.store}/bench-{secrets.token_hex(4)}"
-        return trained(jobs.islands(directory, places, steps=steps, sea=sea))
+        return trained(jobs.islands(directory, places, steps=steps, sea=sea, more=more))
+
+
+def _words(setup: BenchSetup) -> list[str]:
+    """Return the words of a training's command line that say how large its model is."""
+    return ["--width", str(setup.width)]
 
 
 def steps_of_ddp(steps: int, *, mbit: float, parameters: int) -> int:

@@ -20,6 +20,7 @@ from torch import nn
 from holdfast.ckpt.torch_private import TCPStore
 from holdfast.tools.bench.islands.learner import (
     RATE,
+    WIDTH,
     SmallGPT,
     Windows,
     held_out,
@@ -59,7 +60,7 @@ def fragments_of(model: SmallGPT) -> list[nn.ModuleList]:
 def main(args: argparse.Namespace) -> None:
     """Train ``args.steps`` steps after a first one that is not measured; write the outcome."""
     data = Windows()
-    model, inner = learner(args.seed, rate=args.rate)
+    model, inner = learner(args.seed, rate=args.rate, width=args.width)
     parts = fragments_of(model)
     outer = [
         torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts
@@ -153,5 +154,6 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--width", type=int, default=WIDTH)
     arguments = parser.parse_args()
     (serve if arguments.serve else main)(arguments)
