@@ -217,12 +217,13 @@ def test_the_plan_of_small_worlds_in_a_table_of_its_own(
 ) -> None:
     from holdfast.tools.bench import plan
 
-    monkeypatch.setattr(plan, "QUICK_WORLDS", (64,))
+    small = plan.StagedJob(stages=2, dp=4, tp=2)
+    monkeypatch.setattr(plan, "QUICK_JOBS", (small,))
     words = ["bench", "plan", "--quick", "--repeat", "1", "--dir", str(tmp_path), "--json", "-"]
     assert main(words) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert {figure["section"] for figure in figures} == {"plan"}
-    assert any(figure["name"] == "64 ranks, alike: one rank's plan" for figure in figures)
+    assert any(figure["name"] == "16 writers: open and plan one rank" for figure in figures)
 
 
 @pytest.mark.exhaustive
