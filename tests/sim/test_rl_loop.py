@@ -548,6 +548,7 @@ def test_kills_do_not_show_in_the_weights_of_two_policies_that_speak_in_turns(
     assert sum(job.ledger.books.tokens) == job.ledger.counters.tokens_sampled
 
 
+@pytest.mark.exhaustive  # a process test kills two policies too
 def test_two_policies_started_again_from_a_checkpoint_end_with_the_same_weights(
     team_undisturbed: str,
 ) -> None:
