@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 import pytest
 import torch
+from doubles.draining import drain
 
 from holdfast.adapters.rl.config import RLConfig, preset
 from holdfast.adapters.rl.environments.base import HELD_OUT, Action, Failed, Observation, Reply
@@ -80,15 +81,6 @@ def blank(ordinal: int, sample: int) -> Trajectory:
 
 
 WORK = [blank(ordinal, sample) for ordinal in range(6) for sample in range(2)]
-
-
-def drain(episodes: Episodes, work: Iterable[Trajectory]) -> dict[SampleId, Trajectory]:
-    waiting, done = list(work), dict[SampleId, Trajectory]()
-    while waiting or not episodes.idle:
-        while waiting and episodes.free:
-            episodes.put(waiting.pop(0))
-        done |= {trajectory.key: trajectory for trajectory in episodes.tick()}
-    return done
 
 
 EXPECTED = drain(make_episodes(LateCalls(0, share=1.0)), WORK)

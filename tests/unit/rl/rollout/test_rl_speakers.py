@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 import torch
+from doubles.draining import drain
 
 from holdfast.adapters.rl.config import preset
 from holdfast.adapters.rl.environments.base import Action, Reply
@@ -70,15 +71,6 @@ def blank(ordinal: int, sample: int) -> Trajectory:
 
 
 WORK = [blank(ordinal, sample) for ordinal in range(6) for sample in range(2)]
-
-
-def drain(episodes: Episodes, work: list[Trajectory]) -> dict[SampleId, Trajectory]:
-    waiting, done = list(work), dict[SampleId, Trajectory]()
-    while waiting or not episodes.idle:
-        while waiting and episodes.free:
-            episodes.put(waiting.pop(0))
-        done |= {trajectory.key: trajectory for trajectory in episodes.tick()}
-    return done
 
 
 CALM = LateCalls(0, 1.0)
