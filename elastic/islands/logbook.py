@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.store.base import Store
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.mailbox import digest_of
@@ -166,13 +167,17 @@ class SeaLogbook:
         return written
 
     def _leave_place(self) -> None:
-        """Leave the present place for newcomers, and remove old ones."""
+        """Leave the present place for newcomers, and remove old ones.
+
+        Where the store fails there is none: newcomers begin at the one before.
+        """
         now = self._now
         found = place.place_of(now.view, before=now.before, digest=now.digest, left=None)
         data = place.encode(found).encode()
-        self._store.write(f"{PLACES}/{now.view.length:08d}{_ending(data)}", [data])
-        old = self._store.names(PLACES)[:-_KEPT_PLACES]
-        self._store.delete(f"{PLACES}/{name}" for name in old)
+        with contextlib.suppress(StoreError, OSError):
+            self._store.write(f"{PLACES}/{now.view.length:08d}{_ending(data)}", [data])
+            old = self._store.names(PLACES)[:-_KEPT_PLACES]
+            self._store.delete(f"{PLACES}/{name}" for name in old)
 
     def _read(self, number: int) -> bytes | None:
         try:

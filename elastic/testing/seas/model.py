@@ -260,6 +260,7 @@ class SeaLife:
             self._mailbox,
             self._islands,
             lineage=self._s.numbers.lineage,
+            adopted=self._s.numbers.adopted,
             clock=m.tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,
