@@ -6,11 +6,12 @@ faults. Steps have a least time, so that the other one does not slow the recover
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from rich.console import Console
 
@@ -29,8 +30,6 @@ RUN, ISLAND = "a plain run", "an island"
 KILLED: Final = "a worker killed"
 LOST: Final = "killed whole, started again"
 
-_Look: TypeAlias = Callable[[Sequence[Event]], MeasuredRecovery | None]
-
 _OWN: Final = "own"
 _PACE_S: Final = 0.25
 _EVERY: Final = 8
@@ -40,71 +39,77 @@ _CHECKPOINT_EVERY: Final = 5
 
 
 def returns(setup: BenchSetup) -> list[Figure]:
-    """Kill workers, then all of a job, of a plain run and of an island."""
+    """Kill a worker, then all of a job, of a plain run and of an island in turn."""
+    rounds: dict[str, list[_Round]] = {RUN: [], ISLAND: []}
+    with Tempo(setup, total=2 * setup.repeat) as tempo:
+        for number in range(setup.repeat):
+            for job, found in rounds.items():
+                tempo.say(f"{job}, {number + 1} of {setup.repeat}")
+                found.append(_Pair(setup, job, number=number).hurt())
+                tempo.beat()
+    return figures_of(rounds)
+
+
+class _Round(NamedTuple):
+    """The recoveries of a job from the loss of a worker, and of all; the seconds of a step."""
+
+    killed: MeasuredRecovery
+    lost: MeasuredRecovery
+    step_s: float
+
+
+def figures_of(rounds: Mapping[str, Sequence[_Round]]) -> list[Figure]:
+    """Return the figures of all rounds; islands stand beside the plain runs."""
     found: list[Figure] = []
     versus: dict[str, Figure] = {}
-    with Tempo(setup, total=4 * setup.repeat) as tempo:
-        for job in (RUN, ISLAND):
-            pair = _Pair(setup, job)
-            for fault, recoveries in pair.hurt(tempo).items():
-                figures = pauses.figures(
+    for job, each in rounds.items():
+        step_s = statistics.median(one.step_s for one in each)
+        faults = {KILLED: [one.killed for one in each], LOST: [one.lost for one in each]}
+        for fault, recoveries in faults.items():
+            found += (
+                figures := pauses.figures(
                     "returns",
                     f"{job}, {fault}",
                     recoveries,
-                    step_s=pair.step_s,
+                    step_s=step_s,
                     versus=versus.get(fault),
                 )
-                versus.setdefault(fault, figures[0])
-                found += figures
+            )
+            versus.setdefault(fault, figures[0])
     return found
 
 
 class _Pair:
-    """Two jobs of one kind, of which one is hurt; ``step_s`` are the seconds of its steps."""
+    """Two jobs of one kind, of which one is hurt."""
 
-    def __init__(self, setup: BenchSetup, job: str) -> None:
-        self._setup, self._job = setup, job
-        self._place = setup.directory / job.replace(" ", "-")
-        self.step_s = 0.0
+    def __init__(self, setup: BenchSetup, job: str, *, number: int) -> None:
+        self._setup, self._job, self._number = setup, job, number
+        self._place = setup.directory / f"{job.replace(' ', '-')}-{number}"
 
-    def hurt(self, tempo: Tempo) -> dict[str, list[MeasuredRecovery]]:
-        """Return the recoveries from each kind of fault."""
+    def hurt(self) -> _Round:
+        """Return the recovery from each fault."""
         self._place.mkdir()
-        lost: list[MeasuredRecovery] = []
         with self._running("other") as other:
             with self._running(_OWN) as own:
                 own.started()
                 other.started()
-                killed = self._killed(own, tempo)
-                self.step_s = pauses.step_s(own.log.events)
-                loss = self._kill_whole(own)
-            while len(lost) < self._setup.repeat:
-                tempo.say(f"{self._job}, {LOST}, {len(lost) + 1} of {self._setup.repeat}")
-                with self._running(_OWN, run=len(lost) + 1) as own:
-                    lost.append(own.log.until(loss, "its next new step"))
-                    own.settle(lost[-1])
-                    loss = self._kill_whole(own)
-                tempo.beat()
-        return {KILLED: killed, LOST: lost}
+                killed = self._killed(own)
+                step_s = pauses.step_s(own.log.events)
+                own.log.until(partial(_stored, since_s=time.time()), "a checkpoint")
+                killed_s = own.kill_whole()
+            look = partial(after_restart, before=own.log.events, killed_s=killed_s)
+            with self._running(_OWN, run=1) as again:
+                lost = again.log.until(look, "its next new step")
+        return _Round(killed=killed, lost=lost, step_s=step_s)
 
-    def _killed(self, own: ElasticJob, tempo: Tempo) -> list[MeasuredRecovery]:
-        """Kill one worker after the other, each time after the replacement has joined."""
-        found = []
-        for number in range(self._setup.repeat):
-            tempo.say(f"{self._job}, {KILLED}, {number + 1} of {self._setup.repeat}")
-            seat = own.ranks()[number % WORKERS]
-            killed_s = own.kill(seat)
-            look = partial(after_fault, killed_s=killed_s)
-            found.append(own.log.until(look, f"going on without {seat}"))
-            own.joined(since_s=killed_s, what=f"another {seat}")
-            tempo.beat()
+    def _killed(self, own: ElasticJob) -> MeasuredRecovery:
+        """Kill a worker, another rank in each round; return once the replacement has joined."""
+        seat = own.ranks()[self._number % WORKERS]
+        killed_s = own.kill(seat)
+        look = partial(after_fault, killed_s=killed_s)
+        found = own.log.until(look, f"going on without {seat}")
+        own.joined(since_s=killed_s, what=f"another {seat}")
         return found
-
-    def _kill_whole(self, own: ElasticJob) -> _Look:
-        """Kill all of a job right after a checkpoint; return the look for its recovery."""
-        own.log.until(partial(_stored, since_s=time.time()), "a checkpoint")
-        killed_s = own.kill_whole()
-        return partial(after_restart, before=own.log.events, killed_s=killed_s)
 
     def _running(self, name: str, *, run: int = 0) -> AbstractContextManager[ElasticJob]:
         run_dir = self._place / f"{name}-{run}"
