@@ -77,7 +77,7 @@ def _islands(args: argparse.Namespace) -> elastic.Islands | None:
     """Return the settings of one island of two; the launcher gives its name and meeting place."""
     if not args.every:
         return None
-    return elastic.Islands(every=args.every, portions=2, overlap=2, founders=2)
+    return elastic.Islands(every=args.every, portions=1, overlap=2, founders=2)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ LOST: Final = "killed whole, started again"
 
 _OWN: Final = "own"
 _PACE_S: Final = 0.25
-_EVERY: Final = 8
+_EVERY: Final = 4
 """Steps in which an island merges all of its parameters."""
 
 _CHECKPOINT_EVERY: Final = 5
