@@ -36,8 +36,8 @@ from holdfast.ckpt.format.manifest import (
     PackedTensor,
     PackIndex,
     WriterRecord,
-    seal,
 )
+from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.geometry.grid import common_grid
 from holdfast.ckpt.geometry.layout import (
     Box,
