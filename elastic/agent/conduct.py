@@ -240,7 +240,7 @@ class Conductor:
         )
         match decision:
             case agree.Halt(generation=generation, until_s=until_s):
-                self._part.halts(generation, reason)
+                self._part.begin_halt(generation, reason)
                 self._crew.halt(generation)
                 self._again(until_s)
             case agree.FenceWorkers(generation=generation):
@@ -286,7 +286,7 @@ class Conductor:
             self._crew.begin(record)
 
     def _fence(self, generation: int, *, reason: str) -> None:
-        if self._part.fences(generation, reason):
+        if self._part.begin_fence(generation, reason):
             self._inventory_asked = False
             self._reporter.emit(FencingBegun(generation=generation, reason=reason))
             self._crew.fence(generation)

@@ -83,14 +83,14 @@ class AgentPart:
             return self.turn(view) == 0
         return min(view.nodes, default="") == self._node
 
-    def fences(self, generation: int, reason: str) -> bool:
+    def begin_fence(self, generation: int, reason: str) -> bool:
         """Note that the node fences a generation; return False if it fences that or a newer one."""
         if generation <= self.fencing:
             return False
         self.fencing, self._why = generation, reason
         return True
 
-    def halts(self, generation: int, reason: str) -> None:
+    def begin_halt(self, generation: int, reason: str) -> None:
         """Note that the node makes the trainers of a generation halt."""
         self.halting, self._why = generation, reason
 

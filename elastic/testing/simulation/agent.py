@@ -329,7 +329,7 @@ class SimulatedAgent:
         self.sim.judge(self, decision, reason)
         match decision:
             case agree.Halt(generation=generation, until_s=until_s):
-                self.part.halts(generation, reason)
+                self.part.begin_halt(generation, reason)
                 if not self.follows:
                     self._again(until_s - now_s)
             case agree.FenceWorkers(generation=generation):
@@ -364,7 +364,7 @@ class SimulatedAgent:
         self._set(outcome_key(self.sim.run_id), encode(outcome), 0)
 
     def _fence(self, generation: int, reason: str) -> None:
-        if not self.part.fences(generation, reason):
+        if not self.part.begin_fence(generation, reason):
             return
         self.sim.log(f"{self.name} fences {generation}: {reason}")
         self.sim.tell(FencingBegun(node=self.name, generation=generation, reason=reason))

@@ -287,11 +287,11 @@ class CrowdAgent:
         )
         match decision:
             case agree.Halt(generation=generation):
-                self._part.halts(generation, reason)
+                self._part.begin_halt(generation, reason)
                 self._part.standing = generation
                 self._again(now_s)
             case agree.FenceWorkers(generation=generation):
-                self._part.fences(generation, reason)
+                self._part.begin_fence(generation, reason)
                 keeper = _keeper(self.view)
                 self._record = keeper.fenced(self._record, generation)
             case agree.Propose(record=record, expected=expected):

@@ -286,7 +286,7 @@ def test_agent_that_takes_a_place_watches_and_tells_after_the_ones_before_it() -
     view = replace(view, deciders={0: decider("a"), 1: decider("c")})
     choose(mine, view, 9.1)
     assert mine.watches
-    assert mine.fences(3, "because")
+    assert mine.begin_fence(3, "because")
     assert tell(mine, view, 10.0) == (None, 10.0 + deciding.STAGGER_S)
     due, _ = tell(mine, view, 10.1)
     assert due == Bulletin(number=1, over=3, reason="because")
@@ -296,16 +296,16 @@ def test_agent_that_takes_a_place_watches_and_tells_after_the_ones_before_it() -
 
 def test_a_generation_is_fenced_once_and_for_the_first_reason() -> None:
     mine, view = part(), watched(deciders={0: decider("c")})
-    assert mine.fences(3, "because")
-    assert not mine.fences(3, "for another reason")
-    assert not mine.fences(2, "late")
+    assert mine.begin_fence(3, "because")
+    assert not mine.begin_fence(3, "for another reason")
+    assert not mine.begin_fence(2, "late")
     due, _ = tell(mine, view, 10.0)
     assert due == Bulletin(number=1, over=3, reason="because")
 
 
 def test_a_decider_whose_view_is_still_that_of_a_follower_tells_nothing() -> None:
     mine, view = part(), watched(deciders={0: decider("c")})
-    mine.halts(3, "others join")
+    mine.begin_halt(3, "others join")
     assert choose(mine, view, 10.0) is None
     due, _ = tell(mine, view, 10.0)
     assert due == Bulletin(number=1, halt=3, reason="others join")
