@@ -106,16 +106,14 @@ class Columns:
         old = self._fill(base, body.stripe, body.column) if body.base >= 0 else None
 
         def answer() -> None:
-            with self._pinned(new, old), self._core.meters.timed("exchange", _size(body.ranges)):
-                straight = None if old is not None else self._straight(new, body.ranges)
-                if straight is not None and request.seals_at_once:
-                    request.reply(*straight)
-                else:
-                    data = self._gather(new, body.ranges)
-                    if old is not None:
-                        np.bitwise_xor(data, self._gather(old, body.ranges), out=data)
-                    request.reply(_checks(data, body.ranges), [data.data])
-            self._core.count("fragment_bytes_sent", _size(body.ranges))
+            nbytes = _size(body.ranges)
+            with self._pinned(new, old), self._core.meters.timed("exchange", nbytes):
+                straight = None
+                if old is None and request.seals_at_once:
+                    straight = self._straight(new, body.ranges)
+                checks, data = straight or self._copied(new, old, body.ranges)
+                self._core.count("fragment_bytes_sent", nbytes)
+                request.reply(checks, [data])
 
         self._core.submit(request, answer)
 
@@ -213,10 +211,10 @@ class Columns:
 
     def _straight(
         self, filling: _Filling, ranges: Sequence[tuple[int, int]]
-    ) -> tuple[list[int], list[memoryview]] | None:
+    ) -> tuple[list[int], memoryview] | None:
         """Return the checksum and the bytes of one range that lies in one block, without a copy.
 
-        They are checked against the sealed sums. None for other ranges; see `_gather`.
+        They are checked against the sealed sums. None for other ranges; see `_copied`.
         """
         if len(ranges) != 1:
             return None
@@ -226,7 +224,7 @@ class Columns:
                 sums, at = self._sums(slot), span.at + lo - span.into
                 block = CheckedBlock(slot.view(), sums, origin=slot.file.path.name)
                 part = self._taken(block, slot, at, hi - lo)
-                return [sum_of_range(slot.view(), sums, at, hi - lo)], [part]
+                return [sum_of_range(slot.view(), sums, at, hi - lo)], part
         return None
 
     def _taken(self, block: CheckedBlock, slot: Slot, at: int, nbytes: int) -> memoryview:
@@ -237,6 +235,15 @@ class Columns:
             if slot.entry is None:
                 raise
             raise self._spoiled(slot.entry, error) from error
+
+    def _copied(
+        self, new: _Filling, old: _Filling | None, ranges: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], memoryview]:
+        """Return the checksums and the bytes of ranges, or of their differences from ``old``."""
+        data = self._gather(new, ranges)
+        if old is not None:
+            np.bitwise_xor(data, self._gather(old, ranges), out=data)
+        return _checks(data, ranges), data.data
 
     def _gather(self, filling: _Filling, ranges: Sequence[tuple[int, int]]) -> Bytes:
         """Return bytes of a column, checked against the sealed sums; gaps are zeros."""
