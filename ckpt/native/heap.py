@@ -1,4 +1,4 @@
-"""The memory that the C library keeps after it was freed, for processes that receive large messages.
+"""The freed memory that the C library keeps, for processes that receive large messages.
 
 glibc returns freed memory to the kernel soon, which then has to clear and map every page again for
 the next message: as much work as decoding it.
