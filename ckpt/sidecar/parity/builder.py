@@ -366,7 +366,7 @@ class Builder:
         with build.lock:
             build.missing = {(column, batch[0][0]) for column, batch in jobs}
             if not (is_based or mapped):
-                build.begin_fresh()
+                build.begin_fresh(PART_BYTES)
         step = base.key[1] if is_based and base is not None else -1
         for column, batch in jobs:
             self._put(build, build.owners[column], self._fetcher(build, column, batch, step))

@@ -15,7 +15,6 @@ import numpy as np
 from holdfast.ckpt.native import crc
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.parity.codec import ErasureCodec
-from holdfast.ckpt.sidecar.core.wire import PART_BYTES
 
 _PIECE_BYTES: Final = 256 << 10
 
@@ -24,8 +23,8 @@ class FreshRow:
     """The bytes of ``row`` from ``start`` on, whatever they were before. Guarded by the caller.
 
     ``number`` is that of the row in its code. ``parts`` names each part that will be added once, by
-    its column and its first byte; a part begins with a cell of `PART_BYTES`, and ends with it or
-    earlier.
+    its column and its first byte; a part begins with a cell of ``cell_bytes``, and ends with it or
+    earlier. Raises ``ValueError`` for one that does not.
     """
 
     def __init__(
@@ -33,21 +32,27 @@ class FreshRow:
         row: memoryview,
         *,
         start: int,
+        cell_bytes: int,
         codec: ErasureCodec,
         number: int,
         parts: Iterable[tuple[int, int]],
     ) -> None:
-        self._row, self._start = row, start
+        self._row, self._start, self._cell_bytes = row, start, cell_bytes
         self._codec, self._number = codec, number
         self._waiting = Counter(lo for _, lo in parts)
         self._begun: set[int] = set()
         self._checksums: dict[int, int] = {}
-        for lo in range(start, len(row), PART_BYTES):
+        cells = range(start, len(row), cell_bytes)
+        if not self._waiting.keys() <= {*cells}:
+            raise ValueError(f"parts begin at {sorted(self._waiting)}, cells at {cells}")
+        for lo in cells:
             if not self._waiting[lo]:
                 self._pass_over(lo, None, b"")
 
     def add(self, column: int, lo: int, part: memoryview) -> None:
         """Add a part of a column, which begins at byte ``lo`` of the row."""
+        if lo + len(part) > self._end(lo):
+            raise ValueError(f"a part of {len(part)} bytes at {lo} is longer than its cell")
         self._waiting[lo] -= 1
         self._pass_over(lo, column, part)
         self._begun.add(lo)
@@ -69,11 +74,11 @@ class FreshRow:
             self._checksums[lo] = checksum
 
     def _end(self, lo: int) -> int:
-        return min(lo + PART_BYTES, len(self._row))
+        return min(lo + self._cell_bytes, len(self._row))
 
     def checksum(self) -> int:
         """Return the CRC32C of the bytes from ``start`` on, once every part was added."""
         found = 0
-        for lo in range(self._start, len(self._row), PART_BYTES):
+        for lo in range(self._start, len(self._row), self._cell_bytes):
             found = crc.combine(found, self._checksums[lo], self._end(lo) - lo)
         return found

@@ -127,11 +127,12 @@ class Build:
         np.frombuffer(self.buffer(), dtype=np.uint8)[at:] = 0
         return True
 
-    def begin_fresh(self) -> None:
-        """Begin with nothing: the ``missing`` parts are all there is."""
+    def begin_fresh(self, cell_bytes: int) -> None:
+        """Begin with nothing: the ``missing`` parts, each in its cell, are all there is."""
         self.fresh = FreshRow(
             self.buffer(),
             start=self.start,
+            cell_bytes=cell_bytes,
             codec=self.codec,
             number=self.place[1],
             parts=self.missing,

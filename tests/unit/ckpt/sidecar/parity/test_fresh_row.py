@@ -45,6 +45,7 @@ def test_parts_in_any_order_make_the_row_that_one_pass_makes(
     fresh = FreshRow(
         memoryview(row),
         start=START,
+        cell_bytes=PART_BYTES,
         codec=codec,
         number=number,
         parts=[(column, lo) for column, lo, _ in parts],
@@ -54,3 +55,17 @@ def test_parts_in_any_order_make_the_row_that_one_pass_makes(
     assert row[:START] == before
     assert row[START:] == wanted[START:]
     assert fresh.checksum() == crc32c(wanted[START:])
+
+
+@pytest.mark.parametrize(("lo", "nbytes"), [(START + 1, 10), (START, PART_BYTES + 1)])
+def test_parts_that_fit_into_no_cell_are_refused(lo: int, nbytes: int) -> None:
+    row = memoryview(bytearray(2 * PART_BYTES))
+    with pytest.raises(ValueError, match="cell"):
+        FreshRow(
+            row,
+            start=START,
+            cell_bytes=PART_BYTES,
+            codec=ErasureCode(2, 1),
+            number=0,
+            parts=[(0, lo)],
+        ).add(0, lo, memoryview(bytes(nbytes)))
