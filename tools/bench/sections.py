@@ -54,7 +54,7 @@ SECTIONS: Final = {
         "holdfast.tools.bench.data_path.tuning", "tuning", 600, disk=4, shared=12, memory=12
     ),
     "persist": Section("holdfast.tools.bench.data_path.storage", "persist", 30, disk=2, memory=4),
-    "restore": Section("holdfast.tools.bench.data_path.storage", "restore", 30, disk=6, memory=5),
+    "restore": Section("holdfast.tools.bench.data_path.storage", "restore", 45, disk=8, memory=5),
     "reshard": Section("holdfast.tools.bench.data_path.storage", "reshard", 30, disk=4, memory=3),
     "verify": Section("holdfast.tools.bench.data_path.storage", "verify", 5, disk=2, memory=3),
     "mttr": Section("holdfast.tools.bench.faults.mttr", "mttr", 3600, disk=4, shared=7, memory=12),
