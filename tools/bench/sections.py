@@ -77,6 +77,9 @@ SECTIONS: Final = {
     "store": Section("holdfast.tools.bench.data_path.object_store", "store", 20, memory=4),
     "islands": Section("holdfast.tools.bench.islands.section", "islands", 100),
     "learning": Section("holdfast.tools.bench.islands.learning", "learning", 1500),
+    "returns": Section(
+        "holdfast.tools.bench.islands.returns", "returns", 150, disk=6, shared=12, memory=22
+    ),
     "neighbors": Section("holdfast.tools.bench.neighbors", "neighbors", 120),
     "surface": Section("holdfast.tools.bench.surface", "surface", 260, memory=2),
     "lines": Section("holdfast.tools.bench.islands.section", "lines", 900),

@@ -45,7 +45,7 @@ ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
     *("rl", "environments", "vllm", "store", "tuning", "islands", "learning", "lines", "surface"),
-    "watches",
+    *("watches", "returns"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -163,6 +163,22 @@ def test_islands_are_timed_beside_ddp_and_send_far_less(tmp_path: Path) -> None:
     values = {figure["name"]: figure["value"] for figure in found}
     assert values["no limit, DDP: sent"] == 4.0
     assert values["no limit, islands: fewer"] > 100
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_a_killed_island_comes_back_beside_a_plain_run(tmp_path: Path) -> None:
+    from holdfast.tools.bench.faults import pauses
+    from holdfast.tools.bench.islands.returns import ISLAND, KILLED, LOST, RUN
+
+    found = figures_of("returns", tmp_path, megabytes=13, timeout_s=600)
+    figures = {figure["name"]: figure for figure in found}
+    for fault in (KILLED, LOST):
+        plain = f"{RUN}, {fault}: {pauses.PAUSE}"
+        assert figures[f"{ISLAND}, {fault}: {pauses.PAUSE}"]["versus"] == plain
+        for job in (RUN, ISLAND):
+            pause = figures[f"{job}, {fault}: {pauses.PAUSE}"]["value"]
+            assert 0 < pause < figures[f"{job}, {fault}: {pauses.USEFUL}"]["value"]
 
 
 @pytest.mark.exhaustive
