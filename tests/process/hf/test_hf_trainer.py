@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from adapter_packages import needs
-from jobs import DEADLINE_S, launched, trainers
+from forked_scripts import ran
+from jobs import launched, trainers
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "hf_training.py"
 
@@ -34,8 +34,7 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(folder: Path, *options: str) -> Any:
     folder.mkdir(exist_ok=True)
-    words = [sys.executable, str(SCRIPT), str(folder), *options]
-    subprocess.run(words, check=True, timeout=DEADLINE_S, capture_output=True)
+    ran([sys.executable, SCRIPT, folder, *options], check=True, imports=IMPORTS)
     return json.loads((folder / "end.json").read_text())
 
 
