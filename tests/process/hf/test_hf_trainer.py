@@ -13,9 +13,12 @@ import pytest
 import torch
 from adapter_packages import needs
 from forked_scripts import ran
-from jobs import launched, trainers
+from jobs import PRELOAD, launched, trainers
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "hf_training.py"
+
+IMPORTS = (*PRELOAD, "transformers.trainer", "transformers.models.llama.modeling_llama")
+"""What the script imports."""
 
 WRITTEN = [
     *("end.json", "log.jsonl", "final/model.safetensors"),
@@ -73,6 +76,7 @@ def test_a_job_of_two_ranks_that_loses_one_ends_as_one_rank(
         [str(tmp_path), "--exact", "float32", *options],
         nodes=2,
         run_dir=tmp_path / "run",
+        preload=IMPORTS,
     )
     with launched(config) as running:
         outcome = running.finish()
