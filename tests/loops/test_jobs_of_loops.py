@@ -13,8 +13,8 @@ from forked_scripts import ran
 from jobs import launched, trainers
 
 SCRIPT = Path(__file__).with_name("run_loop.py")
-ALWAYS = ("ppo", "detection")
-"""The loops of every test run: one with several phases and state of its own, one with a loader."""
+ALWAYS = ("ppo",)
+"""The loop of every test run: one with several phases and state of its own."""
 
 
 def cases() -> list[object]:

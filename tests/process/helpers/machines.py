@@ -52,7 +52,7 @@ class Machines:
         machine = self._lan.machines[number] if self._lan else None
         env = {
             **os.environ,
-            **IMPORTING_ONCE,
+            **(IMPORTING_ONCE if script == (str(WAITING),) else {}),  # others need no torch
             "HOLDFAST_TEST_LOG": str(self.log),
             "HOLDFAST_TEST_END": str(self.end),
             "HOLDFAST_KEY_FILE": str(self.directory / "key.json"),

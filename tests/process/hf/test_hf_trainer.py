@@ -64,7 +64,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "options",
     [
         pytest.param(["--kill", "7", "3"], id="in a step"),
-        pytest.param(["--fsdp", "--kill", "7", "3"], id="in a step, with FSDP2"),
+        pytest.param(
+            ["--fsdp", "--kill", "7", "3"], id="in a step, with FSDP2", marks=pytest.mark.exhaustive
+        ),
         pytest.param(["--fsdp", "--fatal-batch", "3"], id="in an evaluation, with FSDP2"),
     ],
 )
