@@ -276,7 +276,11 @@ def test_a_job_stopped_by_sigterm_saves_within_its_grace(tmp_path: Path) -> None
     script = HELPERS / "tiny_training.py"
     words = [sys.executable, *launch, script, *flags, "--checkpoint-every", "100000"]
     with (
-        subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE) as job,
+        subprocess.Popen(
+            [str(word) for word in words],
+            stderr=subprocess.PIPE,
+            env={**os.environ, **IMPORTING_ONCE},
+        ) as job,
         contextlib.ExitStack() as ended,
     ):
         ended.callback(job.kill)

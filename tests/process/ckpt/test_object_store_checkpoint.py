@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from doubles.checkpoints import sample_arrays, write_checkpoint
 from numbered_states import loaded, saved
 from object_places import ObjectPlace, entered
+from session_imports import IMPORTING_ONCE
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints import fence
@@ -207,6 +209,7 @@ def test_a_job_continues_from_its_checkpoint_there(
             text=True,
             check=False,
             timeout=150,
+            env={**os.environ, **IMPORTING_ONCE},
         )
         assert done.returncode == 0, done.stderr
     assert committed_steps(root) == [3, 6]
