@@ -67,6 +67,7 @@ def begin(order: Order, fds: list[int]) -> None:
     import torch
 
     np.random.seed()
+    torch.default_generator.seed()  # as every interpreter begins with another one
     if threads := order.env.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     run(program, fresh=_FRESH, command=order.command)
