@@ -18,7 +18,7 @@ from jobs import PRELOAD, launched, trainers
 SCRIPT = Path(__file__).parents[1] / "helpers" / "hf_training.py"
 
 IMPORTS = (*PRELOAD, "transformers.trainer", "transformers.models.llama.modeling_llama")
-"""What the script imports."""
+"""Modules that the script imports."""
 
 WRITTEN = [
     *("end.json", "log.jsonl", "final/model.safetensors"),
