@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import Any
 
 import pytest
-from forked_scripts import ran
 
 _SCRIPT = """
 import gc, json, os, sys, threading, time
@@ -78,7 +78,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of five calls of the decorated function in one process; two failed."""
     script = tmp_path_factory.mktemp("script") / "script.py"
     script.write_text(_SCRIPT)
-    done = ran([sys.executable, script])
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found

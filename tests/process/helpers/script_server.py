@@ -9,6 +9,7 @@ import sys  # noqa: E402
 sys.path.pop(0)  # this folder
 
 import ctypes  # noqa: E402
+import gc  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -63,6 +64,7 @@ def begin(order: Order, fds: list[int]) -> None:
     rest = [entry for entry in sys.path if entry not in before]
     program = program_of(order.command, interpreter=sys.executable)
     sys.path[:] = [search_path_entry(program), *_search_path(os.environ), *rest]
+    gc.unfreeze()
     import numpy as np
     import torch
 
