@@ -44,7 +44,7 @@ def train(run):
     optimizer = torch.optim.AdamW([*late.parameters(), *model[2].parameters()], lr=1e-3)
     run.track(model=holdfast.Rebuilt(model), table=holdfast.Rebuilt(table), optimizer=optimizer)
     data = torch.randn(96, 512, generator=torch.Generator().manual_seed(1))
-    for step in run.steps(110):
+    for step in run.steps(150):
         late.requires_grad_(step >= 50)
         for x in run.microbatches(data):
             run.backward(model(table(x)).square().mean())
