@@ -67,10 +67,6 @@ class Group:
         self.claims[sample] = worker
         self.move(OrdinalEvent.CLAIM)
 
-    def claimed_by(self, worker: str) -> set[int]:
-        """Return the samples that ``worker`` has claimed."""
-        return {sample for sample, holder in self.claims.items() if holder == worker}
-
     def release(self, samples: Iterable[int]) -> None:
         """Release claims: no worker works on these samples any more."""
         given = set(samples) & self.claims.keys()

@@ -11,10 +11,11 @@ import pytest
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
 from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.ledger.states import DeliveryVerdict
 from holdfast.adapters.rl.ledger.tail_figures import Tail, percentile
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits

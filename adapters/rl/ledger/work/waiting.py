@@ -1,0 +1,209 @@
+"""The samples that no worker works on, in the order in which they are given out. Pure.
+
+To give out a sample takes time that does not grow with the number of those that wait: where groups
+have fixed ranks, heaps have them in their order. Where steps take groups as they arrive, the groups
+that were begun are few, and the others follow by number.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, queue
+from holdfast.adapters.rl.ledger.group import Group
+from holdfast.adapters.rl.ledger.states import OrdinalState
+from holdfast.adapters.rl.ledger.taking import Taking
+from holdfast.adapters.rl.ledger.work.by_arrival import ByArrival
+from holdfast.adapters.rl.samples.trajectory import SampleId
+
+Remaining: TypeAlias = Callable[[Group, int], float]
+"""Returns how many tokens a sample of a group is likely to need."""
+
+_Key: TypeAlias = tuple[int, float, int, int]
+"""(rank, remaining tokens with the sign changed, ordinal, sample) of the group's first sample."""
+
+_SLACK: Final = 64
+
+
+class Waiting(ABC):
+    """The waiting samples; ``remaining`` gives the lengths to order by, None: by number."""
+
+    def __init__(self, remaining: Remaining | None) -> None:
+        self._remaining = remaining
+        self._is_known = False
+
+    def reorder(self) -> None:
+        """Forget the order by lengths and ranks: they changed for many groups."""
+        self._is_known = self._is_known and self._remaining is None
+
+    @abstractmethod
+    def touch(self, group: Group) -> None:
+        """Record that a group was added or changed."""
+
+    @abstractmethod
+    def forget(self, ordinal: int) -> None:
+        """Forget a group that is not open any more."""
+
+    @abstractmethod
+    def candidates(
+        self, groups: Mapping[int, Group], *, version: int | None, only_awaited: bool
+    ) -> Iterator[SampleId]:
+        """Yield the samples that may be given out; each is claimed before the next one is asked.
+
+        ``groups`` are the open ones. ``version`` is the one that the worker is bound to, None: any.
+        ``only_awaited``: only those that the next step waits for.
+        """
+
+    @staticmethod
+    def _samples(group: Group) -> list[int]:
+        """Return the samples of a group that may be given out, by number."""
+        if group.state not in (OrdinalState.PENDING, OrdinalState.RUNNING):
+            return []
+        return [*group.missing]
+
+
+class WaitingByRank(Waiting):
+    """Waiting samples of groups that are taken in the order of their ordinals.
+
+    ``pinned``: a worker gets samples of one version only, so each version has a heap of its own.
+    A heap may hold keys that a group had before; only the present one counts.
+    """
+
+    def __init__(self, taking: Taking, remaining: Remaining | None, *, pinned: bool) -> None:
+        super().__init__(remaining)
+        self._taking, self._pinned = taking, pinned
+        self._keys: dict[int, _Key] = {}
+        self._heaps: dict[int, list[_Key]] = {}
+        self._size = 0
+
+    def touch(self, group: Group) -> None:
+        """See `Waiting.touch`."""
+        if not self._is_known:
+            return
+        key, ordinal = self._key(group), group.ordinal
+        if key is None:
+            self._keys.pop(ordinal, None)
+        elif key != self._keys.get(ordinal):
+            self._keys[ordinal] = key
+            heapq.heappush(self._heaps.setdefault(self._version(ordinal), []), key)
+            self._size += 1
+            if self._size > 2 * len(self._keys) + _SLACK:
+                self._build()
+
+    def forget(self, ordinal: int) -> None:
+        """See `Waiting.forget`."""
+        self._keys.pop(ordinal, None)
+
+    def candidates(
+        self, groups: Mapping[int, Group], *, version: int | None, only_awaited: bool
+    ) -> Iterator[SampleId]:
+        """See `Waiting.candidates`."""
+        chosen = version if self._pinned else 0
+        if not self._is_known:
+            keys = {ordinal: self._key(group) for ordinal, group in groups.items()}
+            self._keys = {ordinal: key for ordinal, key in keys.items() if key}
+            self._build()
+            self._is_known = True
+        while True:
+            if chosen is None:
+                chosen = self._first_version()
+            key = None if chosen is None else self._top(chosen)
+            if key is None or (only_awaited and not self._taking.awaits(key[2])):
+                return
+            yield key[2], key[3]
+
+    def _first_version(self) -> int | None:
+        """Return the version of the first sample of all."""
+        tops = ((self._top(version), version) for version in list(self._heaps))
+        return min(((key, version) for key, version in tops if key), default=(None, None))[1]
+
+    def _top(self, version: int) -> _Key | None:
+        """Return the first key of a version; let go of those before it that do not count."""
+        heap = self._heaps.get(version, [])
+        while heap and self._keys.get(heap[0][2]) != heap[0]:
+            heapq.heappop(heap)
+            self._size -= 1
+        if heap:
+            return heap[0]
+        self._heaps.pop(version, None)
+        return None
+
+    def _build(self) -> None:
+        """Build the heaps of the present keys."""
+        self._heaps, self._size = {}, len(self._keys)
+        for ordinal, key in self._keys.items():
+            self._heaps.setdefault(self._version(ordinal), []).append(key)
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+
+    def _key(self, group: Group) -> _Key | None:
+        samples = self._samples(group)
+        if not samples:
+            return None
+        if self._remaining is None:
+            return 0, 0.0, group.ordinal, samples[0]
+        rank = self._taking.rank(group.ordinal)
+        first, sample = min((-self._remaining(group, each), each) for each in samples)
+        return rank, first, group.ordinal, sample
+
+    def _version(self, ordinal: int) -> int:
+        return self._taking.begin(ordinal, None) if self._pinned else 0
+
+
+class WaitingByArrival(Waiting):
+    """Waiting samples where steps take groups as they arrive."""
+
+    def __init__(self, taking: ByArrival, remaining: Remaining | None) -> None:
+        super().__init__(remaining)
+        self._taking = taking
+        self._begun: set[int] = set()
+
+    def touch(self, group: Group) -> None:
+        """See `Waiting.touch`; `ByArrival` knows the groups that no worker has begun."""
+        if not self._is_known:
+            return
+        if self._samples(group) and self._taking.is_begun(group.ordinal):
+            self._begun.add(group.ordinal)
+        else:
+            self._begun.discard(group.ordinal)
+
+    def forget(self, ordinal: int) -> None:
+        """See `Waiting.forget`."""
+        self._begun.discard(ordinal)
+
+    def candidates(
+        self, groups: Mapping[int, Group], *, version: int | None, only_awaited: bool
+    ) -> Iterator[SampleId]:
+        """See `Waiting.candidates`."""
+        if not self._is_known:
+            self._is_known = True
+            for group in groups.values():
+                self.touch(group)
+        without = self._taking.steps_without()
+        begun = sorted((without(self._taking.place(o)), o) for o in self._begun)
+        places = itertools.count(self._taking.begun)
+        fresh = ((without(next(places)), o) for o in self._taking.fresh())
+        for steps, block in itertools.groupby(heapq.merge(begun, fresh), key=itemgetter(0)):
+            if only_awaited and steps:
+                return
+            yield from self._ordered(groups, (ordinal for _, ordinal in block), steps)
+
+    def _ordered(
+        self, groups: Mapping[int, Group], ordinals: Iterator[int], steps: int
+    ) -> Iterator[SampleId]:
+        """Yield the samples of groups that the same number of ``steps`` can do without."""
+        samples = ((o, sample) for o in ordinals for sample in self._samples(groups[o]))
+        remaining = self._remaining
+        if remaining is None:
+            yield from samples
+            return
+        for each in queue(
+            ClaimCandidate(key=key, urgency=steps, remaining=remaining(groups[key[0]], key[1]))
+            for key in samples
+        ):
+            yield each.key
