@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
+
 from holdfast.adapters.rl.ledger.group import Group
 from holdfast.adapters.rl.ledger.states import OrdinalEvent
 from holdfast.adapters.rl.ledger.work.waiting import Waiting
@@ -92,7 +94,7 @@ class OpenGroups(Mapping[int, Group]):
         """Take a finished sample; return whether it completes its group."""
         group, sample = self._groups[trajectory.ordinal], trajectory.sample
         worker, begun = group.claims.get(sample), group.partial.get(sample)
-        complete = group.accept(trajectory)
+        complete = group.accept(_sharing(trajectory, group))
         self.held_tokens += len(trajectory.tokens) - (len(begun.tokens) if begun else 0)
         if worker is not None:
             self._unclaim(worker, trajectory.key)
@@ -103,6 +105,13 @@ class OpenGroups(Mapping[int, Group]):
         """Hold an unfinished sample in the place of a shorter one."""
         group, sample = self._groups[trajectory.ordinal], trajectory.sample
         begun = group.partial.get(sample)
-        group.partial[sample] = trajectory
+        group.partial[sample] = _sharing(trajectory, group)
         self.held_tokens += len(trajectory.tokens) - (len(begun.tokens) if begun else 0)
         self.waiting.touch(group)
+
+
+def _sharing(trajectory: Trajectory, group: Group) -> Trajectory:
+    """Return a sample with the prompt of its group in the place of its own, equal one."""
+    if trajectory.prompt is group.prompt or trajectory.prompt != group.prompt:
+        return trajectory
+    return msgspec.structs.replace(trajectory, prompt=group.prompt)
