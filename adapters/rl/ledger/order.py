@@ -112,6 +112,11 @@ def steps_without(place: int, *, lacking: int, groups: int) -> int:
     return 0 if place < lacking else 1 + (place - lacking) // groups
 
 
+def block_end(place: int, *, lacking: int, groups: int) -> int:
+    """Return the first place after ``place`` that one more step can do without."""
+    return lacking + steps_without(place, lacking=lacking, groups=groups) * groups
+
+
 def oldest_version(due: Due, *, step: int, groups: int, eta: int) -> int:
     """Return the oldest policy version that one more group may begin with.
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan, Mode
@@ -66,8 +67,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a ledger at one time of its life, in seconds of one core and in bytes.
 
     ``claim_s`` and ``delivery_s`` are of one sample, ``message_s`` of the other work for a message
-    of a worker with 64 samples, each since the stage before; 0: there were none. ``memory_bytes``
-    are of one open sample. The snapshot is the ledger's part of one, as encoded text.
+    of a worker with 64 samples, ``step_s`` of the ledger's and its checker's work for a step; each
+    since the stage before, 0: there were none. ``memory_bytes`` are of one open sample. The
+    snapshot is the ledger's part of one, as encoded text.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     claim_s: float = 0.0
     delivery_s: float = 0.0
     message_s: float = 0.0
+    step_s: float = 0.0
 
 
 def live(plan: LifePlan) -> list[Stage]:
@@ -91,7 +94,7 @@ class _Life:
         self._before_bytes = _settled_bytes()
         self.ledger = Ledger(plan.batch_plan())
         self.ledger.resume(1, restored=0)
-        self._costs = _Costs()
+        self._costs, self._checker = _Costs(), StepChecker()
         self._waits = True  # the trainer looks after every message, until it has a batch
 
     def stages(self) -> Iterator[Stage]:
@@ -140,11 +143,19 @@ class _Life:
         return len(finished)
 
     def _step(self) -> None:
-        step = self.ledger.trained_steps
-        if self.ledger.batch(step) is None:
+        """Train a step as the trainer does, and let workers fill its place."""
+        ledger, step = self.ledger, self.ledger.trained_steps
+        began_s = time.process_time()
+        batch = ledger.batch(step)
+        if batch is None:
             raise HoldfastError(f"step {step} is not complete though all samples are; report this")
-        self.ledger.train(step)
-        self.ledger.admit(step + 1, _prompt)
+        found = self._checker.check(observe(ledger, step, batch))
+        ledger.train(step)
+        ledger.admit(step + 1, _prompt)
+        ledger.released(step)
+        self._costs.add("step", began_s, count=1)
+        if found:
+            raise HoldfastError(f"the checker found {found[0]}; report this")
         self._waits = True
         self._fill()
 
@@ -164,6 +175,7 @@ class _Life:
             claim_s=costs.mean_s("claim"),
             delivery_s=costs.mean_s("delivery"),
             message_s=costs.mean_s("message"),
+            step_s=costs.mean_s("step"),
         )
 
 

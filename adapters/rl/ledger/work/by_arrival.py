@@ -6,10 +6,9 @@ those are complete. So a question costs as much as there are due steps, however 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 
 from holdfast.adapters.rl.ledger.order import (
     Open,
@@ -69,7 +68,7 @@ class ByArrival(Taking):
 
     def ordinals(self) -> Sequence[int] | None:
         """See `Taking.ordinals`."""
-        if not self._settled and not self._lacking():
+        if not self._settled and not self.lacking():
             self._settled = tuple(choose(self._open(), step=self.step, groups=self.groups) or ())
             self._ready -= Counter(
                 oldest for o in self._settled if (oldest := self._oldest[o]) is not None
@@ -79,13 +78,14 @@ class ByArrival(Taking):
     def awaited(self) -> set[int]:
         """See `Taking.awaited`: those that are due first."""
         begun = (o for oldest in sorted(self._begun) for o in self._begun[oldest])
-        wanted = self._lacking()
+        wanted = self.lacking()
         found = {o for _, o in zip(range(wanted), begun, strict=False)}
         return found.union(self._fresh[: wanted - len(found)])
 
     def rank(self, ordinal: int) -> int:
         """See `Taking.rank`."""
-        return self.step + self.steps_without()(self.place(ordinal))
+        place = self.place(ordinal)
+        return self.step + steps_without(place, lacking=self.lacking(), groups=self.groups)
 
     def begin(self, ordinal: int, version: int | None) -> int:
         """See `Taking.begin`: the worker's own version where possible, so that it need not wait.
@@ -130,17 +130,18 @@ class ByArrival(Taking):
         """Number of incomplete groups that were begun; they come before all others."""
         return sum(map(len, self._begun.values()))
 
+    @property
+    def fresh(self) -> Sequence[int]:
+        """The groups that no worker has begun, ascending."""
+        return self._fresh
+
     def is_begun(self, ordinal: int) -> bool:
         """Say whether a worker began an open group."""
         return self._oldest[ordinal] is not None
 
-    def fresh(self) -> Iterator[int]:
-        """Yield the groups that no worker has begun, ascending; they may be begun meanwhile."""
-        at = 0
-        while at < len(self._fresh):
-            ordinal = self._fresh[at]
-            yield ordinal
-            at = bisect_right(self._fresh, ordinal, hi=min(at + 1, len(self._fresh)))
+    def is_fresh(self, ordinal: int) -> bool:
+        """Say whether a group waits for a worker to begin it."""
+        return ordinal not in self._complete and self._oldest.get(ordinal, 0) is None
 
     def place(self, ordinal: int) -> int:
         """Return the number of incomplete groups that come before an incomplete one."""
@@ -150,9 +151,15 @@ class ByArrival(Taking):
         earlier = sum(len(found) for at, found in self._begun.items() if at < oldest)
         return earlier + bisect_left(self._begun[oldest], ordinal)
 
-    def steps_without(self) -> Callable[[int], int]:
-        """Return the function of a `place` that says how many steps can do without the group."""
-        return partial(steps_without, lacking=self._lacking(), groups=self.groups)
+    def lacking(self) -> int:
+        """Return how many incomplete groups the next step that is not settled waits for."""
+        return lacking(
+            self._due(),
+            {oldest + self.eta: count for oldest, count in self._ready.items()},
+            complete=len(self._complete) - len(self._settled),
+            step=self._next,
+            groups=self.groups,
+        )
 
     # -- checks and state --------------------------------------------------------------------------
 
@@ -199,16 +206,6 @@ class ByArrival(Taking):
         for oldest, count in self._ready.items():
             due[oldest + self.eta] += count
         return +due
-
-    def _lacking(self) -> int:
-        """Return how many incomplete groups the next step that is not settled waits for."""
-        return lacking(
-            self._due(),
-            {oldest + self.eta: count for oldest, count in self._ready.items()},
-            complete=len(self._complete) - len(self._settled),
-            step=self._next,
-            groups=self.groups,
-        )
 
     def _leave(self, ordinal: int) -> None:
         """Remove an incomplete group from its place."""

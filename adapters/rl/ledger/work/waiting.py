@@ -8,14 +8,13 @@ that were begun are few, and the others follow by number.
 from __future__ import annotations
 
 import heapq
-import itertools
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
 from typing import Final, TypeAlias
 
-from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, queue
 from holdfast.adapters.rl.ledger.group import Group
+from holdfast.adapters.rl.ledger.order import block_end, steps_without
 from holdfast.adapters.rl.ledger.states import OrdinalState
 from holdfast.adapters.rl.ledger.taking import Taking
 from holdfast.adapters.rl.ledger.work.by_arrival import ByArrival
@@ -28,6 +27,7 @@ _Key: TypeAlias = tuple[int, float, int, int]
 """(rank, remaining tokens with the sign changed, ordinal, sample) of the group's first sample."""
 
 _SLACK: Final = 64
+_NONE: Final = -1
 
 
 class Waiting(ABC):
@@ -58,6 +58,10 @@ class Waiting(ABC):
         ``groups`` are the open ones. ``version`` is the one that the worker is bound to, None: any.
         ``only_awaited``: only those that the next step waits for.
         """
+
+    def _length(self, group: Group, sample: int) -> float:
+        """Return the part of a sample's key that has the longest come first."""
+        return 0.0 if self._remaining is None else -self._remaining(group, sample)
 
     @staticmethod
     def _samples(group: Group) -> list[int]:
@@ -148,20 +152,26 @@ class WaitingByRank(Waiting):
         if self._remaining is None:
             return 0, 0.0, group.ordinal, samples[0]
         rank = self._taking.rank(group.ordinal)
-        first, sample = min((-self._remaining(group, each), each) for each in samples)
-        return rank, first, group.ordinal, sample
+        length, sample = min((self._length(group, each), each) for each in samples)
+        return rank, length, group.ordinal, sample
 
     def _version(self, ordinal: int) -> int:
         return self._taking.begin(ordinal, None) if self._pinned else 0
 
 
 class WaitingByArrival(Waiting):
-    """Waiting samples where steps take groups as they arrive."""
+    """Waiting samples where steps take groups as they arrive.
+
+    Few groups were begun and have waiting samples; they are sorted each time. Of the others, a heap
+    has those that the same number of steps can do without, up to the ordinal ``_upto``.
+    """
 
     def __init__(self, taking: ByArrival, remaining: Remaining | None) -> None:
         super().__init__(remaining)
         self._taking = taking
         self._begun: set[int] = set()
+        self._heap: list[tuple[float, int]] = []
+        self._upto = _NONE
 
     def touch(self, group: Group) -> None:
         """See `Waiting.touch`; `ByArrival` knows the groups that no worker has begun."""
@@ -181,29 +191,51 @@ class WaitingByArrival(Waiting):
     ) -> Iterator[SampleId]:
         """See `Waiting.candidates`."""
         if not self._is_known:
-            self._is_known = True
+            self._is_known, self._heap, self._upto = True, [], _NONE
             for group in groups.values():
                 self.touch(group)
-        without = self._taking.steps_without()
-        begun = sorted((without(self._taking.place(o)), o) for o in self._begun)
-        places = itertools.count(self._taking.begun)
-        fresh = ((without(next(places)), o) for o in self._taking.fresh())
-        for steps, block in itertools.groupby(heapq.merge(begun, fresh), key=itemgetter(0)):
-            if only_awaited and steps:
+        lacking = self._taking.lacking()
+        begun = sorted(
+            key for ordinal in self._begun for key in self._keys(groups[ordinal], lacking)
+        )
+        for key in heapq.merge(begun, self._fresh_keys(groups, lacking)):
+            if only_awaited and key[0]:
                 return
-            yield from self._ordered(groups, (ordinal for _, ordinal in block), steps)
+            yield key[2], key[3]
 
-    def _ordered(
-        self, groups: Mapping[int, Group], ordinals: Iterator[int], steps: int
-    ) -> Iterator[SampleId]:
-        """Yield the samples of groups that the same number of ``steps`` can do without."""
-        samples = ((o, sample) for o in ordinals for sample in self._samples(groups[o]))
-        remaining = self._remaining
-        if remaining is None:
-            yield from samples
-            return
-        for each in queue(
-            ClaimCandidate(key=key, urgency=steps, remaining=remaining(groups[key[0]], key[1]))
-            for key in samples
-        ):
-            yield each.key
+    def _keys(self, group: Group, lacking: int) -> Iterator[_Key]:
+        """Yield the keys of a group that was begun; their ranks count from the next step."""
+        steps = self._steps(self._taking.place(group.ordinal), lacking)
+        for sample in self._samples(group):
+            yield steps, self._length(group, sample), group.ordinal, sample
+
+    def _fresh_keys(self, groups: Mapping[int, Group], lacking: int) -> Iterator[_Key]:
+        """Yield the keys of groups that no worker has begun, which the caller does one by one."""
+        place = self._taking.begun
+        while fresh := self._taking.fresh:
+            end = block_end(place, lacking=lacking, groups=self._taking.groups)
+            self._reach(groups, fresh[min(end - place, len(fresh)) - 1])
+            steps = self._steps(place, lacking)
+            while (top := self._top()) is not None:
+                length, ordinal = top
+                for sample in self._samples(groups[ordinal]):
+                    yield steps, length, ordinal, sample
+                place += 1
+
+    def _reach(self, groups: Mapping[int, Group], upto: int) -> None:
+        """Have the heap hold the groups up to an ordinal."""
+        fresh = self._taking.fresh
+        if upto < self._upto:
+            self._heap, self._upto = [], _NONE
+        for ordinal in fresh[bisect_right(fresh, self._upto) : bisect_right(fresh, upto)]:
+            heapq.heappush(self._heap, (self._length(groups[ordinal], 0), ordinal))
+        self._upto = upto
+
+    def _top(self) -> tuple[float, int] | None:
+        """Return the first of the heap; let go of those before it that were begun."""
+        while self._heap and not self._taking.is_fresh(self._heap[0][1]):
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+    def _steps(self, place: int, lacking: int) -> int:
+        return steps_without(place, lacking=lacking, groups=self._taking.groups)

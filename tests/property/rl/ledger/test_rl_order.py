@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import hypothesis.strategies as st
-from doubles.arrivals import urgency
+from doubles.plain_claims import urgency
 from hypothesis import given
 
 from holdfast.adapters.rl.ledger.order import Open, choose, fits, oldest_version

@@ -9,12 +9,11 @@ from typing import Any
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from doubles.arrivals import urgency
+from doubles.plain_claims import PlainCandidate, plain_order, urgency
 from exploring import examples
 from hypothesis import given, settings
 
 from holdfast.adapters.rl.ledger.budget import Pressure
-from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, queue
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
@@ -83,8 +82,8 @@ def plain_claims(ledger: Ledger, *, free: int, version: int | None, full: bool) 
     restricted = full or ledger.pressure is not Pressure.NONE
     longest = ledger.plan.scheduling.claims == "longest"
     found: list[SampleId] = []
-    for each in queue(
-        ClaimCandidate(
+    for each in plain_order(
+        PlainCandidate(
             key=(ordinal, sample),
             urgency=steps,
             remaining=ledger._remaining(ledger._groups[ordinal], sample) if longest else 0.0,

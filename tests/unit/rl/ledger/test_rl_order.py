@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from doubles.arrivals import urgency
+from doubles.plain_claims import urgency
 
 from holdfast.adapters.rl.ledger.order import Open, choose, fits, needs, oldest_version
 

@@ -19,6 +19,10 @@ PLANS = {
     "pinned": (Mode.FIXED_LAG, Scheduling()),
     "pinned, longest first": (Mode.FIXED_LAG, Scheduling(claims="longest")),
     "by arrival": (Mode.BOUNDED, Scheduling(order=GroupOrder.ARRIVAL)),
+    "by arrival, longest first": (
+        Mode.BOUNDED,
+        Scheduling(order=GroupOrder.ARRIVAL, claims="longest"),
+    ),
     "by reward": (Mode.FIXED_LAG, Scheduling(skip_equal=4)),
 }
 
