@@ -250,8 +250,11 @@ class Ledger(Claims, Deliveries):
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Json]:
-        """Return the ledger as JSON values; each sample is one JSON text, to stay cheap."""
-        samples = [msgspec.json.encode(trajectory).decode() for trajectory in self.samples()]
+        """Return the ledger as JSON values; each sample is one JSON text, to stay cheap.
+
+        The text of a finished sample is made once: each step has a snapshot.
+        """
+        samples = [text for group in self._groups.values() for text in group.encoded()]
         return {
             "plan": msgspec.to_builtins(self.plan),
             "trained_steps": self.trained_steps,

@@ -27,6 +27,7 @@ _COLUMNS: Final = {
     "memory": "per sample",
     "snapshot": "snapshot",
     "snapshot takes": "takes",
+    "first snapshot takes": "the first",
     "restore takes": "restored in",
 }
 
@@ -80,6 +81,7 @@ def _figures(plan: LifePlan, stage: Stage) -> Iterator[Figure]:
         "memory": (stage.memory_bytes, "bytes"),
         "snapshot": (stage.snapshot_bytes / (1 << 20), "MiB"),
         "snapshot takes": (stage.snapshot_s, "s"),
+        "first snapshot takes": (stage.first_snapshot_s, "s"),
         "restore takes": (stage.restore_s, "s"),
     }
     for what, (value, unit) in values.items():
