@@ -47,6 +47,8 @@ class OpenGroups(Mapping[int, Group]):
         """Remove a group that is trained, and return it."""
         group = self._groups.pop(ordinal)
         self.held_tokens -= group.tokens
+        for sample, worker in group.claims.items():
+            self._unclaim(worker, (ordinal, sample))
         self.waiting.forget(ordinal)
         return group
 
