@@ -219,14 +219,14 @@ BUGS: Final = (
     _bug(
         "claims-stay",
         "the claims of a lost worker are not reassigned",
-        "holdfast.adapters.rl.ledger.work.claims:Claims._take_back",
+        "holdfast.adapters.rl.ledger.work.claims:LedgerClaims._take_back",
         _keeps_the_claims_of_the_lost,
         1,
     ),
     _bug(
         "sample-copied",
         "a group counts as complete with one sample twice",
-        "holdfast.adapters.rl.ledger.work.deliveries:Deliveries._accept",
+        "holdfast.adapters.rl.ledger.work.deliveries:LedgerDeliveries._accept",
         _trains_before_it_is_complete,
         0,
     ),

@@ -30,14 +30,14 @@ from holdfast.adapters.rl.ledger.cuts import GenerationCuts
 from holdfast.adapters.rl.ledger.group import audit, exhausted
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.ledger.states import LedgerError, OrdinalEvent, OrdinalState
-from holdfast.adapters.rl.ledger.work.claims import Claims
-from holdfast.adapters.rl.ledger.work.deliveries import Deliveries
+from holdfast.adapters.rl.ledger.work.claims import LedgerClaims
+from holdfast.adapters.rl.ledger.work.deliveries import LedgerDeliveries
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.ckpt.types import Json
 
 
-class Ledger(Claims, Deliveries):
+class Ledger(LedgerClaims, LedgerDeliveries):
     """The ledger of the module's docstring. Not safe to share between threads without a lock.
 
     ``policies`` are the names of those that speak; each has a book of its tokens (`Books`).

@@ -63,7 +63,7 @@ class LifePlan:
         )
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerStage(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a ledger at one time of its life, in seconds of one core and in bytes.
 
     ``claim_s`` and ``delivery_s`` are of one sample, ``message_s`` of the other work for a message
@@ -85,7 +85,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0
 
 
-def live(plan: LifePlan) -> list[Stage]:
+def live(plan: LifePlan) -> list[LedgerStage]:
     """Return the stages of a life: all open, all finished, and after each age."""
     return [*_Life(plan).stages()]
 
@@ -96,10 +96,10 @@ class _Life:
         self._before_bytes = _settled_bytes()
         self.ledger = Ledger(plan.batch_plan())
         self.ledger.resume(1, restored=0)
-        self._costs, self._checker = _Costs(), StepChecker()
+        self._costs, self._checker = _LedgerCosts(), StepChecker()
         self._waits = True  # the trainer looks after every message, until it has a batch
 
-    def stages(self) -> Iterator[Stage]:
+    def stages(self) -> Iterator[LedgerStage]:
         self.ledger.admit(0, _prompt)
         yield self._stage("open")
         self._fill()
@@ -161,7 +161,7 @@ class _Life:
         self._waits = True
         self._fill()
 
-    def _stage(self, name: str) -> Stage:
+    def _stage(self, name: str) -> LedgerStage:
         costs, samples = self._costs, len(self.ledger.states()) * GROUP
         began_s = time.process_time()
         self.ledger.state_dict()
@@ -170,8 +170,8 @@ class _Life:
         began_s = time.process_time()
         text = msgspec.json.encode(self.ledger.state_dict())
         costs.add("snapshot", began_s, count=1)
-        self._costs = _Costs()
-        return Stage(
+        self._costs = _LedgerCosts()
+        return LedgerStage(
             name=name,
             memory_bytes=memory_bytes / samples,
             snapshot_bytes=len(text),
@@ -185,7 +185,7 @@ class _Life:
         )
 
 
-class _Costs:
+class _LedgerCosts:
     """Processor seconds and counts by name."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from holdfast.tools.bench.ledger.lives import GROUP, LifePlan, Stage, live
+from holdfast.tools.bench.ledger.lives import GROUP, LedgerStage, LifePlan, live
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo, by_line
 
 _GROUPS: Final = 25
@@ -71,7 +71,7 @@ def ledger(setup: BenchSetup, *, plans: Sequence[LifePlan] | None = None) -> lis
     return found
 
 
-def _figures(plan: LifePlan, stage: Stage) -> Iterator[Figure]:
+def _figures(plan: LifePlan, stage: LedgerStage) -> Iterator[Figure]:
     how = " by arrival" if plan.by_arrival else ""
     values = {
         "claims": (1 / stage.claim_s if stage.claim_s else None, "/s"),

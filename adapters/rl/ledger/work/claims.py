@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from holdfast.adapters.rl.ledger.budget import Pressure
 from holdfast.adapters.rl.ledger.plan import Assignment
 from holdfast.adapters.rl.ledger.states import OrdinalState
-from holdfast.adapters.rl.ledger.work.holdings import Holdings
+from holdfast.adapters.rl.ledger.work.holdings import LedgerHoldings
 from holdfast.adapters.rl.samples.trajectory import SampleId
 
 
-class Claims(Holdings):
+class LedgerClaims(LedgerHoldings):
     """The claims of workers on the samples of open groups."""
 
     def claim(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from holdfast.adapters.rl.ledger.group import Group, agree
 from holdfast.adapters.rl.ledger.states import DeliveryVerdict, OrdinalState
-from holdfast.adapters.rl.ledger.work.holdings import Holdings
+from holdfast.adapters.rl.ledger.work.holdings import LedgerHoldings
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 
 
-class Deliveries(Holdings):
+class LedgerDeliveries(LedgerHoldings):
     """The deliveries of samples into open groups."""
 
     def deliver(self, trajectory: Trajectory, *, again: bool = False) -> DeliveryVerdict:

@@ -32,7 +32,7 @@ _RECORDED_STEPS: Final = 64
 _CONFLICTS_KEPT: Final = 100
 
 
-class Holdings:
+class LedgerHoldings:
     """The open groups, the limits and the counters of a ledger; for its arguments see `Ledger`."""
 
     def __init__(
