@@ -1,7 +1,7 @@
 """The choice of groups where steps take them as they arrive, by the rules of `order`. Pure.
 
-What a question needs is counted as groups change: how many are due by each step, and how many of
-those are complete. So a question costs as much as there are due steps, however many groups wait.
+Groups are counted as they change: those due by each step, and the complete ones among them. So a
+question costs as much as there are due steps, however many groups wait.
 """
 
 from __future__ import annotations

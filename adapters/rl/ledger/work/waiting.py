@@ -1,8 +1,8 @@
 """The samples that no worker works on, in the order in which they are given out. Pure.
 
-To give out a sample takes time that does not grow with the number of those that wait: where groups
-have fixed ranks, heaps have them in their order. Where steps take groups as they arrive, the groups
-that were begun are few, and the others follow by number.
+To give out a sample takes time that does not grow with the number of those that wait. Heaps have
+the groups in their order, if they have fixed ranks. If steps take groups as they arrive, few groups
+were begun and wait, and the others follow by number.
 """
 
 from __future__ import annotations
