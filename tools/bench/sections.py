@@ -63,6 +63,7 @@ SECTIONS: Final = {
     "join": Section("holdfast.tools.bench.faults.joining", "join", 400, shared=5, memory=12),
     "start": Section("holdfast.tools.bench.start", "start", 60),
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
+    "ledger": Section("holdfast.tools.bench.ledger.section", "ledger", 400),
     "environments": Section("holdfast.tools.bench.environments.section", "environments", 400),
     "vllm": Section("holdfast.tools.vllm.figures", "vllm", 400),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
