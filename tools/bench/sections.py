@@ -54,7 +54,7 @@ SECTIONS: Final = {
         "holdfast.tools.bench.data_path.tuning", "tuning", 600, disk=4, shared=12, memory=12
     ),
     "persist": Section("holdfast.tools.bench.data_path.storage", "persist", 30, disk=2, memory=4),
-    "restore": Section("holdfast.tools.bench.data_path.storage", "restore", 30, disk=6, memory=5),
+    "restore": Section("holdfast.tools.bench.data_path.storage", "restore", 45, disk=8, memory=5),
     "reshard": Section("holdfast.tools.bench.data_path.storage", "reshard", 30, disk=4, memory=3),
     "verify": Section("holdfast.tools.bench.data_path.storage", "verify", 5, disk=2, memory=3),
     "mttr": Section("holdfast.tools.bench.faults.mttr", "mttr", 3600, disk=4, shared=7, memory=12),
@@ -63,6 +63,7 @@ SECTIONS: Final = {
     "join": Section("holdfast.tools.bench.faults.joining", "join", 400, shared=5, memory=12),
     "start": Section("holdfast.tools.bench.start", "start", 60),
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
+    "ledger": Section("holdfast.tools.bench.ledger.section", "ledger", 400),
     "environments": Section("holdfast.tools.bench.environments.section", "environments", 400),
     "vllm": Section("holdfast.tools.vllm.figures", "vllm", 400),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),

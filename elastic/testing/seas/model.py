@@ -95,11 +95,15 @@ class SeaLife:
         is_last = self._is_over()
         while not is_last:
             if s.seen is not None and s.step >= s.seen:
-                m.go_back(at_most=m.guard.at_most(s.step))
+                self._go_back()
             self._pace.begin_step()
             m.tasks.sleep(m.seconds * (0.5 + m.random.random()))
             self._train()
             is_last = self._is_over()
+            if not is_last:
+                self._spoil()
+            elif s.seen is not None:  # the logbook's samples end before its guard would see it
+                self._go_back()
             self._end_step(last=is_last)
             is_last = is_last or (self._hand is not None and self._hand.is_empty)
             self._snapshot()
@@ -140,11 +144,18 @@ class SeaLife:
             q = ledger.quantity(self._m.name, s.step, portion, attempt=self._attempt)
             own[s.step] = own.get(s.step, 0) + q
             s.expected[portion] += q
-        if s.seen is None and (seen := self._m.guard.fault(s.step, of=self._m.steps)) is not None:
+
+    def _spoil(self) -> None:
+        """Put a fault of the step that was just completed into own work, if there is one."""
+        s, steps = self._s, self._m.steps if self._hand is None else None
+        if s.seen is None and (seen := self._m.guard.fault(s.step, of=steps)) is not None:
             s.seen = seen
             for portion, own in enumerate(s.own):
                 own[ledger.FAULT] = own.get(ledger.FAULT, 0) + _FAULT
                 s.expected[portion] += _FAULT
+
+    def _go_back(self) -> None:
+        self._m.go_back(at_most=self._m.guard.at_most(self._s.step))
 
     def _snapshot(self) -> None:
         m, s = self._m, self._s
