@@ -61,7 +61,13 @@ def _end_without_left_behind() -> None:
     deadline_s = time.monotonic() + _EXIT_WAIT_S
     for thread in _left_behind:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    if WORKER_ENV in os.environ and any(thread.is_alive() for thread in _left_behind):
+    if any(thread.is_alive() for thread in _left_behind):
+        end_worker()
+
+
+def end_worker() -> None:
+    """End this process at once, with its exit code, if it is a worker: a thread cannot end."""
+    if WORKER_ENV in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1 if hasattr(sys, "last_value") else 0)
