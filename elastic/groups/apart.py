@@ -35,6 +35,17 @@ class PointsOf:
 
     def __init__(self, addresses: Sequence[str], key: RunKey, *, prefix: str) -> None:
         self._addresses, self._key, self._prefix = tuple(addresses), key, prefix
+        self._kept: dict[int, MeetingStore] = {}
+
+    def kept(self, rank: int, name: str) -> torch_private.Store:
+        """Return the keys ``name`` at a rank's point; the connection ends with `close`."""
+        store = self._kept.setdefault(rank, MeetingStore(self._addresses[rank], self._key))
+        return torch_private.PrefixStore(f"{self._prefix}/{name}", store)
+
+    def close(self) -> None:
+        """End the connections that are kept."""
+        for store in self._kept.values():
+            store.close()
 
     def keys(self, name: str, *, ranks: Sequence[int], index: int) -> KeysApart:
         """Return the keys of the group ``name`` among ``ranks``, of which this is ``index``."""

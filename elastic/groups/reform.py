@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -29,7 +29,8 @@ from holdfast.elastic.groups.collectives import Connect
 from holdfast.elastic.groups.forming import LargeWorld
 from holdfast.elastic.groups.shards import counts_here
 from holdfast.elastic.groups.tree import Tree, adds, compares
-from holdfast.elastic.groups.trees import NO_TREES, Trees, trees_of
+from holdfast.elastic.groups.tree_plans import TreeGather
+from holdfast.elastic.groups.trees import NO_TREES, Trees, plans_of, trees_of
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, keys_of
 from holdfast.elastic.meeting.store import MeetingStore
@@ -44,6 +45,7 @@ MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
 
 _SCALE: Final = Scale()
 
+_points: list[PointsOf] = []  # the newest generation's, if its world is large
 _meetings: list[MeetingStore] = []  # the newest generation's; groups see it while it is here
 
 
@@ -53,6 +55,9 @@ def host_of(address: str) -> str:
 
 
 _CPU = torch.device("cpu")
+
+Plans: TypeAlias = StoreGather | TreeGather
+"""The gather of plans, beside the collectives; in a large world through circles."""
 
 
 class Peers:
@@ -122,7 +127,7 @@ class GenerationWorld(Peers):
         mesh: DeviceMesh,
         data_mesh: DeviceMesh,
         groups: GradientGroups,
-        plans: StoreGather,
+        plans: Plans,
         board: Store | None = None,
         timeout_s: float = math.inf,
         trees: Trees = NO_TREES,
@@ -316,19 +321,15 @@ def form(  # noqa: PLR0913 - called in one place, all by keyword
     """Meet the other members of ``record`` and return the world that they form.
 
     ``axes`` names the axes of its mesh, ``device`` its device type; ``scale`` says which world is
-    large. Raises ``ConfigError`` if the
-    node has more ranks than such devices, ``GenerationOverError`` as soon as the generation is
-    over, whatever the other ranks do.
+    large. Raises ``ConfigError`` if the node has more ranks than such devices,
+    ``GenerationOverError`` as soon as the generation is over, whatever the other ranks do.
     """
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
         raise HoldfastError(f"generation {record.number} does not contain worker {incarnation}")
     connect = _take_device(record, rank) if device == "cuda" else None
     size, keys = len(record.members), keys_of(record.number)
-    large: LargeWorld | None = None
-    if size > scale.many:
-        points = PointsOf([_store_of(record, at) for at in range(size)], key, prefix=keys)
-        large = LargeWorld(points=points, scale=scale)
+    large = _large_world(record, key, scale=scale)
     collectives.use(guard, host=host, connect=connect, large=large)
     store = _meet(_store_of(record, 0), key)
     if record.mesh.ranks != size:
@@ -346,9 +347,14 @@ def form(  # noqa: PLR0913 - called in one place, all by keyword
     if device == "cuda":
         torch_private.keep_random_states(mesh)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
-    timeout = timedelta(seconds=timeout_s)
-    trees = trees_of(record, rank, guard, scale=scale, timeout=timeout) if large else NO_TREES
-    plans = StoreGather(PrefixStore(f"{keys}/plans", store), rank=rank, size=size, poll=guard.check)
+    plans: Plans
+    if large is None:
+        flat = PrefixStore(f"{keys}/plans", store)
+        plans, trees = StoreGather(flat, rank=rank, size=size, poll=guard.check), NO_TREES
+    else:
+        plans = plans_of(record, rank, guard, large=large)
+        timeout = timedelta(seconds=timeout_s)
+        trees = trees_of(record, rank, guard, scale=scale, timeout=timeout)
     return GenerationWorld(
         record,
         rank=rank,
@@ -361,6 +367,19 @@ def form(  # noqa: PLR0913 - called in one place, all by keyword
         timeout_s=timeout_s,
         trees=trees,
     )
+
+
+def _large_world(record: GenerationRecord, key: RunKey, *, scale: Scale) -> LargeWorld | None:
+    """Return the meeting points of all ranks, if there are many; those of before are closed."""
+    for points in _points:
+        points.close()
+    _points.clear()
+    size = len(record.members)
+    if size <= scale.many:
+        return None
+    addresses = [_store_of(record, rank) for rank in range(size)]
+    _points.append(PointsOf(addresses, key, prefix=keys_of(record.number)))
+    return LargeWorld(points=_points[0], scale=scale)
 
 
 def _store_of(record: GenerationRecord, rank: int) -> str:

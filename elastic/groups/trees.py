@@ -1,4 +1,7 @@
-"""The trees of one rank in a large world: of all ranks, and of those that sum its gradients."""
+"""The trees of one rank in a large world: of all ranks, and of those that sum its gradients.
+
+The plans of all ranks go through the same circles as their messages, but apart from them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.elastic.groups import collectives
 from holdfast.elastic.groups.circles import Scale, path_of, rings_of
-from holdfast.elastic.groups.forming import Wanted
+from holdfast.elastic.groups.forming import LargeWorld, Wanted
 from holdfast.elastic.groups.tree import Tree
+from holdfast.elastic.groups.tree_plans import CircleGather, TreeGather
 from holdfast.elastic.groups.waits import Joined, WaitGuard
 from holdfast.elastic.membership.records import GenerationRecord
 
@@ -58,6 +63,27 @@ def trees_of(
         dp=plant(cell) if cell > 1 else None,
         edp=plant(ep * cell) if ep > 1 else None,
     )
+
+
+def plans_of(
+    record: GenerationRecord, rank: int, guard: WaitGuard, *, large: LargeWorld
+) -> TreeGather:
+    """Return the gather of plans of a large world's ranks; connects when it is used."""
+    nodes = [member.node for member in record.members]
+    path: list[CircleGather] = []
+    for ring, circle in path_of(rank, rings_of(nodes, fan_out=large.scale.fan_out)).items():
+        up, down = (
+            StoreGather(
+                large.points.kept(circle[0], f"plans/{ring}/{way}"),
+                rank=circle.index(rank),
+                size=len(circle),
+                poll=guard.check,
+                ranks=circle,
+            )
+            for way in ("up", "down")
+        )
+        path.append(CircleGather(leads=circle[0] == rank, up=up, down=down))
+    return TreeGather(path, member=rank, size=len(nodes))
 
 
 def _wanted(name: str, ranks: Sequence[int], rank: int, timeout: timedelta) -> Wanted:

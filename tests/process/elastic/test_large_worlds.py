@@ -32,6 +32,8 @@ def test_ranks_of_a_large_world_say_what_those_of_a_small_one_say(tmp_path: Path
         assert found["any"] == [True, False]
         assert found["gather"] == [{"rank": r, "text": "x" * r} for r in range(SIZE)]
         assert found["long"] == [(3000 * r, True) for r in range(SIZE)]
+        plans = [[{"rank": r, "turn": turn} for r in range(SIZE)] for turn in range(3)]
+        assert found["plans"] == plans
         assert found["floats"] == [SIZE * SIZE / 2]
         assert found["aside"] == [float(SIZE)]
         assert found["all_reduce"] == [total] * 3

@@ -36,6 +36,7 @@ def all_messages(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
     found["long"] = [
         (len(each), set(each) <= {i}) for i, each in enumerate(world.gather_bytes(long))
     ]
+    found["plans"] = [world.gather_plans({"rank": rank, "turn": turn}) for turn in range(3)]
     world.barrier()
     floats = torch.full((1 << 15,), rank + 0.5)
     world.sum_(floats)
