@@ -26,12 +26,16 @@ class LargeWorld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A group to form: ``ranks`` are numbers in the world, and this is number ``index`` of them."""
+    """A group to form: ``ranks`` are numbers in the world, and this is number ``index`` of them.
+
+    Those of an ``eager`` one connect all with all, even if they are many.
+    """
 
     name: str
     ranks: Sequence[int]
     index: int
     timeout: timedelta
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class Forming:
         return self.guard.call(form, name="form-group", joined=joined)
 
     def _large(self, wanted: Wanted, large: LargeWorld) -> Any:
-        if len(wanted.ranks) <= large.scale.many:
+        if wanted.eager or len(wanted.ranks) <= large.scale.many:
             with large.points.at(wanted.ranks[0], wanted.name) as store:
                 return self._connected(wanted, store)
         keys = large.points.keys(wanted.name, ranks=wanted.ranks, index=wanted.index)

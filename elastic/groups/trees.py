@@ -87,4 +87,4 @@ def plans_of(
 
 
 def _wanted(name: str, ranks: Sequence[int], rank: int, timeout: timedelta) -> Wanted:
-    return Wanted(name=name, ranks=ranks, index=ranks.index(rank), timeout=timeout)
+    return Wanted(name=name, ranks=ranks, index=ranks.index(rank), timeout=timeout, eager=True)
