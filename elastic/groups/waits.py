@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import Work
 
+from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.errors import GenerationOverError
 
@@ -40,10 +41,10 @@ ended, the agents see a rank that waits for the others, and form the group again
 
 _LOST_PEER = re.compile(
     r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to"
-    r"|ncclRemoteError|remote process exit",
+    r"|ncclRemoteError|remote process exit|the server has ended|no answer to",
     re.IGNORECASE,
 )
-"""The words in which gloo, NCCL and the system say that a connection ended."""
+"""The words in which gloo, NCCL, the system and a meeting point say that a connection ended."""
 
 _EXIT_WAIT_S = 1.0
 
@@ -249,11 +250,11 @@ class WaitGuard:
                     raise TimeoutError(f"collective not complete after {timeout_s:g} s")
                 try:
                     work.wait(poll)
-                except RuntimeError:
+                except (RuntimeError, PeerError):
                     if work.is_completed():
                         break
             work.wait()
-        except RuntimeError as error:
+        except (RuntimeError, PeerError) as error:  # the latter if it connects, by its store
             self.reraise(error)
 
 

@@ -51,9 +51,19 @@ def test_the_axes_of_a_large_mesh_sum_their_own_ranks(tmp_path: Path) -> None:
             assert found["groups"] == [0, 2, 4]
 
 
-def test_a_large_world_that_cannot_form_is_left_and_the_next_one_forms(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "dies_after_ms",
+    [None, *(pytest.param(ms, marks=pytest.mark.exhaustive) for ms in (0, 10, 20, 30, 40, 60, 90))],
+)
+def test_a_large_world_that_cannot_form_is_left_and_the_next_one_forms(
+    tmp_path: Path, dies_after_ms: int | None
+) -> None:
+    if dies_after_ms is not None:
+        (tmp_path / "dies-after-ms").write_text(str(dies_after_ms))
     with ranks(5, generations_of_large, tmp_path, with_world=False) as running:
         await_files([tmp_path / "absent"])
+        if dies_after_ms is not None:
+            running.processes[-1].join(200)
         time.sleep(0.3)  # let the others wait for it
         fence_file(tmp_path, 1).touch()
         for rank in range(4):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import torch
@@ -94,13 +97,22 @@ def meshes_in_large(rank: int, stores: list[str], folder: Path) -> dict[str, Any
 
 
 def generations_of_large(rank: int, stores: list[str], folder: Path) -> list[int]:
-    """Fail to form generation 1 (a member never comes), then form others without it."""
+    """Lose the last rank while generation 1 forms, and form others without it.
+
+    It never comes, or dies so many milliseconds after it began as a file says.
+    """
     if rank == len(stores) - 1:
         (folder / "absent").touch()
-        await_files([folder / "never"])
+        if not (timing := folder / "dies-after-ms").exists():
+            await_files([folder / "never"])
+        timer = threading.Timer(int(timing.read_text()) / 1000, os.kill, (os.getpid(), SIGKILL))
+        timer.daemon = True
+        timer.start()
     try:
         world = enter(rank, stores, folder, scale=SCALE, node_ranks=NODE_RANKS)
-        world.barrier()
+        while True:
+            world.gather("x" * 2000)
+            dist.all_reduce(torch.ones(1 << 10))
     except GenerationOverError:
         (folder / f"parked-{rank}").touch()
     reform.leave()

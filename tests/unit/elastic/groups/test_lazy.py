@@ -108,7 +108,7 @@ def test_leaving_ends_an_operation_that_waits_for_a_rank_which_never_came(world:
         send.wait()
     assert send.is_completed()
     assert not send.is_success()
-    with pytest.raises(Exception, match=r"over|closed"):
+    with pytest.raises(PeerError, match=r"over|closed"):
         work.wait()
     assert world.views[0].is_quiet(timeout_s=60)
 
