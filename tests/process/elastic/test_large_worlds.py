@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from large_bodies import (
@@ -18,27 +20,40 @@ from rank_bodies import await_files
 from ranks import GRACE_S, fence_file, ranks
 
 from holdfast.elastic.errors import GenerationOverError
+from holdfast.elastic.groups.circles import Scale
 
 SIZE = 7
 
 
-def test_ranks_of_a_large_world_say_what_those_of_a_small_one_say(tmp_path: Path) -> None:
-    with ranks(SIZE, all_messages, tmp_path, with_world=False) as running:
+@pytest.mark.parametrize(
+    ("size", "limits"),
+    [
+        (7, {}),
+        pytest.param(
+            64, {"scale": Scale(many=8, fan_out=8), "node_ranks": 4}, marks=pytest.mark.exhaustive
+        ),
+    ],
+)
+def test_ranks_of_a_large_world_say_what_those_of_a_small_one_say(
+    tmp_path: Path, size: int, limits: dict[str, Any]
+) -> None:
+    body = functools.partial(all_messages, **limits)
+    with ranks(size, body, tmp_path, with_world=False) as running:
         everyone = running.results()
-    total = SIZE * (SIZE + 1) // 2
+    total = size * (size + 1) // 2
     for rank, found in enumerate(everyone):
         assert found["sum"] == [0, total, 2 * total]
-        assert found["max"] == str([float(SIZE), -1.0, float("nan")])
+        assert found["max"] == str([float(size), -1.0, float("nan")])
         assert found["any"] == [True, False]
-        assert found["gather"] == [{"rank": r, "text": "x" * r} for r in range(SIZE)]
-        assert found["long"] == [(3000 * r, True) for r in range(SIZE)]
-        plans = [[{"rank": r, "turn": turn} for r in range(SIZE)] for turn in range(3)]
+        assert found["gather"] == [{"rank": r, "text": "x" * r} for r in range(size)]
+        assert found["long"] == [(3000 * r, True) for r in range(size)]
+        plans = [[{"rank": r, "turn": turn} for r in range(size)] for turn in range(3)]
         assert found["plans"] == plans
-        assert found["floats"] == [SIZE * SIZE / 2]
-        assert found["aside"] == [float(SIZE)]
+        assert found["floats"] == [size * size / 2]
+        assert found["aside"] == [float(size)]
         assert found["all_reduce"] == [total] * 3
         assert found["broadcast"] == 0.0
-        before = 10.0 * ((rank - 1) % SIZE)
+        before = 10.0 * ((rank - 1) % size)
         assert found["ring"] == [[before] * 2, [before + 1] * 2]
         assert "name the source (src=)" in found["refused"]
 

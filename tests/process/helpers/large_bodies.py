@@ -22,9 +22,16 @@ SCALE = Scale(many=2, fan_out=2)
 NODE_RANKS = 2
 
 
-def all_messages(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
+def all_messages(
+    rank: int,
+    stores: list[str],
+    folder: Path,
+    *,
+    scale: Scale = SCALE,
+    node_ranks: int = NODE_RANKS,
+) -> dict[str, Any]:
     """Send every kind of message that the loop sends, and torch's own, through a large world."""
-    world = enter(rank, stores, folder, scale=SCALE, node_ranks=NODE_RANKS)
+    world = enter(rank, stores, folder, scale=scale, node_ranks=node_ranks)
     size = world.size
     found: dict[str, Any] = {}
     short = torch.arange(3) * (rank + 1)
