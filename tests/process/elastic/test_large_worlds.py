@@ -55,6 +55,8 @@ def test_ranks_of_a_large_world_say_what_those_of_a_small_one_say(
         assert found["broadcast"] == 0.0
         before = 10.0 * ((rank - 1) % size)
         assert found["ring"] == [[before] * 2, [before + 1] * 2]
+        far = rank ^ 1 if rank ^ 1 < size else rank
+        assert found["batch"] == [10.0 * ((far - 1) % size) if far != rank else 0.0] * 2
         assert "name the source (src=)" in found["refused"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_bodies import await_files
+from rank_bodies import all_collectives, await_files
 from ranks import enter
 
 from holdfast.elastic.errors import ConfigError, GenerationOverError
@@ -65,6 +65,12 @@ def all_messages(
     return found
 
 
+def all_collectives_of_large(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
+    """Call every collective of torch's in a large world."""
+    world = enter(rank, stores, folder, scale=SCALE, node_ranks=NODE_RANKS)
+    return all_collectives(world, folder)
+
+
 def _between_two(rank: int, size: int) -> dict[str, Any]:
     """Send around the ring, each rank before it receives, and twice; then refuse any source."""
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -74,12 +80,18 @@ def _between_two(rank: int, size: int) -> dict[str, Any]:
     for work in [*receives, *sends]:
         assert work is not None
         work.wait()
+    batch = torch.zeros(2)
+    far = rank ^ 1 if rank ^ 1 < size else rank
+    if far != rank:
+        pair = [dist.P2POp(dist.isend, rooms[0].clone(), far), dist.P2POp(dist.irecv, batch, far)]
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
     try:
         dist.recv(torch.zeros(1))
         refused = ""
     except ConfigError as error:
         refused = str(error)
-    return {"ring": [room.tolist() for room in rooms], "refused": refused}
+    return {"ring": [room.tolist() for room in rooms], "refused": refused, "batch": batch.tolist()}
 
 
 def meshes_in_large(rank: int, stores: list[str], folder: Path) -> dict[str, Any]:
