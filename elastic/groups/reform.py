@@ -43,7 +43,8 @@ AXES = ("dp",)
 MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
 """Axes along which all ranks run the same microbatches, or theirs at the same time."""
 
-_SCALE: Final = Scale()
+SCALE = Scale()
+"""The limits of worlds; not final, because a test makes a few ranks a large world."""
 
 _points: list[PointsOf] = []  # the newest generation's, if its world is large
 _meetings: list[MeetingStore] = []  # the newest generation's; groups see it while it is here
@@ -316,14 +317,15 @@ def form(  # noqa: PLR0913 - called in one place, all by keyword
     timeout_s: float,
     axes: tuple[str, ...] = AXES,
     device: Literal["cpu", "cuda"] = "cpu",
-    scale: Scale = _SCALE,
+    scale: Scale | None = None,
 ) -> GenerationWorld:
     """Meet the other members of ``record`` and return the world that they form.
 
     ``axes`` names the axes of its mesh, ``device`` its device type; ``scale`` says which world is
-    large. Raises ``ConfigError`` if the node has more ranks than such devices,
+    large (`SCALE`). Raises ``ConfigError`` if the node has more ranks than such devices,
     ``GenerationOverError`` as soon as the generation is over, whatever the other ranks do.
     """
+    scale = scale or SCALE
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
         raise HoldfastError(f"generation {record.number} does not contain worker {incarnation}")

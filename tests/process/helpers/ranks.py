@@ -96,7 +96,7 @@ def enter(
         host=LOOPBACK,
         timeout_s=60.0,
         axes=axes,
-        scale=scale or Scale(),
+        scale=scale,
     )
 
 
