@@ -35,14 +35,14 @@ _RING_PAIRS: Final = 2
 _KEY_BYTES: Final = 154
 _PAIR_BYTES: Final = 8
 _COLUMNS: Final = {
-    "form": "formed after",
-    "message": "two messages",
-    "connections, formed": "connections, formed",
-    "connections, used": "used",
-    "most connections": "most of a rank",
-    "requests": "requests a rank",
-    "most requests": "most at a point",
-    "read": "KiB read",
+    "form": "formed",
+    "message": "2 messages",
+    "connections, formed": "linked",
+    "connections, used": "after a sum",
+    "most connections": "most",
+    "requests": "requests",
+    "most requests": "at a point",
+    "read": "KiB",
     "hops": "hops",
 }
 
