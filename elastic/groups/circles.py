@@ -18,7 +18,7 @@ Ring: TypeAlias = tuple[Circle, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class WorldScale:
     """The limits of groups in which all ranks connect with all.
 
     A world of more than ``many`` ranks forms as a tree of circles of at most ``fan_out`` ranks, and

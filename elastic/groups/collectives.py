@@ -28,7 +28,7 @@ from holdfast.ckpt.torch_private import (
     PrefixStore,
     Store,
 )
-from holdfast.elastic.groups.forming import Forming, LargeWorld, Wanted
+from holdfast.elastic.groups.forming import Forming, LargeWorld, WantedGroup
 from holdfast.elastic.groups.lazy import LazyGloo
 from holdfast.elastic.groups.waits import Joined, WaitGuard
 
@@ -392,7 +392,7 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
     guard = forming.guard
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
     ranks = tuple(wanted.global_ranks_in_group) or tuple(range(size))
-    own = Wanted(name=f"{wanted.group_id}/own", ranks=ranks, index=rank, timeout=timeout)
+    own = WantedGroup(name=f"{wanted.group_id}/own", ranks=ranks, index=rank, timeout=timeout)
     theirs = replace(own, name=f"{wanted.group_id}/users")
 
     def users(joined: Joined | None) -> Any:
@@ -413,7 +413,7 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
     return group
 
 
-def form_circle(wanted: Wanted) -> InterruptibleGroup:
+def form_circle(wanted: WantedGroup) -> InterruptibleGroup:
     """Form a group of a large world beside torch's own; it ends with the generation, as they do.
 
     Blocks until all its ranks came. Raises ``GenerationOverError`` if the generation is over.

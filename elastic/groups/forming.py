@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.torch_private import Store
 from holdfast.elastic.groups.apart import PointsOf
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.groups.lazy import LazyGloo
 from holdfast.elastic.groups.waits import Joined, WaitGuard
 from holdfast.elastic.meeting.exchange import RankExchange
@@ -21,11 +21,11 @@ class LargeWorld:
     """The meeting points of the ranks of a large world, and its limits."""
 
     points: PointsOf
-    scale: Scale
+    scale: WorldScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedGroup:
     """A group to form: ``ranks`` are numbers in the world, and this is number ``index`` of them.
 
     Those of an ``eager`` one connect all with all, even if they are many.
@@ -46,7 +46,9 @@ class Forming:
     host: str
     large: LargeWorld | None
 
-    def gloo(self, wanted: Wanted, store: Store | None, *, joined: Joined | None = None) -> Any:
+    def gloo(
+        self, wanted: WantedGroup, store: Store | None, *, joined: Joined | None = None
+    ) -> Any:
         """Return a gloo group; of few ranks once all came, of many without waiting for them.
 
         They meet in ``store``. In a large world they do not use it: few ranks meet at the first
@@ -62,18 +64,18 @@ class Forming:
 
         return self.guard.call(form, name="form-group", joined=joined)
 
-    def _large(self, wanted: Wanted, large: LargeWorld) -> Any:
+    def _large(self, wanted: WantedGroup, large: LargeWorld) -> Any:
         if wanted.eager or len(wanted.ranks) <= large.scale.many:
             with large.points.at(wanted.ranks[0], wanted.name) as store:
                 return self._connected(wanted, store)
         keys = large.points.keys(wanted.name, ranks=wanted.ranks, index=wanted.index)
         return LazyGloo(self._made(wanted, keys, lazy=True), keys)
 
-    def _connected(self, wanted: Wanted, store: Store) -> Any:
+    def _connected(self, wanted: WantedGroup, store: Store) -> Any:
         exchange = RankExchange(store, rank=wanted.index, size=len(wanted.ranks))
         return self._made(wanted, exchange)
 
-    def _made(self, wanted: Wanted, store: Store, *, lazy: bool = False) -> Any:
+    def _made(self, wanted: WantedGroup, store: Store, *, lazy: bool = False) -> Any:
         return torch_private.gloo_group(
             store,
             wanted.index,

@@ -29,7 +29,7 @@ class LazyGloo:
     def __init__(self, gloo: Any, keys: KeysApart) -> None:
         self._gloo, self._keys = gloo, keys
         self._lock = threading.Lock()
-        self._last: dict[int, Opening] = {}
+        self._last: dict[int, FirstMessage] = {}
         self._met: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -66,15 +66,15 @@ class LazyGloo:
                     self._met.add(peer)
                 if peer in self._met:
                     return operation()
-            found = self._last[peer] = Opening(operation, after=last)
+            found = self._last[peer] = FirstMessage(operation, after=last)
         found.begin()
         return found
 
 
-class Opening(Work):
+class FirstMessage(Work):
     """An operation that starts in a thread, after another one with the same rank."""
 
-    def __init__(self, operation: Callable[[], Work], *, after: Opening | None) -> None:
+    def __init__(self, operation: Callable[[], Work], *, after: FirstMessage | None) -> None:
         super().__init__()
         self._operation, self._after = operation, after
         self._started = threading.Event()

@@ -24,11 +24,11 @@ from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.groups import collectives, devices
 from holdfast.elastic.groups.apart import PointsOf
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.groups.collectives import Connect
 from holdfast.elastic.groups.forming import LargeWorld
 from holdfast.elastic.groups.shards import counts_here
-from holdfast.elastic.groups.tree import Tree, adds, compares
+from holdfast.elastic.groups.tree import MessageTree, adds, compares
 from holdfast.elastic.groups.tree_plans import TreeGather
 from holdfast.elastic.groups.trees import NO_TREES, Trees, plans_of, trees_of
 from holdfast.elastic.groups.waits import WaitGuard
@@ -43,7 +43,7 @@ AXES = ("dp",)
 MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
 """Axes along which all ranks run the same microbatches, or theirs at the same time."""
 
-SCALE = Scale()
+SCALE = WorldScale()
 """The limits of worlds; not final, because a test makes a few ranks a large world."""
 
 _points: list[PointsOf] = []  # the newest generation's, if its world is large
@@ -74,7 +74,7 @@ class Peers:
         *,
         index: int,
         size: int,
-        tree: Tree | None = None,
+        tree: MessageTree | None = None,
     ) -> None:
         self._group, self.index, self.size = group, index, size
         self._tree = tree
@@ -317,7 +317,7 @@ def form(  # noqa: PLR0913 - called in one place, all by keyword
     timeout_s: float,
     axes: tuple[str, ...] = AXES,
     device: Literal["cpu", "cuda"] = "cpu",
-    scale: Scale | None = None,
+    scale: WorldScale | None = None,
 ) -> GenerationWorld:
     """Meet the other members of ``record`` and return the world that they form.
 
@@ -371,7 +371,7 @@ def form(  # noqa: PLR0913 - called in one place, all by keyword
     )
 
 
-def _large_world(record: GenerationRecord, key: RunKey, *, scale: Scale) -> LargeWorld | None:
+def _large_world(record: GenerationRecord, key: RunKey, *, scale: WorldScale) -> LargeWorld | None:
     """Return the meeting points of all ranks, if there are many; those of before are closed."""
     for points in _points:
         points.close()

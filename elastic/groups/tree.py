@@ -61,7 +61,7 @@ def compares(tensor: torch.Tensor) -> bool:
     return (tensor.dtype in _INTEGERS or tensor.dtype in _FLOATS) and is_short(tensor)
 
 
-class Tree:
+class MessageTree:
     """One rank's place in the tree of many.
 
     ``path`` are its circles from the leaves on; it leads all but the last, and member 0 leads that

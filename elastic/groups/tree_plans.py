@@ -24,7 +24,7 @@ class CircleGather(NamedTuple):
 class TreeGather:
     """A gather of JSON values, for one caller at each of ``size`` members; see `StoreGather`.
 
-    ``path`` are the circles of ``member`` from the leaves on, as `Tree` has them.
+    ``path`` are the circles of ``member`` from the leaves on, as `MessageTree` has them.
     """
 
     def __init__(self, path: Sequence[CircleGather], *, member: int, size: int) -> None:

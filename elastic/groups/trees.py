@@ -12,9 +12,9 @@ from typing import Final
 
 from holdfast.ckpt.snapshot.store_gather import StoreGather
 from holdfast.elastic.groups import collectives
-from holdfast.elastic.groups.circles import Scale, path_of, rings_of
-from holdfast.elastic.groups.forming import LargeWorld, Wanted
-from holdfast.elastic.groups.tree import Tree
+from holdfast.elastic.groups.circles import WorldScale, path_of, rings_of
+from holdfast.elastic.groups.forming import LargeWorld, WantedGroup
+from holdfast.elastic.groups.tree import MessageTree
 from holdfast.elastic.groups.tree_plans import CircleGather, TreeGather
 from holdfast.elastic.groups.waits import Joined, WaitGuard
 from holdfast.elastic.membership.records import GenerationRecord
@@ -24,16 +24,16 @@ from holdfast.elastic.membership.records import GenerationRecord
 class Trees:
     """The trees of all ranks and of `GenerationWorld.dp` and ``edp``; None where they are few."""
 
-    world: Tree | None = None
-    dp: Tree | None = None
-    edp: Tree | None = None
+    world: MessageTree | None = None
+    dp: MessageTree | None = None
+    edp: MessageTree | None = None
 
 
 NO_TREES: Final = Trees()
 
 
 def trees_of(
-    record: GenerationRecord, rank: int, guard: WaitGuard, *, scale: Scale, timeout: timedelta
+    record: GenerationRecord, rank: int, guard: WaitGuard, *, scale: WorldScale, timeout: timedelta
 ) -> Trees:
     """Form the trees in which ``rank`` has a place; collective over all ranks.
 
@@ -41,7 +41,7 @@ def trees_of(
     """
     size = len(record.members)
 
-    def plant(step: int, join: Callable[[], Joined] | None = None) -> Tree | None:
+    def plant(step: int, join: Callable[[], Joined] | None = None) -> MessageTree | None:
         """Form the tree of this rank and every ``step``-th before and after it."""
         ranks = range(rank % step, size, step)
         if len(ranks) <= scale.many:
@@ -55,7 +55,7 @@ def trees_of(
             )
             for ring, circle in path.items()  # the keys are at the leader's point
         ]
-        return Tree(circles, member=member, members=len(ranks), join=join)
+        return MessageTree(circles, member=member, members=len(ranks), join=join)
 
     cell, ep = record.mesh.cell, record.mesh.ep
     return Trees(
@@ -86,5 +86,5 @@ def plans_of(
     return TreeGather(path, member=rank, size=len(nodes))
 
 
-def _wanted(name: str, ranks: Sequence[int], rank: int, timeout: timedelta) -> Wanted:
-    return Wanted(name=name, ranks=ranks, index=ranks.index(rank), timeout=timeout, eager=True)
+def _wanted(name: str, ranks: Sequence[int], rank: int, timeout: timedelta) -> WantedGroup:
+    return WantedGroup(name=name, ranks=ranks, index=ranks.index(rank), timeout=timeout, eager=True)

@@ -20,7 +20,7 @@ from rank_bodies import await_files
 from ranks import GRACE_S, fence_file, ranks
 
 from holdfast.elastic.errors import GenerationOverError
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 
 SIZE = 7
 
@@ -30,7 +30,9 @@ SIZE = 7
     [
         (7, {}),
         pytest.param(
-            64, {"scale": Scale(many=8, fan_out=8), "node_ranks": 4}, marks=pytest.mark.exhaustive
+            64,
+            {"scale": WorldScale(many=8, fan_out=8), "node_ranks": 4},
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )

@@ -15,10 +15,10 @@ from ranks import enter
 
 from holdfast.elastic.errors import ConfigError, GenerationOverError
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.membership.records import MeshSize
 
-SCALE = Scale(many=2, fan_out=2)
+SCALE = WorldScale(many=2, fan_out=2)
 NODE_RANKS = 2
 
 
@@ -27,7 +27,7 @@ def all_messages(
     stores: list[str],
     folder: Path,
     *,
-    scale: Scale = SCALE,
+    scale: WorldScale = SCALE,
     node_ranks: int = NODE_RANKS,
 ) -> dict[str, Any]:
     """Send every kind of message that the loop sends, and torch's own, through a large world."""

@@ -20,14 +20,14 @@ from mesh_bodies import BATCH
 from holdfast import elastic
 from holdfast.elastic.events import TrainingHeld
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 
 
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
     if args.large:
-        reform.SCALE = Scale(many=1, fan_out=2)
+        reform.SCALE = WorldScale(many=1, fan_out=2)
     mesh = elastic.Mesh(tp=args.tp, ep=args.ep, pp=args.pp, shard=args.shard)
     batch = elastic.Batch(microbatches=args.microbatches, size=BATCH.size)
     train = mesh_bodies.train if args.pp == 1 else pipeline_bodies.train

@@ -21,7 +21,7 @@ import torch
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
 from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
@@ -82,7 +82,7 @@ def enter(
     number: int = 1,
     mesh: MeshSize | None = None,
     axes: tuple[str, ...] = reform.AXES,
-    scale: Scale | None = None,
+    scale: WorldScale | None = None,
     node_ranks: int = 0,
 ) -> reform.GenerationWorld:
     """Form a generation in this process."""

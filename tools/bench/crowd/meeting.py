@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.groups.circles import Scale, rings_of
+from holdfast.elastic.groups.circles import WorldScale, rings_of
 from holdfast.tools.bench.crowd.processes import answer, process
 from holdfast.tools.bench.crowd.ranks import RankCosts, RankPlan, serve
 from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
@@ -28,8 +28,8 @@ LARGE_NODES: Final = (10, 100, 1_000, 10_000)
 NODE_RANKS: Final = 8
 """Ranks of a node; of a world that has fewer, half of them."""
 
-_MESH: Final = Scale(many=1 << 30)
-_TREE: Final = Scale(many=1)
+_MESH: Final = WorldScale(many=1 << 30)
+_TREE: Final = WorldScale(many=1)
 _LIMIT_S: Final = 600.0
 _RING_PAIRS: Final = 2
 _KEY_BYTES: Final = 154
@@ -63,7 +63,7 @@ def meeting(setup: BenchSetup, *, worlds: Sequence[int] | None = None) -> list[F
     return found
 
 
-def _measured(ranks: int, scale: Scale) -> list[RankCosts]:
+def _measured(ranks: int, scale: WorldScale) -> list[RankCosts]:
     key, node_ranks = RunKey.new(), min(NODE_RANKS, max(1, ranks // 2))
     with ExitStack() as stack:
         pipes = []
@@ -115,7 +115,7 @@ def _tree_counts(nodes: int) -> Iterator[Figure]:
         asked[rank] += 1 + _RING_PAIRS
         at_point[rank] += 1 + _RING_PAIRS
         read_bytes += _RING_PAIRS * _KEY_BYTES
-    for ring in rings_of(where, fan_out=Scale().fan_out):
+    for ring in rings_of(where, fan_out=WorldScale().fan_out):
         largest = max(map(len, ring))
         if largest > 1:
             hops += 1 + (largest - 1).bit_length()  # all to the leader at once, and back by halves

@@ -17,7 +17,7 @@ import torch
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.groups import reform
-from holdfast.elastic.groups.circles import Scale
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
 from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
@@ -35,11 +35,11 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     node_ranks: int
     key: RunKey
-    scale: Scale
+    scale: WorldScale
 
 
 class RankCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank saw: seconds, and what it and its meeting point counted.
+    """Seconds that one rank saw, and the counts of it and of its meeting point.
 
     ``formed`` is after the formation, ``used`` after all kinds of messages and a sum of gradients.
     """

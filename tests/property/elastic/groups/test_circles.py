@@ -9,7 +9,7 @@ from exploring import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.elastic.groups.circles import Ring, Scale, path_of, rings_of
+from holdfast.elastic.groups.circles import Ring, WorldScale, path_of, rings_of
 
 WORLDS = st.tuples(st.integers(1, 10_000), st.integers(1, 9), st.integers(0, 3))
 """Ranks, ranks of a node, and ranks that moved to another node."""
@@ -84,4 +84,4 @@ def test_the_parts_of_a_large_node_differ_by_one_at_most() -> None:
 @pytest.mark.parametrize(("limits", "said"), [({"many": 0}, "many is 0"), ({"fan_out": 1}, "is 1")])
 def test_limits_that_form_no_tree_are_refused(limits: dict[str, int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Scale(**limits)
+        WorldScale(**limits)

@@ -16,7 +16,7 @@ from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.apart import KeysApart, PointsOf
-from holdfast.elastic.groups.lazy import LazyGloo, Opening
+from holdfast.elastic.groups.lazy import FirstMessage, LazyGloo
 from holdfast.elastic.meeting.point import MeetingPoint
 
 KEY = RunKey.new()
@@ -86,7 +86,7 @@ def test_all_may_send_before_they_receive_and_messages_keep_their_order(world: W
         later += [group.recv([room], left, 0) for room in rooms[3:]]
         for each in later:
             each.wait()
-            assert not isinstance(each, Opening)  # the two have met
+            assert not isinstance(each, FirstMessage)  # the two have met
         return [room.item() for room in rooms]
 
     expected = [[10.0 * ((r - 1) % SIZE) + n for n in range(6)] for r in range(SIZE)]

@@ -18,7 +18,7 @@ from holdfast.ckpt.torch_private import PrefixStore
 from holdfast.elastic.groups import tree
 from holdfast.elastic.groups.circles import path_of, rings_of
 from holdfast.elastic.groups.collectives import InterruptibleGroup
-from holdfast.elastic.groups.tree import Tree, adds, compares
+from holdfast.elastic.groups.tree import MessageTree, adds, compares
 from holdfast.elastic.groups.waits import WaitGuard
 
 NODES = ["a", "a", "b", "a", "c", "b", "a"]
@@ -40,7 +40,7 @@ class Grove:
             each.result(60) for each in [self._pool.submit(work, m) for m in range(len(self.nodes))]
         ]
 
-    def _plant(self, member: int) -> Tree:
+    def _plant(self, member: int) -> MessageTree:
         guard = self.guards[member]
         circles = []
         for number, circle in path_of(member, rings_of(self.nodes, fan_out=self.fan_out)).items():
@@ -48,7 +48,7 @@ class Grove:
             store = PrefixStore(f"{number}/{circle[0]}", self.store)
             gloo = torch_private.gloo_group(store, index, size, host="127.0.0.1", timeout=LIMIT)
             circles.append(InterruptibleGroup(gloo, index, size, guard=guard))
-        return Tree(
+        return MessageTree(
             circles,
             member=member,
             members=len(self.nodes),
@@ -120,7 +120,7 @@ def test_nobody_passes_before_the_last_came(grove: Grove) -> None:
 
 
 def test_a_world_of_one_hears_itself() -> None:
-    alone = Tree([], member=0, members=1)
+    alone = MessageTree([], member=0, members=1)
     value = torch.tensor([3])
     alone.sum_(value)
     alone.meet()
@@ -130,7 +130,7 @@ def test_a_world_of_one_hears_itself() -> None:
 
 def test_members_that_did_not_all_speak_are_refused() -> None:
     with pytest.raises(PeerError, match="1 messages came of 2 ranks"):
-        Tree([], member=0, members=2).gather(b"")
+        MessageTree([], member=0, members=2).gather(b"")
 
 
 def test_only_short_tensors_without_an_order_take_the_tree() -> None:
