@@ -129,11 +129,18 @@ def judge(loss: float, losses: Collection[float], *, guard: LossGuard) -> str:
 
 
 def decide(
-    loss: float, past: Past, *, step: int, guard: LossGuard, wrong: str = ""
+    loss: float,
+    past: Past,
+    *,
+    step: int,
+    guard: LossGuard,
+    wrong: str = "",
+    is_done: bool = False,
 ) -> tuple[LossAction, str, Past]:
     """Return the action for step ``step``, the reason, and the new memory.
 
-    ``wrong`` names another value that is not finite, such as a gradient.
+    ``wrong`` names another value that is not finite, such as a gradient. ``is_done``: the step has
+    changed the weights, and these cannot be used: they go back, or the job ends.
     """
     why = wrong or judge(loss, list(past.losses.values()), guard=guard)
     if not why:
@@ -146,6 +153,9 @@ def decide(
     if response == "skip" and past.skipped >= guard.limit:
         response = "stop"
         why = f"{why}, after {past.skipped} steps in a row were left out"
+    if is_done and response in ("warn", "skip"):
+        why = f"{why}; the step has changed the weights, and cannot be left out any more"
+        response = "stop"
     worst = max(step, past.worst_step)
     match response:
         case "rollback":

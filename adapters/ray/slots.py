@@ -170,11 +170,6 @@ class SlotTable:
         due = [slot for slot in failed if now_s - slot.since_s > SETTLE_S]
         return [action for slot in due for action in self._again(slot)]
 
-    @property
-    def is_begun(self) -> bool:
-        """True once the least number of nodes has begun."""
-        return self._has_run
-
     def nodes_in_use(self) -> frozenset[str]:
         """Return the Ray nodes that slots have."""
         return frozenset(slot.node for slot in self.slots if slot.node)

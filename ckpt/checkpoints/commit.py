@@ -51,8 +51,8 @@ from holdfast.ckpt.format.manifest import (
     PackIndex,
     WriterRecord,
     read_manifest,
-    seal,
 )
+from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.format.wellformed import fault_of_aliases
 from holdfast.ckpt.format.zarr_metadata import group_metadata
 from holdfast.ckpt.geometry.element_types import dtype_of

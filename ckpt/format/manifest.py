@@ -1,27 +1,26 @@
 """The manifest of a checkpoint and the index of each pack. Pure.
 
-Both are JSON in an *envelope*, ``{"crc32c":"…","body":…}``, whose checksum covers the body's
-bytes. Paths are relative to the step's directory. docs/reference/format.md describes the files.
+Both are JSON in an envelope (`format.sealed`). Paths are relative to the step's directory.
+docs/reference/format.md describes the files.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from math import prod
 from operator import add, gt
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format.codecs import MAX_RATIO, Codec
+from holdfast.ckpt.format.sealed import seal, unseal
 from holdfast.ckpt.format.wellformed import fault_of_aliases, fault_of_shape, fault_of_values
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.native.crc import BLOCK_BYTES
-from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.types import Json, learn
 
 FORMAT: Final = 2
@@ -48,10 +47,6 @@ ALIGN: Final = 64
 MERGED: Final = -1
 """The writer number of the committer's own pack."""
 
-_HEAD: Final = b'{"crc32c":"%08x","body":'
-_HEAD_START: Final = _HEAD.partition(b"%")[0]
-_HEAD_BYTES: Final = len(_HEAD % 0)
-_TAIL: Final = b"}\n"
 _NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _PACK_PATH: Final = re.compile(f"data/{_NAME}")
 _REFS_PATH: Final = re.compile(re.escape(REFS))
@@ -211,81 +206,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {base.path: base for record in self.records() for base in record.bases}
 
 
-class _Version(msgspec.Struct):
-    format: int
-
-
-_Record = TypeVar("_Record", "Manifest", "PackIndex", "_Note")
-
-
-def seal(record: Manifest | PackIndex) -> bytes:
-    """Return the file's bytes for ``record``: its JSON in an envelope with its checksum."""
-    return _enveloped(msgspec.json.encode(record, order="deterministic"))
-
-
-def _enveloped(body: bytes) -> bytes:
-    return b"".join((_HEAD % crc32c(body), body, _TAIL))
-
-
-def _unseal(
-    data: bytes, kind: type[_Record], origin: str, *, formats: Sequence[int] = READ_FORMATS
-) -> _Record:
-    sealed = data.startswith(_HEAD_START) and data.endswith(_TAIL)  # cheap, however long it is
-    body = data[_HEAD_BYTES : -len(_TAIL)] if sealed else b""
-    if not sealed or data != _enveloped(body):
-        raise CorruptError(
-            f"{origin}: its checksum does not match its {len(data)} bytes: the file was changed or "
-            "cut off; load another step, or restore the file from a copy"
-        )
-    try:
-        record = msgspec.json.decode(body, type=kind)
-        version = record.format
-        if version in formats:
-            _check_spelling(record, body, version)
-            return record
-    except RecursionError as error:
-        raise CorruptError(
-            f"{origin}: nested too deeply to be a {kind.__name__}; load another step"
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        found = _version_of(body)
-        if found is None or found in formats:
-            raise CorruptError(
-                f"{origin}: not a {kind.__name__}: {error}; load another step"
-            ) from error
-        version = found
-    raise CorruptError(
-        f"{origin}: format {version}, this version reads {', '.join(map(str, formats))}; "
-        "install the Holdfast version that wrote it"
-    )
-
-
-def _version_of(body: bytes) -> int | None:
-    """Return the format of a file that has other fields than this version knows."""
-    try:
-        return msgspec.json.decode(body, type=_Version).format
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _check_spelling(record: msgspec.Struct, body: bytes, version: int) -> None:
-    """Refuse bytes that other JSON readers could read differently, such as repeated keys."""
-    if version > 1:
-        if msgspec.json.encode(record, order="deterministic") != body:
-            raise ValueError("not in the canonical form (a repeated or unknown field?)")
-        return
-    json.loads(body, object_pairs_hook=_without_repeats)
-
-
-def _without_repeats(pairs: list[tuple[str, Json]]) -> None:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"a field occurs twice among {sorted(keys)[:20]}")
-
-
 def read_manifest(data: bytes, *, origin: str) -> Manifest:
     """Parse and check a manifest. Raises ``CorruptError`` naming ``origin`` and the fault."""
-    manifest = _unseal(data, Manifest, origin, formats=(*READ_FORMATS, REGISTER_FORMAT))
+    formats = (*READ_FORMATS, REGISTER_FORMAT)
+    manifest = unseal(data, Manifest, origin=origin, formats=formats)
     if fault := next(_faults_of_manifest(manifest), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
     for fqn, tensor in manifest.tensors.items():
@@ -369,7 +293,7 @@ def _faults_of_bases(bases: Sequence[FileRecord], *, step: int) -> Iterator[str]
 
 def read_index(data: bytes, *, origin: str) -> PackIndex:
     """Parse and check the index of a pack. Raises ``CorruptError`` naming ``origin``."""
-    index = _unseal(data, PackIndex, origin)
+    index = unseal(data, PackIndex, origin=origin, formats=READ_FORMATS)
     if fault := next(_faults_of_index(index), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
     sizes: dict[str, int] = {}
@@ -492,13 +416,12 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 def seal_note(files: Sequence[str]) -> bytes:
     """Return the bytes of a removed step's `RETAINED`: the files that may go once not needed."""
-    body = msgspec.json.encode(_Note(format=FORMAT, files=tuple(files)), order="deterministic")
-    return _enveloped(body)
+    return seal(_Note(format=FORMAT, files=tuple(files)))
 
 
 def read_note(data: bytes, *, origin: str) -> list[str]:
     """Parse and check bytes that `seal_note` made. Raises ``CorruptError`` naming ``origin``."""
-    note = _unseal(data, _Note, origin)
+    note = unseal(data, _Note, origin=origin, formats=READ_FORMATS)
     for path in note.files:
         if not any(kind.fullmatch(path) for kind in (_PACK_PATH, _INDEX_PATH, _REFS_PATH)):
             raise CorruptError(f"{origin}: {path!r} is not a path inside a checkpoint")

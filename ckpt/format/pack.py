@@ -38,8 +38,8 @@ from holdfast.ckpt.format.manifest import (
     PackedTensor,
     PackIndex,
     WriterRecord,
-    seal,
 )
+from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.grid import cells, common_grid, is_cell, split_grid
 from holdfast.ckpt.geometry.layout import Box

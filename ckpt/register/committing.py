@@ -16,9 +16,9 @@ from holdfast.ckpt.format.manifest import (
     RegisterRecord,
     WriterRecord,
     read_manifest,
-    seal,
     with_writers,
 )
+from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.format.wellformed import fault_of_aliases
 from holdfast.ckpt.register.writing import RegisterBuilder
 from holdfast.ckpt.store.base import Store

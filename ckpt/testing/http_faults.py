@@ -180,11 +180,7 @@ class FaultProxy:
             return client.sendall(self._kept[request.line])
         with self._tracked(socket.create_connection(self._upstream)) as server:
             if fault is HttpFault.FORGET_CONDITIONS:
-                request.head = re.sub(
-                    rb"(?i)\r\n(if-(none-)?match|x-goog-if-generation-match):[^\r]*",
-                    b"",
-                    request.head,
-                )
+                request.head = _CONDITION.sub(b"", request.head)
             server.sendall(request.head)
             if not self._pass_body(client, server, request.nbytes, rule):
                 return None

@@ -21,9 +21,9 @@ from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import Reporter, public_roster
 from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
-from holdfast.elastic.decisions import agree, deciding, leaving, seating
+from holdfast.elastic.decisions import agree, leaving, seating
 from holdfast.elastic.decisions.detect import stalled
-from holdfast.elastic.decisions.part import AgentPart
+from holdfast.elastic.decisions.part import AgentPart, Claim, Tell
 from holdfast.elastic.decisions.restarting import Restarts, again
 from holdfast.elastic.decisions.standing import where_ranks_wait
 from holdfast.elastic.decisions.stragglers import Straggler, stragglers
@@ -82,13 +82,9 @@ class Conductor:
         )
         self._own_look_s = 0.0
         self._started_s = time.monotonic()
-        self._seen = agree.FirstSeen()
         self._again_s: float | None = 0.0
         self._known = 0
-        self._fencing = 0
         self._fenced = 0
-        self._halting, self._why = 0, ""
-        self._standing_generation = 0
         self._inventory: Inventory | None = None
         self._inventory_asked = False
         self.progress, self._base = -1, 0
@@ -164,8 +160,8 @@ class Conductor:
             assigned = seating.assigned(self.view.seating, self._config.node)
             self._crew.follow(assigned, sidecar=self.sidecar.address, progress=self.progress)
         self._fail_job(now_s)
-        if self.view.number > self._standing_generation and self._crew.stand(self.view.number):
-            self._standing_generation = self.view.number
+        if self.view.number > self._part.standing and self._crew.stand(self.view.number):
+            self._part.standing = self.view.number
             self._again(now_s)
         if self._again_s is not None and now_s >= self._again_s:
             self._again_s = None
@@ -182,27 +178,20 @@ class Conductor:
 
     def _take_part(self, now_s: float) -> None:
         """Choose whether to watch or to follow, and tell followers what a decider does."""
-        place, again_s = self._part.choose(
+        move, again_s = self._part.next_move(
             self.view,
             own=self._record,
+            follows=self._follows,
             leaves=self._leave_by_s is not None,
             waits=self._part.is_crowd and self._waits(),
             now_s=now_s,
         )
-        if place is not None:
-            self._registry.claim(place, self._part.decider)
+        match move:
+            case Claim(place=place, decider=decider):
+                self._registry.claim(place, decider)
+            case Tell(bulletin=bulletin, expected=expected):
+                self._registry.tell(bulletin, expected=expected)
         self._again(again_s)
-        if not self._follows:
-            bulletin, again_s = self._part.due(
-                self.view,
-                fencing=self._fencing,
-                halting=self._halting,
-                reason=self._why,
-                now_s=now_s,
-            )
-            if bulletin is not None:
-                self._registry.tell(bulletin, expected=self.view.bulletin_revision)
-            self._again(again_s)
         if self._part.is_crowd and now_s >= self._own_look_s:  # it does not watch its own record
             self._own_look_s = now_s + _OWN_LOOK_S
             self._registry.look_at_own(self._config.node)
@@ -214,7 +203,7 @@ class Conductor:
     @property
     def busy(self) -> bool:
         """True if an action is running that should be checked often."""
-        under_way = self._fencing > self._fenced or not self.sidecar.address
+        under_way = self._part.fencing > self._fenced or not self.sidecar.address
         return under_way or self._leave_by_s is not None
 
     def _again(self, at_s: float | None) -> None:
@@ -240,26 +229,18 @@ class Conductor:
                 if not self.view.seating_revision:
                     self._again(now_s + _RETRY_S)
 
-    def _decision(self, now_s: float) -> tuple[agree.Decision, str]:
-        stand = self._standing_generation == self.view.number > 0
-        if self._follows:
-            return deciding.follow(self.view, own=self._record(), stand=stand)
-        self._seen = agree.observe(self.view, self._seen, now_s=now_s)
+    def _decide(self, now_s: float) -> None:
         step_s = self._crew.step_s(self.view.number)
-        return agree.decide(
+        decision, reason = self._part.decide(
             self.view,
-            self._seen,
-            node=self._config.node,
+            own=self._record,
+            follows=self._follows,
             now_s=now_s,
-            stand=stand,
             step_s=agree.STEP_S if step_s is None else step_s,
         )
-
-    def _decide(self, now_s: float) -> None:
-        decision, reason = self._decision(now_s)
         match decision:
             case agree.Halt(generation=generation, until_s=until_s):
-                self._halting, self._why = generation, reason
+                self._part.begin_halt(generation, reason)
                 self._crew.halt(generation)
                 self._again(until_s)
             case agree.FenceWorkers(generation=generation):
@@ -296,17 +277,17 @@ class Conductor:
             self._base = record.snapshots.stage * _STEPS_IN_STAGE
             if record.restore:
                 self.step_protected(record.restore.step)
-            if self._config.node in record.nodes and record.number > self._fencing:
+            if self._config.node in record.nodes and record.number > self._part.fencing:
                 self.sidecar.adopt(record)
 
     def generation_adopted(self, record: GenerationRecord) -> None:
         """See `SidecarEvents`."""
-        if record.number > self._fencing:
+        if record.number > self._part.fencing:
             self._crew.begin(record)
 
     def _fence(self, generation: int, *, reason: str) -> None:
-        if generation > self._fencing:
-            self._fencing, self._inventory_asked, self._why = generation, False, reason
+        if self._part.begin_fence(generation, reason):
+            self._inventory_asked = False
             self._reporter.emit(FencingBegun(generation=generation, reason=reason))
             self._crew.fence(generation)
             self.sidecar.fence(generation)
@@ -330,7 +311,7 @@ class Conductor:
         self._unreachable = found
 
     def _waits(self) -> bool:
-        return self._known > self._fencing and self._crew.waits(self._known)
+        return self._known > self._part.fencing and self._crew.waits(self._known)
 
     def _break_stall(self) -> None:
         """Start a new generation with the same workers if all ranks wait for each other.
@@ -338,9 +319,9 @@ class Conductor:
         After ``max_attempts`` such stalls in a row without a newly protected step, end the job.
         """
         number = self.view.number
-        if self._follows or number <= self._fencing or self._config.node not in self.view.nodes:
+        if self._follows or number <= self._part.fencing:
             return
-        if not stalled(self.view):
+        if self._config.node not in self.view.nodes or not stalled(self.view):
             return
         self._stalls = 1 if self.progress > self._stalled_at else self._stalls + 1
         self._stalled_at = self.progress
@@ -370,15 +351,15 @@ class Conductor:
 
     def _settle_fence(self) -> None:
         """Request the inventory as soon as no worker acts in the fenced generation any more."""
-        if self._fencing == self._fenced or self._inventory_asked or not self.sidecar.address:
+        if self._part.fencing == self._fenced or self._inventory_asked or not self.sidecar.address:
             return
-        if self._crew.parked(self._fencing):
+        if self._crew.parked(self._part.fencing):
             self._inventory_asked = True
-            self.sidecar.take_inventory(self._fencing)
+            self.sidecar.take_inventory(self._part.fencing)
 
     def inventory_taken(self, inventory: Inventory, *, generation: int) -> None:
         """See `SidecarEvents`."""
-        if generation == self._fencing:
+        if generation == self._part.fencing:
             record = self.view.generation
             known = record if record and record.number == generation else None
             self._fenced, self._inventory = generation, compact(inventory, known)
@@ -472,7 +453,7 @@ class Conductor:
         self._sidecar_restarts, self.sidecar.due_s = restarts, restarts.due_s
 
     def _ask_progress(self, now_s: float) -> None:
-        active = self._known > self._fencing
+        active = self._known > self._part.fencing
         if active and now_s - self._progress_asked_s > _PROGRESS_EVERY_S:
             self._progress_asked_s = now_s
             self.sidecar.ask_progress(self._known)

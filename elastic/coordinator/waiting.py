@@ -28,7 +28,7 @@ class ServedWatch:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WatchedPrefix:
     """Those that watch one prefix: none of them has missed a change up to the revision ``seen``."""
 
     seen: int
@@ -39,7 +39,7 @@ class WaitingWatches:
     """At most one watch for each client socket; one thread at a time calls this."""
 
     def __init__(self) -> None:
-        self._at: dict[str, _Waiting] = {}
+        self._at: dict[str, _WatchedPrefix] = {}
         self._of: dict[bytes, ServedWatch] = {}
         self._deadlines: list[tuple[float, int, ServedWatch]] = []
         self._numbers = itertools.count()
@@ -48,7 +48,7 @@ class WaitingWatches:
         """Let the watch of a socket that has none wait; there is no change for it yet."""
         peer = watch.request.peer
         self._of[peer] = watch
-        self._at.setdefault(watch.prefix, _Waiting(watch.after)).watches[peer] = watch
+        self._at.setdefault(watch.prefix, _WatchedPrefix(watch.after)).watches[peer] = watch
         heapq.heappush(self._deadlines, (watch.deadline_s, next(self._numbers), watch))
 
     def drop(self, peer: bytes) -> None:

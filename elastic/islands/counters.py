@@ -34,7 +34,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IslandNumbers(msgspec.Struct, kw_only=True):
-    """IslandNumbers of an island.
+    """The numbers of an island.
 
     ``lineage`` is that of its `Entered`, -1 before it; ``entered`` counts the merges before that.
     ``adopted`` counts those that it has adopted, ``bases`` those of each portion, and ``states``

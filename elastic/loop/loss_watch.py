@@ -32,17 +32,20 @@ class LossWatch:
         *,
         step: int,
         wrong: str,
+        is_done: bool = False,
         tell: Callable[[str, LossAction], None],
     ) -> bool:
         """Return whether the step must not change the weights.
 
-        ``wrong`` names another value that is not finite. ``tell`` is called with the fault and the
+        ``wrong`` and ``is_done`` are as in `loss.decide`. ``tell`` is called with the fault and the
         action. Raises ``RollBackError`` to roll back, ``JobFailedError`` to end the job, and
         ``ConfigError`` if the loop does not log the metric.
         """
         guard = self._guard
         loss = value_of(metrics, guard=guard)
-        action, why, self._past = decide(loss, self._past, step=step, guard=guard, wrong=wrong)
+        action, why, self._past = decide(
+            loss, self._past, step=step, guard=guard, wrong=wrong, is_done=is_done
+        )
         if not why:
             return False
         tell(why, action)

@@ -296,7 +296,7 @@ class Passes:
             return "" if deferred else str(error)
         return ""
 
-    def _is_left_out(self, wrong: str) -> bool:
+    def _is_left_out(self, wrong: str, *, is_done: bool = False) -> bool:
         """Let the loss guard decide about the step; it may end the generation, or the job."""
         parts, world = self._parts, self._parts.world
         if parts.losses is None:
@@ -313,7 +313,9 @@ class Passes:
                 world.barrier()  # the first rank to leave ends it for all: report first
 
         try:
-            skips = parts.losses.skips(parts.logs.latest, step=step, wrong=wrong, tell=tell)
+            skips = parts.losses.skips(
+                parts.logs.latest, step=step, wrong=wrong, is_done=is_done, tell=tell
+            )
         except (RollBackError, JobFailedError) as error:
             world.guard.end(error)
             raise
@@ -323,7 +325,7 @@ class Passes:
 
     def judge_end(self, wrong: str) -> None:
         """Let the loss guard go back, or end the job, for a state after the step that is wrong."""
-        self._is_left_out(wrong)
+        self._is_left_out(wrong, is_done=True)
 
     def log(self, values: Mapping[str, float | torch.Tensor]) -> None:
         """Record metrics of the present microbatch, or of the step; see `Run.log`."""

@@ -110,14 +110,6 @@ class KnownSea:
         """Return the number of merges of a portion."""
         return merges_of(portion, self.tide, portions=self.settings.portions)
 
-    def is_dead(self, work: Work) -> bool:
-        """Return whether a work can never be merged any more: what it holds will be sent anew."""
-        island = self.members.get(work.island) or self.former.get(work.island)
-        if island is None or island.lineage != work.lineage:
-            return island is not None and work.lineage < island.lineage
-        least = max(island.merged[work.portion], self.merges(work.portion) - self._oldest)
-        return work.base < least
-
     def fits(self, work: Work) -> bool:
         """Return whether the next merge may name a work."""
         island = self.members.get(work.island)

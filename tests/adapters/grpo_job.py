@@ -24,6 +24,20 @@ from trl import GRPOConfig, GRPOTrainer
 from holdfast.adapters.hf import HoldfastArguments, resilient_trainer
 from holdfast.elastic.channel.connecting import connect
 
+SETTINGS: dict[str, Any] = {
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 2,
+    "max_completion_length": 6,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+}
+"""Arguments of GRPOConfig for a small job without saves."""
+
 
 class Death:
     """Kills this process as a call begins; ``marker`` exists once one has died."""
@@ -53,6 +67,17 @@ class Lines(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Die, perhaps."""
         self._death.near("step")
+
+
+def dying(death: Death) -> Any:
+    """Return a class of trainers that die as they compute a loss, perhaps."""
+
+    class Dying(GRPOTrainer):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **more: Any) -> Any:
+            death.near("loss")
+            return super().compute_loss(*args, **more)
+
+    return Dying
 
 
 def rolled_by(death: Death) -> Any:
@@ -106,27 +131,9 @@ def main() -> None:
     at = {moment: int(count) for moment, count in given.die}
     death = Death(given.folder / "died", at if at and connect().seat == "trainer/1" else {})
 
-    class Dying(GRPOTrainer):  # type: ignore[misc]
-        def compute_loss(self, *args: Any, **more: Any) -> Any:
-            death.near("loss")
-            return super().compute_loss(*args, **more)
-
-    settings = {
-        "max_steps": 6,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 2,
-        "max_completion_length": 6,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        **given.settings,
-    }
+    settings = {**SETTINGS, "max_steps": 6, **given.settings}
     rolls = settings.pop("rolls", True)
-    trainer = resilient_trainer(Dying)(
+    trainer = resilient_trainer(dying(death))(
         model=model(),
         args=GRPOConfig("out", **settings),
         train_dataset=rows(24),

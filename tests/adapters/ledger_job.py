@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from grpo_cases import digits, model, rows, tokenizer
-from grpo_job import Death, Lines
-from trl import GRPOConfig, GRPOTrainer
+from grpo_job import SETTINGS, Death, Lines, dying
+from trl import GRPOConfig
 
 from holdfast.adapters.hf import HoldfastArguments, ledger_rollouts, resilient_trainer
 from holdfast.adapters.rl.sampler_process import Sampler
@@ -99,32 +99,14 @@ def main() -> None:
         sample_for_others()
         return
 
-    class Dying(GRPOTrainer):  # type: ignore[misc]
-        def compute_loss(self, *args: Any, **more: Any) -> Any:
-            death.near("loss")
-            return super().compute_loss(*args, **more)
-
-    settings = {
-        "max_steps": 4,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 2,
-        "max_completion_length": 6,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        **given.settings,
-    }
+    settings = {**SETTINGS, "max_steps": 4, **given.settings}
     by, held = settings.pop("by"), settings.pop("held", {})
     rollouts = {
         "model": lambda: ledger_rollouts(slots=3),
         "function": lambda: ledger_rollouts(by_function),
         "others": lambda: ledger_rollouts(directory="meeting"),
     }[by]()
-    trainer = resilient_trainer(Dying)(
+    trainer = resilient_trainer(dying(death))(
         model=model(),
         args=GRPOConfig("out", **settings),
         train_dataset=rows(12),

@@ -88,7 +88,7 @@ def test_seat_that_always_fails_ends_the_job_with_its_reason() -> None:
 
     def crash() -> None:
         for agent in simulation.agents.values():
-            if "trainer/0" in agent.workers:
+            if "trainer/0" in agent.crew.workers:
                 agent.kill_worker("trainer/0", "exit status 1")
         simulation.schedule.after(0.05, crash)
 

@@ -23,7 +23,7 @@ from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.membership import view as views
 from holdfast.elastic.membership.records import JobOutcome, JobSpec
 from holdfast.elastic.planning import plan
-from holdfast.elastic.testing.simulation import agent, simulator
+from holdfast.elastic.testing.simulation import registration, simulator
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, SimulatedFaultKind
 from holdfast.elastic.testing.simulation.simulator import Simulation, SimulationConfig
 
@@ -81,8 +81,9 @@ class JobContents:
         each = job.agents[OLDEST]
         entries, _ = job.table.range("")
         state = [
-            *(each.view, each._seen, each._probing, each.workers, each._inventory),
-            *(each._published, each._missed, each._calls._waiting, each._calls._names),
+            *(each.view, each.part, each._probing, each.crew.workers, each._inventory),
+            *(each._registration._published, each._missed),
+            *(each.calls._waiting, each.calls._names),
             *(each.sidecar.book, each.sidecar._blocks, each.sidecar._rows),
         ]
         return cls(
@@ -166,7 +167,7 @@ def reached_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let leases be renewed every 15 s, so that a month has few events of no interest."""
     for name, seconds in {"LEASE_TTL_S": 60.0, "SELF_FENCE_S": 42.0, "KEEP_ALIVE_S": 15.0}.items():
-        monkeypatch.setattr(agent, name, seconds)
+        monkeypatch.setattr(registration, name, seconds)
 
 
 @pytest.mark.usefixtures("reached_soon")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_comman
 from holdfast.elastic.launch.local import Launcher
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 from holdfast.tools.environment import cpu_s
+from holdfast.tools.ports import free_ports
 
 ALL: Final = "a step with all readers"
 NONE: Final = "without"
@@ -226,7 +226,7 @@ def _readers(run_dir: Path) -> Iterator[_Beside]:
     """Start all readers whose packages are there, and who takes what they offer."""
     with ExitStack() as stack:
         url = stack.enter_context(_collecting())
-        port = _free_port()
+        (port,) = free_ports(1)
         commands = {
             "metrics": ["metrics", str(run_dir), "--listen", str(port), "--beside"],
             "traces": ["traces", str(run_dir), "--otlp", url, "--beside"],
@@ -318,12 +318,6 @@ def _collecting() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:

@@ -188,12 +188,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     run_settings.add_story(add)
     add_reader_options(add)
-    add(
-        "-m",
-        "--module",
-        action="store_true",
-        help="SCRIPT is the name of a module, to be run as python -m runs it",
-    )
+    run_settings.add_module(add)
     add("script", metavar="SCRIPT", help="Python script to run, or after -- any of its arguments")
     add("args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     return parser

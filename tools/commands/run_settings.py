@@ -32,6 +32,16 @@ def add_roles(add: Callable[..., Any]) -> None:
     )
 
 
+def add_module(add: Callable[..., Any]) -> None:
+    """Declare the option for modules; ``add`` is ``ArgumentParser.add_argument``."""
+    add(
+        "-m",
+        "--module",
+        action="store_true",
+        help="SCRIPT is the name of a module, to be run as python -m runs it",
+    )
+
+
 def add_options(add: Callable[..., Any]) -> None:
     """Declare the options of `settings`; ``add`` is ``ArgumentParser.add_argument``."""
     add(

@@ -183,12 +183,7 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds in which a node that Ray drains has to hand over (default %(default)g)",
     )
-    add(
-        "-m",
-        "--module",
-        action="store_true",
-        help="SCRIPT is the name of a module, to be run as python -m runs it",
-    )
+    run_settings.add_module(add)
     add("script", metavar="SCRIPT", help="Python script to run")
     add("args", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 

@@ -35,6 +35,7 @@ from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.faults.pauses import sampled as median_of
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
+from holdfast.tools.ports import free_ports
 from holdfast.tools.vllm.llama import END, LIMITS, VOCABULARY, save_llama, tiny_llama
 from holdfast.tools.vllm.program import vllm_program
 from holdfast.tools.vllm.servers import SLOTS, VLLMServers, engine_of, kill, url_of
@@ -59,7 +60,7 @@ class _ServerPair:
     """Two servers with their processes and addresses."""
 
     servers: VLLMServers
-    ports: tuple[int, int]
+    ports: Sequence[int]
     processes: list[Popen[bytes]]
     folder: WeightFolder
 
@@ -82,7 +83,7 @@ def vllm(setup: BenchSetup) -> list[Figure]:
     servers = VLLMServers(
         program=program, folder=setup.directory, model=save_llama(setup.directory)
     )
-    ports = _free_ports()
+    ports = free_ports(2)
     kills = 1 if setup.quick else _KILLS
     with Tempo(setup, total=4 * setup.repeat + kills) as tempo:
         tempo.say("two servers of vLLM start")
@@ -101,16 +102,6 @@ def vllm(setup: BenchSetup) -> list[Figure]:
             found += _swaps(pair, setup, tempo)
             found += _moves(pair, setup, tempo)
             return found + _losses(pair, kills, tempo)
-
-
-def _free_ports() -> tuple[int, int]:
-    import socket
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as two,
-    ):
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 def _weights(version: int) -> dict[str, torch.Tensor]:

@@ -36,8 +36,7 @@ Values: TypeAlias = Mapping[str, str]
 """The values of a name's holes."""
 
 _Key: TypeAlias = tuple[str, ...]
-_Groups: TypeAlias = dict[tuple[int, tuple[tuple[str, str], ...]], dict[_Key, str]]
-"""The names of a source, by pattern and shared holes, then by the holes of the pattern's steps."""
+"""The holes of a pattern's steps."""
 
 _SHOWN = 4
 

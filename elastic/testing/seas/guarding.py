@@ -21,17 +21,17 @@ class ModelGuard:
         """Have the next step make a fault."""
         self._is_struck = self.steps_back > 0
 
-    def fault(self, step: int, *, of: int) -> int | None:
+    def fault(self, step: int, *, of: int | None) -> int | None:
         """Return when it sees a fault of the step that was just completed, None if it has none.
 
         ``step`` and the answer are numbers of complete steps; a fault that no step of ``of`` would
-        show is none.
+        show is none. None: nobody knows how many steps there are.
         """
         if not self._is_struck:
             return None
         self._is_struck = False
         seen = step + self.random.randrange(self.steps_back)
-        return seen if seen < of else None
+        return seen if of is None or seen < of else None
 
     def at_most(self, step: int) -> int:
         """Return to which step it goes back at most: now and then far, as after two faults."""

@@ -43,6 +43,9 @@ from holdfast.elastic.testing.seas.tasks import SeaTask
 
 SAMPLES: Final = 8
 _FAULT: Final = 1 << 20
+_APART: Final = 3
+"""Records between two places for newcomers: few, as these seas are short."""
+
 _T = TypeVar("_T")
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
@@ -92,11 +95,15 @@ class SeaLife:
         is_last = self._is_over()
         while not is_last:
             if s.seen is not None and s.step >= s.seen:
-                m.go_back(at_most=m.guard.at_most(s.step))
+                self._go_back()
             self._pace.begin_step()
             m.tasks.sleep(m.seconds * (0.5 + m.random.random()))
             self._train()
             is_last = self._is_over()
+            if not is_last:
+                self._spoil()
+            elif s.seen is not None:  # the logbook's samples end before its guard would see it
+                self._go_back()
             self._end_step(last=is_last)
             is_last = is_last or (self._hand is not None and self._hand.is_empty)
             self._snapshot()
@@ -109,7 +116,7 @@ class SeaLife:
         m.final = ledger.digest(s.sea)
 
     def _first_page(self) -> SeaLogbook:
-        return SeaLogbook(self._m.store, island=self._m.name)  # type: ignore[arg-type]
+        return SeaLogbook(self._m.store, island=self._m.name, apart=_APART)  # type: ignore[arg-type]
 
     def damage(self, random: Random) -> None:
         """Change a number of the sea's weights."""
@@ -137,11 +144,18 @@ class SeaLife:
             q = ledger.quantity(self._m.name, s.step, portion, attempt=self._attempt)
             own[s.step] = own.get(s.step, 0) + q
             s.expected[portion] += q
-        if s.seen is None and (seen := self._m.guard.fault(s.step, of=self._m.steps)) is not None:
+
+    def _spoil(self) -> None:
+        """Put a fault of the step that was just completed into own work, if there is one."""
+        s, steps = self._s, self._m.steps if self._hand is None else None
+        if s.seen is None and (seen := self._m.guard.fault(s.step, of=steps)) is not None:
             s.seen = seen
             for portion, own in enumerate(s.own):
                 own[ledger.FAULT] = own.get(ledger.FAULT, 0) + _FAULT
                 s.expected[portion] += _FAULT
+
+    def _go_back(self) -> None:
+        self._m.go_back(at_most=self._m.guard.at_most(self._s.step))
 
     def _snapshot(self) -> None:
         m, s = self._m, self._s
@@ -257,6 +271,7 @@ class SeaLife:
             self._mailbox,
             self._islands,
             lineage=self._s.numbers.lineage,
+            adopted=self._s.numbers.adopted,
             clock=m.tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,

@@ -39,6 +39,7 @@ class CoordinatorCalls:
         self._waiting: deque[_CallInFlight[object]] = deque()
         self._names: set[str] = set()
         self._under_way = False
+        self._crash: tuple[int, bool, Callable[[], None]] | None = None
 
     def make(
         self, name: str, apply: Callable[[], _T], then: Callable[[_T | HoldfastError], None]
@@ -61,13 +62,32 @@ class CoordinatorCalls:
         """
         self._send(_CallInFlight("", apply, then))  # type: ignore[arg-type]
 
+    def crash_at(self, number: int, *, before: bool, then: Callable[[], None]) -> None:
+        """Lose the node at the call after ``number`` more: before it is sent, or right after."""
+        self._crash = number, before, then
+
+    def cancel_crash(self) -> None:
+        """Cancel a planned crash at a call."""
+        self._crash = None
+
     def _next(self) -> None:
         if self._under_way or not self._waiting or not self._agent.alive:
             return
         self._under_way = True
         call = self._waiting.popleft()
         call.deadline_s = self._sim.now_s + CALL_TIMEOUT_S
-        self._agent.passes_call(lambda: self._send(call))
+        if self._crash is None:
+            self._send(call)
+            return
+        left, before, then = self._crash
+        if left or not before:
+            self._send(call)
+        if left:
+            self._crash = left - 1, before, then
+        else:
+            self._sim.log(f"{self._agent.name} crashes at a call")
+            self._agent.kill()
+            then()
 
     def _send(self, call: _CallInFlight[object]) -> None:
         copies = self._sim.network.fate(self._agent.name, COORDINATOR)

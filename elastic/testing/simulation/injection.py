@@ -65,13 +65,13 @@ class Injection:
         return True
 
     def _worker(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
-        seats = sorted(s for s, w in agent.workers.items() if w.state is not WorkerState.DEAD)
+        seats = sorted(s for s, w in agent.crew.workers.items() if w.state is not WorkerState.DEAD)
         seats = [seat for seat in seats if fault.seat in ("", seat)]
         if not seats:
             return False
         seat = seats[int(fault.pick * len(seats)) % len(seats)]
         if fault.kind is SimulatedFaultKind.HANG:
-            agent.hang(seat, lasts_s=fault.lasts_s)
+            agent.crew.hang(seat, lasts_s=fault.lasts_s)
         else:
             agent.kill_worker(seat)
         return True
@@ -95,7 +95,7 @@ class Injection:
         return True
 
     def _crash(self, fault: SimulatedFault, agent: SimulatedAgent) -> bool:
-        agent.crash_at_call(
+        agent.calls.crash_at(
             int(fault.pick * _CALLS_AHEAD),
             before=fault.pick * 1000 % 2 < 1,
             then=partial(self._return, fault, agent),

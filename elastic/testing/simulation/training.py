@@ -60,7 +60,7 @@ class SimulatedTraining:
     def accepted(self, record: GenerationRecord) -> None:
         """Check a generation when it is accepted, and roll the true history back to its origin."""
         for agent in self._sim.agents.values():
-            for worker in agent.workers.values():
+            for worker in agent.crew.workers.values():
                 acting = agent.alive and worker.state is WorkerState.ACTIVE
                 require(
                     not acting,
@@ -126,7 +126,7 @@ class SimulatedTraining:
 
     def _player(self, member: Member) -> tuple[SimulatedAgent, SimulatedWorker] | None:
         agent = self._sim.agents.get(member.node)
-        worker = agent.workers.get(member.seat) if agent and agent.alive else None
+        worker = agent.crew.workers.get(member.seat) if agent and agent.alive else None
         if agent is None or worker is None or worker.incarnation != member.incarnation:
             return None
         return agent, worker
@@ -190,7 +190,7 @@ class SimulatedTraining:
     def _halting(self, number: int) -> list[SimulatedAgent]:
         """Return the agents that request the generation to halt after this step."""
         players = [self._player(member) for member in self._sim.generations[number].members]
-        return [agent for agent, _ in filter(None, players) if agent.halts == number]
+        return [agent for agent, _ in filter(None, players) if agent.part.halting == number]
 
     def _stand(self, number: int) -> None:
         """Halt all members after their step until the generation is over."""

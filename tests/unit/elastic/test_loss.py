@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.elastic.errors import ConfigError, JobFailedError, RollBackError
 from holdfast.elastic.loop.loss_watch import LossWatch
-from holdfast.elastic.loss import LossAction, LossGuard, Past, decide, judge, longest
+from holdfast.elastic.loss import LossAction, LossGuard, Past, Response, decide, judge, longest
 
 GUARD = LossGuard(warmup=4, window=8)
 
@@ -67,6 +67,18 @@ def test_skipping_is_bounded_in_a_row() -> None:
         actions.append(action)
     assert actions == [LossAction.SKIP, LossAction.GO_ON, LossAction.SKIP, LossAction.SKIP]
     assert decide(math.nan, past, step=4, guard=guard)[0] is LossAction.STOP
+
+
+@pytest.mark.parametrize("response", ["warn", "skip", "rollback", "stop"])
+def test_a_step_that_has_changed_the_weights_is_undone_or_the_last(response: Response) -> None:
+    guard = LossGuard(nonfinite=response, limit=1, then="skip")
+    wrong, past, actions = "w0: progress of inf", Past(), []
+    for _ in range(2):
+        action, why, past = decide(1.0, past, step=3, guard=guard, wrong=wrong, is_done=True)
+        actions.append(action)
+        assert why.startswith(wrong)
+    first = LossAction.ROLL_BACK if response == "rollback" else LossAction.STOP
+    assert actions == [first, LossAction.STOP]
 
 
 def test_ranks_that_joined_late_learn_from_the_others() -> None:

@@ -28,7 +28,7 @@ from holdfast.elastic.agent.watch import KeyWatch
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.decisions import agree, deciding, seating
-from holdfast.elastic.decisions.part import AgentPart
+from holdfast.elastic.decisions.part import AgentPart, Claim, Tell
 from holdfast.elastic.membership.following import following, stand_ins
 from holdfast.elastic.membership.records import NodeRecord, WorkerState
 from holdfast.elastic.membership.view import JobView, job_prefix, run_prefix
@@ -169,9 +169,7 @@ class CrowdAgent:
         self._scheduled = self._ended = False
         self._follows = True
         self._base = self.view = JobView(run=RUN, nodes={}, wanted={"trainer": plan.nodes})
-        self._seen = agree.FirstSeen()
-        self._known = self._fencing = self._standing = self._halting = 0
-        self._why = ""
+        self._known = 0
         self._published: NodeRecord | None = None
         self._record = NodeRecord(
             node=name,
@@ -282,7 +280,7 @@ class CrowdAgent:
 
     def _enter(self) -> None:
         generation = self.view.generation
-        if generation is None or generation.number <= max(self._known, self._fencing):
+        if generation is None or generation.number <= max(self._known, self._part.fencing):
             return
         self._known = generation.number
         self._crowd.learned(generation.number)
@@ -290,21 +288,16 @@ class CrowdAgent:
         self._record = entered(self._record, members)
 
     def _decide(self, registry: Registry, now_s: float) -> None:
-        stand = self._standing == self.view.number > 0
-        if self._follows:
-            decision, reason = deciding.follow(self.view, own=self._record, stand=stand)
-        else:
-            self._seen = agree.observe(self.view, self._seen, now_s=now_s)
-            decision, reason = agree.decide(
-                self.view, self._seen, node=self._name, now_s=now_s, stand=stand
-            )
+        decision, reason = self._part.decide(
+            self.view, own=lambda: self._record, follows=self._follows, now_s=now_s
+        )
         match decision:
             case agree.Halt(generation=generation):
-                self._standing = self._halting = generation
-                self._why = reason
+                self._part.begin_halt(generation, reason)
+                self._part.standing = generation
                 self._again(now_s)
             case agree.FenceWorkers(generation=generation):
-                self._fencing, self._why = generation, reason
+                self._part.begin_fence(generation, reason)
                 keeper = _keeper(self.view)
                 self._record = keeper.fenced(self._record, generation)
             case agree.Propose(record=record, expected=expected):
@@ -326,23 +319,19 @@ class CrowdAgent:
                     self._crowd.entered(self._known)
 
     def _take_part(self, registry: Registry, now_s: float) -> None:
-        place, again_s = self._part.choose(
-            self.view, own=lambda: self._record, leaves=False, waits=False, now_s=now_s
-        )
-        if place is not None:
-            registry.claim(place, self._part.decider)
-        self._again(again_s)
-        if self._follows:
-            return
-        bulletin, again_s = self._part.due(
+        move, again_s = self._part.next_move(
             self.view,
-            fencing=self._fencing,
-            halting=self._halting,
-            reason=self._why,
+            own=lambda: self._record,
+            follows=self._follows,
+            leaves=False,
+            waits=False,
             now_s=now_s,
         )
-        if bulletin is not None:
-            registry.tell(bulletin, expected=self.view.bulletin_revision)
+        match move:
+            case Claim(place=place, decider=decider):
+                registry.claim(place, decider)
+            case Tell(bulletin=bulletin, expected=expected):
+                registry.tell(bulletin, expected=expected)
         self._again(again_s)
 
     def _again(self, at_s: float | None) -> None:

@@ -29,7 +29,6 @@ from holdfast.elastic.launch.joint import JointConfig
 from holdfast.elastic.launch.member_service import read_member, read_member_pid
 from holdfast.elastic.processes.children import end_processes
 from holdfast.elastic.rendezvous.link import CoordinatorPlace
-from holdfast.tools.chaos.faults.etcd.own_etcd import free_ports
 from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.hooks import GATE
 from holdfast.tools.chaos.judging.record import Told, time_of
@@ -48,6 +47,7 @@ from holdfast.tools.chaos.real.site import of_node
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import Workload
 from holdfast.tools.leftovers import processes_of
+from holdfast.tools.ports import free_ports
 
 _END_S: Final = 60.0
 _DIE_S: Final = 5.0

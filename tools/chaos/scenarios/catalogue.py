@@ -46,6 +46,9 @@ class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 BOTH: Final[tuple[World, ...]] = ("real", "simulated")
 _SIMULATED: Final[tuple[World, ...]] = ("simulated",)
+_PROCESSES: Final[tuple[Part, ...]] = ("node", "worker", "sidecar", "agent")
+_WRITERS: Final[tuple[Part, ...]] = ("sidecar", "worker", "node", "job")
+"""Parts that write files below the run's folder."""
 
 CATALOGUE: Final[dict[str, FaultInfo]] = {
     "kill": FaultInfo(
@@ -225,45 +228,45 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "disk-full": FaultInfo(
         about="ENOSPC on new files and writes below the run's folder",
-        parts=("sidecar", "worker", "node", "job"),
+        parts=_WRITERS,
         lasts=True,
     ),
     "disk-error": FaultInfo(
         about="EIO on reads, writes and fsync below the run's folder",
-        parts=("sidecar", "worker", "node", "job"),
+        parts=_WRITERS,
         lasts=True,
     ),
     "disk-write-error": FaultInfo(
         about="EIO on writes and fsync below the run's folder; reads work",
-        parts=("sidecar", "worker", "node", "job"),
+        parts=_WRITERS,
         lasts=True,
     ),
     "disk-readonly": FaultInfo(
         about="EROFS on every change of files below the run's folder",
-        parts=("sidecar", "worker", "node", "job"),
+        parts=_WRITERS,
         lasts=True,
     ),
     "disk-slow": FaultInfo(
         about="each read, write and fsync below the run's folder takes longer",
-        parts=("sidecar", "worker", "node", "job"),
+        parts=_WRITERS,
         lasts=True,
         amount="seconds per call (0.05)",
     ),
     "disk-torn": FaultInfo(
         about="the next write below the run's folder is cut short, then SIGKILL",
-        parts=("sidecar", "worker", "node", "job"),
+        parts=_WRITERS,
         amount="share of the write that is done (0.5)",
         memory=True,
     ),
     "clock-jump": FaultInfo(
         about="the wall clock jumps, and back after lasts_s",
-        parts=("node", "worker", "sidecar", "agent", "job"),
+        parts=(*_PROCESSES, "job"),
         lasts=True,
         amount="seconds, also negative (3600)",
     ),
     "clock-skew": FaultInfo(
         about="the wall clock runs too fast or too slowly",
-        parts=("node", "worker", "sidecar", "agent", "job"),
+        parts=(*_PROCESSES, "job"),
         lasts=True,
         amount="seconds gained per second, also negative (0.1)",
     ),
@@ -335,19 +338,19 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "partition": FaultInfo(
         about="all connections with others are cut, both ways",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
         worlds=BOTH,
         lasts=True,
     ),
     "partition-in": FaultInfo(
         about="nothing that others send arrives",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
         worlds=BOTH,
         lasts=True,
     ),
     "partition-out": FaultInfo(
         about="nothing that it sends arrives at others",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
         worlds=BOTH,
         lasts=True,
     ),
@@ -359,23 +362,23 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "network-loss": FaultInfo(
         about="packets on connections with others are lost",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
         lasts=True,
         amount="share of packets (0.1)",
     ),
     "network-delay": FaultInfo(
         about="every send over TCP takes longer",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
         lasts=True,
         amount="seconds per send (0.05)",
     ),
     "network-reset": FaultInfo(
         about="all connections with others are reset",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
     ),
     "half-open": FaultInfo(
         about="its ends of all connections vanish without a message to the others",
-        parts=("node", "worker", "sidecar", "agent"),
+        parts=_PROCESSES,
     ),
     "hang": FaultInfo(
         about="makes no progress and never reacts again",

@@ -120,7 +120,7 @@ class SimulatedStriker:
         seats = [
             (agent.name, seat)
             for agent in self._living()
-            for seat, worker in sorted(agent.workers.items())
+            for seat, worker in sorted(agent.crew.workers.items())
             if worker.state not in (WorkerState.DEAD, WorkerState.DONE)
             if target.role in (None, role_of(seat))
             if target.rank is None or self._rank_of(worker.incarnation) == target.rank

@@ -22,9 +22,9 @@ from holdfast.ckpt.format.manifest import (
     read_index,
     read_manifest,
     read_note,
-    seal,
     seal_note,
 )
+from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.store.base import Store
 
 Json = Any

@@ -11,7 +11,7 @@ import pytest
 from doubles import fakes
 
 from holdfast.elastic.decisions import agree, deciding
-from holdfast.elastic.decisions.part import AgentPart
+from holdfast.elastic.decisions.part import AgentPart, Claim, Tell
 from holdfast.elastic.membership.following import following, stand_ins
 from holdfast.elastic.membership.readiness import late_nodes
 from holdfast.elastic.membership.records import (
@@ -241,7 +241,19 @@ def part(name: str = "c", *, expected: int = 4, most: int = 2) -> AgentPart:
 
 
 def choose(mine: AgentPart, view: JobView, now_s: float, *, waits: bool = False) -> int | None:
-    return mine.choose(view, own=lambda: OWN, leaves=False, waits=waits, now_s=now_s)[0]
+    move, _ = mine.next_move(
+        view, own=lambda: OWN, follows=True, leaves=False, waits=waits, now_s=now_s
+    )
+    assert not isinstance(move, Tell), "one that follows tells nothing"
+    return move.place if isinstance(move, Claim) else None
+
+
+def tell(mine: AgentPart, view: JobView, now_s: float) -> tuple[Bulletin | None, float | None]:
+    move, again_s = mine.next_move(
+        view, own=lambda: OWN, follows=False, leaves=False, waits=False, now_s=now_s
+    )
+    assert not isinstance(move, Claim)
+    return (move.bulletin if move else None), again_s
 
 
 def test_agents_of_a_small_job_watch_and_hold_no_place() -> None:
@@ -274,13 +286,38 @@ def test_agent_that_takes_a_place_watches_and_tells_after_the_ones_before_it() -
     view = replace(view, deciders={0: decider("a"), 1: decider("c")})
     choose(mine, view, 9.1)
     assert mine.watches
-    due, again_s = mine.due(view, fencing=3, halting=0, reason="because", now_s=10.0)
-    assert (due, again_s) == (None, 10.0 + deciding.STAGGER_S)
-    due, _ = mine.due(view, fencing=3, halting=0, reason="because", now_s=10.1)
+    assert mine.begin_fence(3, "because")
+    assert tell(mine, view, 10.0) == (None, 10.0 + deciding.STAGGER_S)
+    due, _ = tell(mine, view, 10.1)
     assert due == Bulletin(number=1, over=3, reason="because")
-    assert mine.due(view, fencing=3, halting=0, reason="because", now_s=10.11)[0] is None
-    told = replace(view, bulletin=due)
-    assert mine.due(told, fencing=3, halting=0, reason="because", now_s=10.2) == (None, None)
+    assert tell(mine, view, 10.11)[0] is None
+    assert tell(mine, replace(view, bulletin=due), 10.2) == (None, None)
+
+
+def test_a_generation_is_fenced_once_and_for_the_first_reason() -> None:
+    mine, view = part(), watched(deciders={0: decider("c")})
+    assert mine.begin_fence(3, "because")
+    assert not mine.begin_fence(3, "for another reason")
+    assert not mine.begin_fence(2, "late")
+    due, _ = tell(mine, view, 10.0)
+    assert due == Bulletin(number=1, over=3, reason="because")
+
+
+def test_a_decider_whose_view_is_still_that_of_a_follower_tells_nothing() -> None:
+    mine, view = part(), watched(deciders={0: decider("c")})
+    mine.begin_halt(3, "others join")
+    assert choose(mine, view, 10.0) is None
+    due, _ = tell(mine, view, 10.0)
+    assert due == Bulletin(number=1, halt=3, reason="others join")
+
+
+def test_trainers_that_stand_end_their_generation() -> None:
+    mine, view = part(), followed(deciders={0: decider("a")})
+    decision, _ = mine.decide(view, own=lambda: OWN, follows=True, now_s=0.0)
+    assert isinstance(decision, agree.Idle)
+    mine.standing = view.number
+    decision, _ = mine.decide(view, own=lambda: OWN, follows=True, now_s=0.0)
+    assert decision == agree.FenceWorkers(generation=view.number)
 
 
 def test_agents_of_a_job_that_grew_watch_until_some_decide() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,11 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.tools.chaos.scenarios.scenario import COORDINATOR_ENV, ScenarioError
+from holdfast.tools.ports import free_ports
 
-_FIRST_PORT, _LAST_PORT = 12_000, 30_000
-"""Below the ports for outgoing connections, which could otherwise take a dead member's port."""
-
-_PORT_TRIES: Final = 1000
 _READY_S: Final = 30.0
 _POLL_S: Final = 0.02
 
@@ -97,17 +92,3 @@ class OwnEtcd:
                     output = self._log.read_text(errors="replace")[-1000:]
                     raise ScenarioError(f"etcd does not start; see {self._log}:\n{output}")
                 time.sleep(_POLL_S)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different loopback ports on which no process listens."""
-    with contextlib.ExitStack() as stack:
-        found: list[int] = []
-        for port in random.sample(range(_FIRST_PORT, _LAST_PORT), _PORT_TRIES):
-            listener = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                listener.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise ScenarioError(f"no {count} free ports between {_FIRST_PORT} and {_LAST_PORT}")
