@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from multiprocessing import forkserver
 
 import pytest
+from fork_servers import put_aside
 from hypothesis import HealthCheck, settings
 from ordering import rank
 
@@ -37,6 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _own_fork_server() -> Iterator[None]:
-    """End multiprocessing's fork server with a module: that of the next has other imports."""
+    """Leave no fork server of multiprocessing to the next module, which has other imports."""
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    put_aside()

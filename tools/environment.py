@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,6 +42,12 @@ def cores() -> int:
 def memory_bytes() -> int:
     """Return the size of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(field: str = "VmRSS") -> float:
+    """Return the resident memory of this process; 0 where the system has no such ``field``."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return float(found[1]) * 1024 if found else 0.0
 
 
 def processor() -> str:

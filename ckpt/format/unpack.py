@@ -28,12 +28,15 @@ from holdfast.ckpt.format.manifest import (
 )
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.native import crc, isal
-from holdfast.ckpt.store.base import Readable
+from holdfast.ckpt.store.base import Readable, is_summing
 
 Array: TypeAlias = npt.NDArray[Any]
 
 Delivery: TypeAlias = tuple[Box, Array]
 """A region of a chunk and its destination: an array of that shape, of the elements' width."""
+
+_CALL_BYTES: Final = 64 * crc.BLOCK_BYTES
+"""The bytes read in one call of a file that checksums them in pieces of its own."""
 
 _SLAB_BYTES: Final = 4 << 20
 """The bytes read at a time of chunk rows from which columns are taken."""
@@ -263,20 +266,17 @@ class ChunkReader:
 
     def _runs(self, low: int, high: int, into: memoryview) -> int:
         """Read whole blocks in runs; at the chunk's end its tail with them."""
-        run = max(self._pack.file.run_bytes // crc.BLOCK_BYTES, 1) * crc.BLOCK_BYTES
-        base, read = isal.address_of(into), 0
+        file, block = self._pack.file, crc.BLOCK_BYTES
+        run = _CALL_BYTES if is_summing(file) else max(file.run_bytes // block, 1) * block
+        read = found = 0
         blocks = self._blocks()
-        found = 0
         for at in range(low, high, run):
             size = min(run, high - at)
-            parts = [into[at - low : at - low + size]]
             tail = memoryview(b"")
             if at + size == self._chunk.nbytes and low == 0:
                 tail = memoryview(bytearray(self._extent() - self._chunk.nbytes))
-                parts.append(tail)
-            self._fill(parts, at, size + tail.nbytes)
+            sums = self._read_run(into[at - low : at - low + size], at, tail)
             read += size + tail.nbytes
-            sums = crc.block_checksums(base + at - low, size)
             if blocks:
                 self._compare(sums, blocks, at)
             elif low == 0 and high == self._chunk.nbytes:
@@ -285,11 +285,25 @@ class ChunkReader:
                 self._finish(found if not blocks else self._chunk.crc32c, tail)
         return read
 
+    def _read_run(self, into: memoryview, at: int, tail: memoryview) -> list[int]:
+        """Read blocks from byte ``at`` of the chunk, then what follows; return their checksums."""
+        file = self._pack.file
+        if not is_summing(file):
+            self._fill([into, tail] if tail else [into], at, into.nbytes + tail.nbytes)
+            return crc.block_checksums(isal.address_of(into), into.nbytes)
+        got, sums = file.read_checked(into, self._chunk.at + at)
+        self._require(got, at, into.nbytes)
+        if tail:
+            self._fill([tail], at + into.nbytes, tail.nbytes)
+        return sums
+
     def _blocks(self) -> list[int]:
         return crc.from_bytes(self._chunk.blocks)
 
     def _compare(self, sums: Sequence[int], blocks: Sequence[int], at: int) -> None:
         first = at // crc.BLOCK_BYTES
+        if sums == blocks[first : first + len(sums)]:
+            return
         for number, found in enumerate(sums, start=first):
             self._expect(found, blocks[number], at=number * crc.BLOCK_BYTES)
 
@@ -307,7 +321,9 @@ class ChunkReader:
         return self._pack.ends.get(self._chunk.at, self._chunk.at + end) - self._chunk.at
 
     def _fill(self, buffers: list[memoryview], at: int, wanted: int) -> None:
-        got = self._pack.file.read_into(buffers, self._chunk.at + at)
+        self._require(self._pack.file.read_into(buffers, self._chunk.at + at), at, wanted)
+
+    def _require(self, got: int, at: int, wanted: int) -> None:
         if got != wanted:
             raise CorruptError(
                 f"{self._pack.origin}: tensor {self._fqn}: needs {wanted} bytes at offset "

@@ -51,13 +51,16 @@ class Box(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def intersect(self, other: Box) -> Box | None:
         """Return the common region, or None if there is none."""
-        lo = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
-        hi = tuple(
-            min(a + n, b + m)
-            for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
-        )
-        shape = tuple(h - o for o, h in zip(lo, hi, strict=True))
-        return None if any(n <= 0 for n in shape) else Box(offset=lo, shape=shape)
+        offset: list[int] = []
+        shape: list[int] = []
+        for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
+            lo = max(a, b)
+            extent = min(a + n, b + m) - lo
+            if extent <= 0:  # most pairs end here: a plan looks at every chunk of a tensor
+                return None
+            offset.append(lo)
+            shape.append(extent)
+        return Box(offset=tuple(offset), shape=tuple(shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

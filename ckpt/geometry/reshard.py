@@ -318,11 +318,15 @@ class _Table:
         return ChunkRef(writer=writer, fqn=spec.fqn, dtype=spec.dtype, chunk=chunk)
 
     def _one_by_one(self, box: Box) -> Iterable[tuple[int, Box]]:
+        found = []
         for i, chunk in enumerate(self._chunks):
-            if chunk.box == box:  # the box is a saved chunk: no other overlaps it
-                return [(i, box)]
-        common = ((i, chunk.box.intersect(box)) for i, chunk in enumerate(self._chunks))
-        return [(i, part) for i, part in common if part is not None]
+            part = chunk.box.intersect(box)
+            if part is None:
+                continue
+            if part.shape == box.shape:  # it holds the whole box: no other chunk overlaps it
+                return [(i, part)]
+            found.append((i, part))
+        return found
 
 
 def _fit(spec: TensorSpec, spans: Spans, *, are_all: bool) -> bool:

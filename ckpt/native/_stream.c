@@ -13,10 +13,49 @@
  * that is used again and again. Two checksums are made of it, CRC32C by blocks and CRC-64/NVME of
  * all, by folding what is in registers anyway (Gopal et al., "Fast CRC Computation for Generic
  * Polynomials Using PCLMULQDQ Instruction", Intel 2009).
+ *
+ * `stream_xor` is for parity: the exclusive or of some inputs is stored past the cache, and its
+ * CRC32C is folded from the same registers.
+ *
+ * `checked_read` is for restores: a file is read into memory and checksummed while it is in the
+ * cache, in one call without the interpreter.
  */
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
+
+#define BLOCK_BYTES ((size_t)128 << 10) /* that of holdfast.ckpt.native.crc */
+#define READ_BYTES (4 * BLOCK_BYTES)    /* read at a time: they stay in the cache */
+
+/* Read `size` bytes at `at` of a file, and store the CRC32C of each `BLOCK_BYTES` of them.
+ *
+ * Return the number of bytes read, fewer only where the file ends, or the negative number of an
+ * error. `crc32` is a library's.
+ */
+int64_t checked_read(int file, int64_t at, char *to, size_t size, uint32_t *blocks,
+    uint32_t (*crc32)(const void *, int, uint32_t))
+{
+    size_t done = 0, summed = 0;
+    while (done < size) {
+        size_t wanted = size - done < READ_BYTES ? size - done : READ_BYTES;
+        ssize_t got = pread(file, to + done, wanted, (off_t)(at + (int64_t)done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -errno;
+        done += (size_t)got;
+        while (summed < done && (done - summed >= BLOCK_BYTES || done == size || !got)) {
+            size_t count = done - summed < BLOCK_BYTES ? done - summed : BLOCK_BYTES;
+            blocks[summed / BLOCK_BYTES] = ~crc32(to + summed, (int)count, UINT32_MAX);
+            summed += count;
+        }
+        if (!got)
+            break;
+    }
+    return (int64_t)done;
+}
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -126,8 +165,7 @@ void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
     _mm_sfence();
 }
 
-#define BLOCK_BYTES ((size_t)128 << 10) /* that of holdfast.ckpt.native.crc */
-#define REGISTERS 256                   /* bytes that are folded at once */
+#define REGISTERS 256 /* bytes that are folded at once */
 #define FOLDING __attribute__((target("avx512f,vpclmulqdq")))
 
 /* Polynomials with their bits reflected, in the upper bits of a word. */
@@ -303,11 +341,94 @@ void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targe
     _mm_sfence();
 }
 
+/* The exclusive or of 64 bytes of every input. */
+FOLDING static inline __attribute__((always_inline)) __m512i mixed(
+    size_t count, const uint64_t *sources, size_t at)
+{
+    __m512i bytes = _mm512_loadu_si512((const char *)(uintptr_t)sources[0] + at);
+    for (size_t i = 1; i < count; i++)
+        bytes = _mm512_xor_si512(
+            bytes, _mm512_loadu_si512((const char *)(uintptr_t)sources[i] + at));
+    return bytes;
+}
+
+/* As `plain`, of the exclusive or of bytes `at … end` of all inputs. */
+__attribute__((target("sse4.2"))) static uint32_t mixed_bytes(
+    char *to, size_t count, const uint64_t *sources, size_t at, size_t end, uint32_t crc)
+{
+    uint64_t state = crc, word, other;
+    for (; end - at >= 8; at += 8) {
+        memcpy(&word, (const char *)(uintptr_t)sources[0] + at, 8);
+        for (size_t i = 1; i < count; i++) {
+            memcpy(&other, (const char *)(uintptr_t)sources[i] + at, 8);
+            word ^= other;
+        }
+        memcpy(to + at, &word, 8);
+        state = _mm_crc32_u64(state, word);
+    }
+    for (crc = (uint32_t)state; at < end; at++) {
+        uint8_t byte = 0;
+        for (size_t i = 0; i < count; i++)
+            byte ^= ((const uint8_t *)(uintptr_t)sources[i])[at];
+        to[at] = (char)byte;
+        crc = _mm_crc32_u8(crc, byte);
+    }
+    return crc;
+}
+
+FOLDING static inline __attribute__((always_inline)) uint32_t xored(
+    char *to, size_t count, const uint64_t *sources, size_t at, size_t end)
+{
+    size_t edge = -((uintptr_t)to + at) % LINE, first = edge < end - at ? at + edge : end;
+    uint32_t crc = mixed_bytes(to, count, sources, at, first, UINT32_MAX);
+    at = first;
+    if (end - at >= REGISTERS) {
+        __m512i sums[4], far = pairs(castagnoli_far), near = pairs(castagnoli_near);
+        char rest[LINE];
+        for (int i = 0; i < 4; i++, at += LINE) {
+            sums[i] = mixed(count, sources, at);
+            _mm512_stream_si512((__m512i *)(to + at), sums[i]);
+        }
+        sums[0] = begun(sums[0], crc);
+        for (; end - at >= REGISTERS; at += REGISTERS)
+            for (int i = 0; i < 4; i++) {
+                __m512i bytes = mixed(count, sources, at + LINE * i);
+                _mm512_stream_si512((__m512i *)(to + at + LINE * i), bytes);
+                sums[i] = fold(sums[i], far, bytes);
+            }
+        for (int i = 1; i < 4; i++)
+            sums[i] = fold(sums[i - 1], near, sums[i]);
+        _mm512_storeu_si512(rest, sums[3]);
+        crc = plain(rest, rest, sizeof rest, 0);
+    }
+    return ~mixed_bytes(to, count, sources, at, end, crc);
+}
+
+/* Store the exclusive or of `count` inputs, and the CRC32C of each of `runs` runs of it.
+ *
+ * Run `i` is from byte `stops[i]` to `stops[i + 1]` of target and inputs. The target may be one of
+ * the inputs. To be called where `checked_prepare` has returned 1.
+ */
+FOLDING void stream_xor(char *to, size_t count, const uint64_t *sources, size_t runs,
+    const uint64_t *stops, uint32_t *checksums)
+{
+    for (size_t i = 0; i < runs; i++)
+        checksums[i] = count == 2 ? xored(to, 2, sources, stops[i], stops[i + 1])
+                                  : xored(to, count, sources, stops[i], stops[i + 1]);
+    _mm_sfence();
+}
+
 #else
 
 int stream_prepare(void)
 {
     return 0;
+}
+
+void stream_xor(char *to, size_t count, const uint64_t *sources, size_t runs,
+    const uint64_t *stops, uint32_t *checksums)
+{
+    (void)to, (void)count, (void)sources, (void)runs, (void)stops, (void)checksums;
 }
 
 void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,

@@ -117,6 +117,22 @@ def sums_of(block: Buffer) -> Sums:
     return np.array(found, dtype=np.uint32)
 
 
+def sum_of_range(block: Buffer, sums: Sums, at: int, nbytes: int) -> int:
+    """Return the checksum of bytes ``at … at + nbytes`` of a block that has just these ``sums``.
+
+    Only the bytes of runs that the range begins or ends inside are read.
+    """
+    view, end = memoryview(block), at + nbytes
+    low, high = -(-at // SUM_BYTES) * SUM_BYTES, end // SUM_BYTES * SUM_BYTES
+    if low >= high:
+        return isal.crc32c(view[at:end])
+    found = isal.crc32c(view[at:low])
+    runs = sums[low // SUM_BYTES : high // SUM_BYTES].tolist()
+    return isal.crc32c(
+        view[high:end], crc.combine(found, crc.of_blocks(runs, high - low), high - low)
+    )
+
+
 class CheckedBlock:
     """A block that checks its bytes against its sums before it returns them.
 

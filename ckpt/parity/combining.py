@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from typing_extensions import Buffer
 
-from holdfast.ckpt.native import isal
+from holdfast.ckpt.native import isal, xored
 from holdfast.ckpt.native.streaming import MemoryRuns, Words
-from holdfast.ckpt.native.sums import Lengths, Sums, combined
+from holdfast.ckpt.native.sums import Lengths, Sums, combined, of_zeros
 
 Coefficients: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -56,6 +56,9 @@ def combine(
         isal.address_of(each) if length else 0
         for each, length in zip(sources, lengths, strict=True)
     ]
+    targets = [isal.address_of(each) for each in into]
+    if len(into) == 1 and xored.kernel() is not None and bool((coefficients == 1).all()):
+        return _xor(inputs, lengths, targets[0], (0, *cuts, nbytes), before)[None]
     pieces = sorted({*lengths, *range(0, nbytes, PIECE_BYTES), 0, nbytes})
     bands = [
         _Band(lo, hi, [number for number, length in enumerate(lengths) if length >= hi])
@@ -64,7 +67,6 @@ def combine(
     straight = [
         (band.lo, band.hi, inputs[band.reach[0]]) for band in bands if band.is_copy(coefficients)
     ]
-    targets = [isal.address_of(each) for each in into]
     storing = _Storing(pieces, (0, *cuts, nbytes), targets, straight)
     for band in bands:
         reach, lo, hi = band.reach, band.lo, band.hi
@@ -77,6 +79,36 @@ def combine(
                 mixing.make(first, last)
             storing.store_next()
     return storing.sums()
+
+
+def _xor(
+    inputs: Sequence[int],
+    lengths: Sequence[int],
+    target: int,
+    cuts: Sequence[int],
+    before: Callable[[int, int], None] | None,
+) -> Sums:
+    """Combine with coefficients of one: bytes are read once and stored once (see `combine`)."""
+    nbytes = cuts[-1]
+    pieces = {0, nbytes, *lengths}
+    if before is not None:
+        pieces.update(range(0, nbytes, PIECE_BYTES))
+    edges: Lengths = np.array(cuts, dtype=np.int64)
+    stops: Lengths = np.unique(np.concatenate([edges, np.array([*pieces], dtype=np.int64)]))
+    parts = []
+    for lo, hi in pairwise(sorted(pieces)):
+        if before is not None:
+            before(lo, hi)
+        reach = [each for each, length in zip(inputs, lengths, strict=True) if length >= hi]
+        inside = stops[slice(*np.searchsorted(stops, [lo, hi + 1]))]
+        if reach:
+            parts.append(xored.xor_runs(reach, target, inside))
+        else:
+            ctypes.memset(target + lo, 0, hi - lo)
+            parts.append(of_zeros(np.diff(inside)))
+    places = np.searchsorted(stops, edges)
+    sums = np.concatenate(parts)
+    return combined(sums, np.diff(stops), starts=places[:-1], ends=places[1:])
 
 
 class _Band(NamedTuple):

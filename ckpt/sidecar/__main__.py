@@ -19,10 +19,15 @@ import msgspec
 
 from holdfast.ckpt.descriptors import allow_many, read_configuration
 from holdfast.ckpt.errors import CkptError
+from holdfast.ckpt.native.heap import keep_freed
+from holdfast.ckpt.sidecar.core.wire import PART_BYTES
 from holdfast.ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
 from holdfast.ckpt.transport import RunKey
 
 PARENT_CHECK_S = 0.5
+KEPT_BYTES = 2 * PART_BYTES
+"""The freed memory that is kept for messages: a part that arrives, and the one before it."""
+
 ORPHAN_WAIT_S = 2.0
 """The time in which processes that die together with the parent release the memory."""
 
@@ -39,6 +44,7 @@ def main() -> int:
         sys.stderr.write(f"sidecar: {error}\n")
         return 2
     allow_many()
+    keep_freed(KEPT_BYTES)
     gc.collect()
     gc.freeze()  # objects that exist now stay: the collector need not visit them again
     orphaned = threading.Event()

@@ -162,6 +162,8 @@ class _RestoreJob:
 
     def part_of(self, source: ShardSource) -> ShardSource:
         """Return the part of a source that this restore reads."""
+        if not self._saved.is_outline:
+            return source
         want: dict[str, list[Box] | None] = {
             fqn: [item.box for item in boxes] for fqn, boxes in self._match.boxes().items()
         }

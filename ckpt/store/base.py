@@ -30,6 +30,21 @@ class Readable(Protocol):
         """Release the file."""
 
 
+class Summing(Readable, Protocol):
+    """A file that computes checksums of the bytes that it reads, as fast as it reads them."""
+
+    def read_checked(self, into: memoryview, at: int) -> tuple[int, list[int]]:
+        """Fill ``into`` from offset ``at``; return the bytes read, and the CRC32C of their blocks.
+
+        A block has ``crc.BLOCK_BYTES``; the last one may be shorter.
+        """
+
+
+def is_summing(file: Readable) -> TypeIs[Summing]:
+    """Say whether a file checksums what it reads."""
+    return hasattr(file, "read_checked")
+
+
 class Poured(Protocol):
     """Bytes that copy themselves to their destination, in order and once.
 

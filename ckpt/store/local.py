@@ -24,6 +24,8 @@ from typing_extensions import Buffer
 
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError, UnsafePathError
+from holdfast.ckpt.native import crc, isal
+from holdfast.ckpt.native.checked_read import kernel, read_checked
 from holdfast.ckpt.store import direct
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Part, Unpublished
 from holdfast.ckpt.store.refusals import refusals
@@ -84,6 +86,14 @@ class LocalFile:
                 if not got:
                     break
         return done
+
+    def read_checked(self, into: memoryview, at: int) -> tuple[int, list[int]]:
+        """Fill ``into`` from offset ``at``; return the bytes read and the checksums of blocks."""
+        if not into.nbytes or kernel() is None:
+            got = self.read_into([into], at)
+            return got, crc.block_checksums(isal.address_of(into), got) if got else []
+        with _reading(self._path):
+            return read_checked(self._fd, at, into)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

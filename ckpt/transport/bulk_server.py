@@ -137,7 +137,7 @@ class BulkServer:
             raise EnvelopeError(Reason.BUSY, str(error)) from None
         frames = session.sealer.open_frames(envelope, parts, header, take=take)
         self._sessions.take(envelope.session, counter)
-        return Request(header, frames, peer=envelope.session, answer=answer)
+        return Request(header, frames, peer=envelope.session, answer=answer, seals_at_once=True)
 
     def _session(self, peer: bytes, envelope: Envelope) -> BulkSession:
         try:

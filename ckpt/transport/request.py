@@ -15,14 +15,25 @@ Answer: TypeAlias = Callable[[MessageHeader, Sequence[Any]], None]
 
 
 class Request:
-    """One request: ``op``, ``body`` (JSON) and binary ``frames``; answered at most once."""
+    """One request: ``op``, ``body`` (JSON) and binary ``frames``; answered at most once.
+
+    With ``seals_at_once`` an answer's frames may change once `reply` has returned: their bytes were
+    sealed by then.
+    """
 
     def __init__(
-        self, header: MessageHeader, frames: list[Any], *, peer: bytes, answer: Answer
+        self,
+        header: MessageHeader,
+        frames: list[Any],
+        *,
+        peer: bytes,
+        answer: Answer,
+        seals_at_once: bool = False,
     ) -> None:
         self.op, self.body, self.frames = header.op, header.body, frames
         self._number, self._peer, self._answer = header.id, peer, answer
         self._once = threading.Lock()
+        self.seals_at_once = seals_at_once
 
     @property
     def peer(self) -> bytes:
@@ -32,7 +43,8 @@ class Request:
     def reply(self, body: Json = None, frames: Sequence[Any] = ()) -> None:
         """Answer; callable from any thread. A second answer is ignored.
 
-        The frames must not change afterwards. An answer that is too large for its path is refused.
+        The frames must not change afterwards, unless it ``seals_at_once``. An answer that is too
+        large for its path is refused.
         """
         if not self._once.acquire(blocking=False):
             return

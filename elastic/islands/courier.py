@@ -55,7 +55,8 @@ class Courier:
     """One island's part in the sea, without its tensors.
 
     ``protected(step)`` says whether a step is protected; ``sign(number)`` returns the sign of life
-    of that number. ``told`` gets each work that was published, with the seconds that it took,
+    of that number. ``adopted`` are the merges that the island has: the payloads of the next one are
+    fetched ahead, if it is recorded. ``told`` gets each work that was published, with the seconds,
     ``remove`` the root of weights that nobody waits for any more. ``freight`` moves the payloads;
     without one, a round waits for each.
     """
@@ -67,6 +68,7 @@ class Courier:
         islands: Islands,
         *,
         lineage: int,
+        adopted: int = 0,
         clock: Callable[[], float],
         protected: Callable[[int], bool],
         sign: Callable[[int], Sign],
@@ -100,7 +102,7 @@ class Courier:
         self._look_s = self._looked_s = self._ahead_s = -float("inf")
         self._is_awaited = False
         self._foreign: Sign | None = None
-        self._beat = self._next = 0
+        self._beat, self._next = 0, adopted
 
     # -- called by the training ------------------------------------------------------------------
 
@@ -409,7 +411,8 @@ class Courier:
         wanted = [*named, *(work.part for work in works)]
         self.freight.check(named={part.digest for part in named})
         self.freight.keep({part.digest for part in wanted})
-        self.freight.fetch((part, sizes.get(part.digest, -1)) for part in wanted)
+        others = (part for part in wanted if part.island != self._me)  # the own one is sent soon
+        self.freight.fetch((part, sizes.get(part.digest, -1)) for part in others)
 
     def _tidy(self) -> None:
         """Remove own works that no island needs any more."""

@@ -111,6 +111,8 @@ class Entrance:
         Raises ``ConfigError`` for settings that are not the sea's, and for a name that another
         living island has; ``SeaError`` where nobody can give the sea's weights.
         """
+        if self._adopted is None and not self._logbook.view.length:
+            self._logbook.begin_late()
         self._logbook.poll()
         view, me = self._logbook.view, self._islands.name
         if view.founded is None:
@@ -246,6 +248,8 @@ class Entrance:
 
     def _follow(self, tide: int) -> tuple[Command, list[bytes]]:
         """Return the next merge, or ask anew if its payloads are gone."""
+        if tide not in self._logbook.merged:  # the weights are older than the place of the begin
+            self._logbook.reread()
         record = self._logbook.merged[tide]
         try:
             data = [self._mailbox.payload(part.island, part.digest) for part in record.parts]

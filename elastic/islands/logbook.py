@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.ckpt.errors import NotFoundError
+from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError
 from holdfast.ckpt.store.base import Store
 from holdfast.elastic.errors import SeaError
+from holdfast.elastic.islands.mailbox import digest_of
 from holdfast.elastic.sea import dealing, place, records
 from holdfast.elastic.sea.dealing import Block, Blocks
 from holdfast.elastic.sea.records import Founded, Left, Merged, Part, Record, Why
@@ -16,6 +18,12 @@ from holdfast.elastic.sea.view import View
 _MOST_BYTES: Final = 16 << 20
 _MOST_MARKS: Final = 4096
 """The newest merges of which the place is known."""
+
+PLACES: Final = "places"
+"""The folder with places in the logbook for newcomers."""
+
+_APART: Final = 64
+_KEPT_PLACES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +43,15 @@ class SeaLogbook:
     works of this island that they name, with the lineage that it had then. Blocks of samples that
     it was dealt are kept until `dealt_since` has returned them, also those that a merge has by now:
     a run that went back trains them again.
+
+    Who writes a record leaves a place for newcomers if that is ``apart`` records after the last.
     """
 
-    def __init__(self, store: Store, *, island: str) -> None:
-        self._store, self._island = store, island
+    def __init__(self, store: Store, *, island: str, apart: int = _APART) -> None:
+        self._store, self._island, self._apart = store, island, apart
+        self._clear()
+
+    def _clear(self) -> None:
         self._now = _Mark(view=View())
         self._marks: dict[int, _Mark] = {}
         self.merged: dict[int, Merged] = {}
@@ -101,6 +114,26 @@ class SeaLogbook:
         if (mine := view.members.get(self._island)) is not None:
             self._hand = _numbered(mine.blocks, mine.dealt)
 
+    def begin_late(self) -> None:
+        """Begin at the newest place for newcomers, if there is one: read no record before it.
+
+        For an island that has nothing of the sea yet, so that a long logbook costs it no more than
+        a short one.
+        """
+        for name in reversed(self._store.names(PLACES)):
+            try:
+                data = self._store.read(f"{PLACES}/{name}", most_bytes=_MOST_BYTES)
+                if name.endswith(_ending(data)):
+                    self.resume(data.decode())
+                    return
+            except (NotFoundError, CorruptError, SeaError):
+                continue  # removed meanwhile, or of another version: the records have it all
+
+    def reread(self) -> None:
+        """Read all records from the first on: one is needed that is older than the begin."""
+        self._clear()
+        self.poll()
+
     def forget_before(self, tide: int) -> None:
         """Release the merges before ``tide``, which are adopted."""
         for known in (self.merged, self.mine, self._marks):
@@ -129,7 +162,22 @@ class SeaLogbook:
         name = _name(record.number)
         written = self._store.replace(name, records.encode(record), expected=None)
         self.poll()
+        if written and record.number and record.number % self._apart == 0:
+            self._leave_place()
         return written
+
+    def _leave_place(self) -> None:
+        """Leave the present place for newcomers, and remove old ones.
+
+        Where the store fails there is none: newcomers begin at the one before.
+        """
+        now = self._now
+        found = place.place_of(now.view, before=now.before, digest=now.digest, left=None)
+        data = place.encode(found).encode()
+        with contextlib.suppress(StoreError, OSError):
+            self._store.write(f"{PLACES}/{now.view.length:08d}{_ending(data)}", [data])
+            old = self._store.names(PLACES)[:-_KEPT_PLACES]
+            self._store.delete(f"{PLACES}/{name}" for name in old)
 
     def _read(self, number: int) -> bytes | None:
         try:
@@ -186,3 +234,8 @@ def _numbered(blocks: Blocks, dealt: int) -> tuple[tuple[int, Block], ...]:
 
 def _name(number: int) -> str:
     return f"logbook/{number:08d}.json"
+
+
+def _ending(data: bytes) -> str:
+    """Return the end of the name of a place's file, by which damage is seen."""
+    return f"-{digest_of(data)}.json"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from forked_scripts import ran
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -17,13 +18,6 @@ def run_script(directory: Path, source: str) -> str:
     """Run a block as a script of its own; return its output."""
     script = directory / "train.py"
     script.write_text(source)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = ran([sys.executable, script], cwd=directory)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from document_blocks import blocks, run_script
+from forked_scripts import ran
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.base import Action
@@ -75,14 +75,7 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
     settings |= {"steps": 3, "held_out": 8, "groups": 2}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "holdfast.rl", "--config", "config.json"]
-    done = subprocess.run(
-        [*command, "--result", "result.json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = ran([*command, "--result", "result.json"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_bytes())
     assert (result["steps"], result["ledger"]["ok"]) == (3, True)

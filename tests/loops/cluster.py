@@ -384,9 +384,12 @@ class _Job:
                 self._form()
 
     def _lose(self, incarnation: str) -> None:
-        """Fence the generation of a rank that died, and start its replacement."""
+        """Fence the generation of a rank that died, and start its replacement.
+
+        A rank that is ready already waits for the next generation, and does not say so again.
+        """
         self._ranks.pop(incarnation).kill()
-        self._infos.clear()
+        self._infos.pop(incarnation, None)
         kill, trace = self._task.kill, self._task.trace
         ordered = kill is not None or (trace is not None and trace.deaths)
         assert ordered, f"{self._task.module}: a rank died by itself"

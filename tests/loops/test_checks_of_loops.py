@@ -19,8 +19,8 @@ from cluster import Cluster, cluster
 from forked_check import PRELOAD, checked
 
 SCRIPT = Path(__file__).with_name("run_loop.py")
-ALWAYS = ("early_stopping", "env_per_rank", "gan", "lbfgs", "muon_fsdp")
-"""Of every test run: an early end, state of one rank, phases, ``run.minimize``, shards."""
+ALWAYS = ("early_stopping", "env_per_rank", "gan", "muon_fsdp")
+"""Of every test run: an early end, state of one rank, phases, shards."""
 DEADLINE_S = 280.0
 
 

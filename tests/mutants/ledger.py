@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.ledger.work.open_groups import OpenGroups
 from holdfast.adapters.rl.samples.trajectory import SampleId, Stamp, Trajectory, TurnLimits
 from holdfast.tools.chaos.judging.checker import check
 from mutants.bug import Bug
@@ -191,6 +193,17 @@ def _trains_before_it_is_complete(real: Callable[..., Any]) -> Any:
     return accept
 
 
+def _gives_out_nothing_again(real: Callable[[OpenGroups, str, set[SampleId]], None]) -> Any:
+    """Leave samples of lost workers out of those that wait."""
+
+    def release(self: Any, worker: str, keys: set[SampleId]) -> None:
+        waiting, self.waiting = self.waiting, SimpleNamespace(touch=lambda group: None)
+        real(self, worker, keys)
+        self.waiting = waiting
+
+    return release
+
+
 def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
     return Bug(name=name, about=about, where=where, broken=broken, trial="ledger", seed=seed)
 
@@ -206,15 +219,22 @@ BUGS: Final = (
     _bug(
         "claims-stay",
         "the claims of a lost worker are not reassigned",
-        "holdfast.adapters.rl.ledger.ledger:Ledger._take_back",
+        "holdfast.adapters.rl.ledger.work.claims:LedgerClaims._take_back",
         _keeps_the_claims_of_the_lost,
         1,
     ),
     _bug(
         "sample-copied",
         "a group counts as complete with one sample twice",
-        "holdfast.adapters.rl.ledger.ledger:Ledger._accept",
+        "holdfast.adapters.rl.ledger.work.deliveries:LedgerDeliveries._accept",
         _trains_before_it_is_complete,
         0,
+    ),
+    _bug(
+        "wait-forgotten",
+        "the samples of a lost worker do not wait for another one",
+        "holdfast.adapters.rl.ledger.work.open_groups:OpenGroups.release",
+        _gives_out_nothing_again,
+        7,
     ),
 )

@@ -2,7 +2,7 @@
 
 Every seed is another job and another schedule. A schedule that breaks an invariant is replayed,
 shrunk to the relevant faults, and printed with the command that repeats it. ``--sim-runs`` is the
-number of seeds (default 10,000, split over the parts below). CI runs 3,000 of them.
+number of seeds (default 10,000, split over the parts below). CI runs 2,000 of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_RUNS = 10_000
 PARTS = 50
 """So that several processes share the work, and none comes near a test's time limit."""
 
-IN_CI = 15
+IN_CI = 10
 """Parts that run each time; the others are for releases."""
 
 

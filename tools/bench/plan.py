@@ -9,7 +9,6 @@ also committed without a register, and opened by reading the index of every writ
 
 from __future__ import annotations
 
-import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +52,7 @@ from holdfast.ckpt.native.crc import BLOCK_BYTES
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.state.saved import SavedState
 from holdfast.tools.bench.samples import BenchSetup, Figure, by_line, stopwatch
+from holdfast.tools.environment import resident_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,14 +336,9 @@ def _open_and_plan(step: SyntheticStep, wanted: Wanted) -> tuple[int, int]:
 def _peak_memory() -> Iterator[list[float]]:
     """Yield a list that holds the growth of the process in bytes after the block, at its most."""
     Path("/proc/self/clear_refs").write_text("5")
-    before, grown = _resident("VmRSS"), list[float]()
+    before, grown = resident_bytes(), list[float]()
     yield grown
-    grown.append(_resident("VmHWM") - before)
-
-
-def _resident(field: str) -> float:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return float(found[1]) * 1024 if found else 0.0
+    grown.append(resident_bytes("VmHWM") - before)
 
 
 def _seconds(name: str, samples: Sequence[float], others: Sequence[float]) -> Figure:

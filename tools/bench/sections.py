@@ -54,7 +54,7 @@ SECTIONS: Final = {
         "holdfast.tools.bench.data_path.tuning", "tuning", 600, disk=4, shared=12, memory=12
     ),
     "persist": Section("holdfast.tools.bench.data_path.storage", "persist", 30, disk=2, memory=4),
-    "restore": Section("holdfast.tools.bench.data_path.storage", "restore", 30, disk=6, memory=5),
+    "restore": Section("holdfast.tools.bench.data_path.storage", "restore", 45, disk=8, memory=5),
     "reshard": Section("holdfast.tools.bench.data_path.storage", "reshard", 30, disk=4, memory=3),
     "verify": Section("holdfast.tools.bench.data_path.storage", "verify", 5, disk=2, memory=3),
     "mttr": Section("holdfast.tools.bench.faults.mttr", "mttr", 3600, disk=4, shared=7, memory=12),
@@ -63,6 +63,7 @@ SECTIONS: Final = {
     "join": Section("holdfast.tools.bench.faults.joining", "join", 400, shared=5, memory=12),
     "start": Section("holdfast.tools.bench.start", "start", 60),
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
+    "ledger": Section("holdfast.tools.bench.ledger.section", "ledger", 400),
     "environments": Section("holdfast.tools.bench.environments.section", "environments", 400),
     "vllm": Section("holdfast.tools.vllm.figures", "vllm", 400),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
@@ -77,6 +78,9 @@ SECTIONS: Final = {
     "store": Section("holdfast.tools.bench.data_path.object_store", "store", 20, memory=4),
     "islands": Section("holdfast.tools.bench.islands.section", "islands", 100),
     "learning": Section("holdfast.tools.bench.islands.learning", "learning", 1500),
+    "returns": Section(
+        "holdfast.tools.bench.islands.returns", "returns", 150, disk=6, shared=12, memory=22
+    ),
     "neighbors": Section("holdfast.tools.bench.neighbors", "neighbors", 120),
     "surface": Section("holdfast.tools.bench.surface", "surface", 260, memory=2),
     "lines": Section("holdfast.tools.bench.islands.section", "lines", 900),

@@ -1,4 +1,4 @@
-"""The order in which samples are given out: most urgent step first, then the longest. Pure.
+"""The lengths by which samples are given out: most urgent step first, then the longest. Pure.
 
 If some answers are many times as long as others, a step ends when its last sample does. The
 samples that are likely to be longest begin first, so that the short ones fill the slots beside them
@@ -9,31 +9,11 @@ prompts of about the same length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Literal
-
-from holdfast.adapters.rl.samples.trajectory import SampleId
 
 Claims = Literal["prompt", "longest"]
 """The order among samples that the same step waits for: by number, or longest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimCandidate:
-    """A sample that no worker works on.
-
-    ``urgency`` is how many steps can do without it, ``remaining`` the tokens it is likely to need.
-    """
-
-    key: SampleId
-    urgency: int
-    remaining: float = 0.0
-
-
-def queue(candidates: Iterable[ClaimCandidate]) -> list[ClaimCandidate]:
-    """Return the candidates in the order in which they are given out."""
-    return sorted(candidates, key=lambda each: (each.urgency, -each.remaining, each.key))
 
 
 class Lengths:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from holdfast.adapters.rl.ledger.plan import BatchPlan
 from holdfast.adapters.rl.ledger.states import LedgerError, OrdinalEvent, OrdinalState, moved
@@ -18,7 +20,7 @@ class Group:
 
     ``charged`` maps a sample to the tokens that the token budget was charged for it; ``reason``
     says why the ordinal was dropped. ``rewards`` are those of the samples, in order, if groups are
-    judged by them.
+    judged by them. ``texts`` has finished samples as JSON texts, for the next snapshots.
     """
 
     ordinal: int
@@ -31,6 +33,7 @@ class Group:
     claims: dict[int, str] = field(default_factory=dict)
     charged: dict[int, int] = field(default_factory=dict)
     rewards: tuple[float, ...] = ()
+    texts: dict[int, str] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -67,10 +70,6 @@ class Group:
         self.claims[sample] = worker
         self.move(OrdinalEvent.CLAIM)
 
-    def claimed_by(self, worker: str) -> set[int]:
-        """Return the samples that ``worker`` has claimed."""
-        return {sample for sample, holder in self.claims.items() if holder == worker}
-
     def release(self, samples: Iterable[int]) -> None:
         """Release claims: no worker works on these samples any more."""
         given = set(samples) & self.claims.keys()
@@ -99,6 +98,14 @@ class Group:
         self.rewards = tuple(rewards)
         if len(set(self.rewards)) == 1:
             self.move(OrdinalEvent.SKIP)
+
+    def encoded(self) -> Iterator[str]:
+        """Yield the finished and the partial samples as JSON texts."""
+        for sample, trajectory in self.done.items():
+            if sample not in self.texts:
+                self.texts[sample] = _encoded(trajectory)
+            yield self.texts[sample]
+        yield from map(_encoded, self.partial.values())
 
     def longer(self, trajectory: Trajectory) -> bool:
         """Say whether an unfinished sample is longer than what is held of it."""
@@ -167,6 +174,10 @@ def agree(one: Trajectory, other: Trajectory) -> bool:
         return True
     delivered = (other.tokens, other.logprobs, other.turns)
     return (one.tokens, one.logprobs, one.turns) == delivered
+
+
+def _encoded(trajectory: Trajectory) -> str:
+    return msgspec.json.encode(trajectory).decode()
 
 
 def _length(trajectory: Trajectory) -> tuple[int, int]:

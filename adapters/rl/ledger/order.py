@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
+
+Due: TypeAlias = Iterable[int] | Mapping[int, int]
+"""The due steps of groups, or how many groups are due by each."""
 
 
 class GroupOrder(StrEnum):
@@ -41,7 +45,7 @@ class Open:
     arrived: int | None = None
 
 
-def needs(due: Iterable[int], *, step: int, groups: int) -> list[tuple[int, int]]:
+def needs(due: Due, *, step: int, groups: int) -> list[tuple[int, int]]:
     """Return (t, how many of the groups due by step t ``step`` has to take), t ascending.
 
     Groups that later steps have room for are not needed now, and are left out.
@@ -55,7 +59,7 @@ def needs(due: Iterable[int], *, step: int, groups: int) -> list[tuple[int, int]
     return [(each, count) for each, count in requests if count > 0]
 
 
-def fits(due: Iterable[int], *, step: int, groups: int) -> bool:
+def fits(due: Due, *, step: int, groups: int) -> bool:
     """Say whether all of these groups can be trained in time when ``step`` is the next one."""
     return all(
         each >= step and count <= groups for each, count in needs(due, step=step, groups=groups)
@@ -71,48 +75,58 @@ def choose(open_: Sequence[Open], *, step: int, groups: int) -> list[int] | None
     ready = sorted((each for each in open_ if each.arrived is not None), key=_arrival)
     if len(ready) < groups:
         return None
-    taken: list[Open] = []
+    taken: dict[int, Open] = {}
     for due, count in needs(_due(open_), step=step, groups=groups):
-        missing = count - sum(each.due is not None and each.due <= due for each in taken)
+        missing = count - sum(each.due is not None and each.due <= due for each in taken.values())
         fitting = [
-            each for each in ready if each not in taken and each.due is not None and each.due <= due
+            each
+            for each in ready
+            if each.ordinal not in taken and each.due is not None and each.due <= due
         ]
         if len(fitting) < missing:
             return None
-        taken += fitting[: max(0, missing)]
-    rest = [each for each in ready if each not in taken]
-    return sorted(each.ordinal for each in (*taken, *rest[: groups - len(taken)]))
+        taken |= {each.ordinal: each for each in fitting[: max(0, missing)]}
+    rest = [each.ordinal for each in ready if each.ordinal not in taken]
+    return sorted([*taken, *rest[: groups - len(taken)]])
 
 
-def urgency(open_: Sequence[Open], *, step: int, groups: int) -> dict[int, int]:
-    """Return, for every group that is not complete, how many steps can still do without it.
+def lacking(
+    due: Mapping[int, int], ready: Mapping[int, int], *, complete: int, step: int, groups: int
+) -> int:
+    """Return how many incomplete groups ``step`` waits for, those due first coming first.
 
-    ``step`` waits for the groups with 0: once they are complete, `choose` finds its groups.
+    ``due`` counts the begun groups by their due steps, ``ready`` the complete ones among them;
+    ``complete`` is the number of all complete groups. At 0, `choose` finds its groups.
     """
-    missing = sorted((each for each in open_ if each.arrived is None), key=_deadline)
-    ready = [each for each in open_ if each.arrived is not None]
-    first = groups - len(ready)
-    for due, count in needs(_due(open_), step=step, groups=groups):
-        first = max(first, count - sum(each.due is not None and each.due <= due for each in ready))
-    first = max(0, first)
-    return {
-        each.ordinal: 0 if index < first else 1 + (index - first) // groups
-        for index, each in enumerate(missing)
-    }
+    most = groups - complete
+    for each, count in needs(due, step=step, groups=groups):
+        most = max(most, count - sum(n for at, n in ready.items() if at <= each))
+    return max(0, most)
 
 
-def oldest_version(due: Collection[int], *, step: int, groups: int, eta: int) -> int:
+def steps_without(place: int, *, lacking: int, groups: int) -> int:
+    """Return how many steps can do without an incomplete group.
+
+    ``place`` is its number in the order of due steps; the next step waits for ``lacking`` groups.
+    """
+    return 0 if place < lacking else 1 + (place - lacking) // groups
+
+
+def block_end(place: int, *, lacking: int, groups: int) -> int:
+    """Return the first place after ``place`` that one more step can do without."""
+    return lacking + steps_without(place, lacking=lacking, groups=groups) * groups
+
+
+def oldest_version(due: Due, *, step: int, groups: int, eta: int) -> int:
     """Return the oldest policy version that one more group may begin with.
 
     ``due`` are the due steps of the groups that were begun. At most ``groups * (eta + 1)`` groups
     may be open, the new one included; then version ``step`` is always possible.
     """
-    oldest = max(0, step - eta)
-    return next(
-        version
-        for version in itertools.count(oldest)
-        if version >= step or fits((*due, version + eta), step=step, groups=groups)
-    )
+    if not fits(due, step=step, groups=groups):
+        return step
+    full = [each for each, count in needs(due, step=step, groups=groups) if count == groups]
+    return min(step, max(0, step - eta, *(each + 1 - eta for each in full[-1:])))
 
 
 def _due(open_: Iterable[Open]) -> list[int]:
@@ -122,7 +136,3 @@ def _due(open_: Iterable[Open]) -> list[int]:
 def _arrival(each: Open) -> int:
     assert each.arrived is not None
     return each.arrived
-
-
-def _deadline(each: Open) -> tuple[bool, int, int]:
-    return each.due is None, each.due or 0, each.ordinal

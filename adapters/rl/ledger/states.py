@@ -1,4 +1,4 @@
-"""The table of states of a prompt ordinal and of the events that change them. Pure."""
+"""The states of a prompt ordinal, the events that change them, and verdicts on samples. Pure."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ class OrdinalState(StrEnum):
     DROPPED = "dropped"
     SKIPPED = "skipped"
     BORROWED = "borrowed"
+
+
+class DeliveryVerdict(StrEnum):
+    """The result of delivering a sample."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    ROLLED_BACK = "rolled_back"
+    TOO_OLD = "too_old"
+    UNKNOWN = "unknown"
 
 
 class OrdinalEvent(StrEnum):

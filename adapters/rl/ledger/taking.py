@@ -1,21 +1,16 @@
 """The set of open groups, and the choice of those that a step takes. Pure.
 
-There is one class for each `GroupOrder`; the rules of taking by arrival are in `order`.
+Here are the classes for steps that take groups by prompt number; `ByArrival` has a module of its
+own. To ask for a step's groups costs little while they are not complete, however many are open.
 """
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
 
-from holdfast.adapters.rl.ledger.order import (
-    GroupOrder,
-    Open,
-    choose,
-    fits,
-    oldest_version,
-    urgency,
-)
 from holdfast.ckpt.types import Json
 
 
@@ -29,15 +24,7 @@ class Taking(ABC):
         self.groups, self.eta = groups, eta
         self.step = 0
         self._oldest: dict[int, int | None] = {}
-        self._complete: list[int] = []
-
-    @classmethod
-    def by(cls, order: GroupOrder, *, groups: int, eta: int, skips: bool = False) -> Taking:
-        """Create the instance for an order, or for one that ``skips`` groups of equal rewards."""
-        if skips:
-            return ByReward(groups=groups, eta=eta)
-        kind = ByArrival if order == GroupOrder.ARRIVAL else ByPrompt
-        return kind(groups=groups, eta=eta)
+        self._complete: dict[int, None] = {}  # in order of arrival
 
     @property
     def taken(self) -> int:
@@ -50,7 +37,7 @@ class Taking(ABC):
 
     def complete(self, ordinal: int, *, trains: bool = True) -> None:
         """Record that a group is complete; unless it ``trains``, its step goes without it."""
-        self._complete.append(ordinal)
+        self._complete[ordinal] = None
 
     @property
     def short(self) -> int:
@@ -61,7 +48,7 @@ class Taking(ABC):
         """Forget the groups of a step that is trained."""
         for ordinal in ordinals:
             del self._oldest[ordinal]
-            self._complete.remove(ordinal)
+            del self._complete[ordinal]
         self.step += 1
 
     @abstractmethod
@@ -72,8 +59,16 @@ class Taking(ABC):
         """
 
     @abstractmethod
-    def urgency(self) -> dict[int, int]:
-        """Return how many steps can do without each group that is not complete."""
+    def rank(self, ordinal: int) -> int:
+        """Return the step that will take an incomplete group, as far as known now."""
+
+    @abstractmethod
+    def awaited(self) -> set[int]:
+        """Return the incomplete groups that the next step waits for."""
+
+    def awaits(self, ordinal: int) -> bool:
+        """Say whether the next step waits for an incomplete group."""
+        return self.rank(ordinal) <= self.step
 
     @abstractmethod
     def begin(self, ordinal: int, version: int | None) -> int:
@@ -117,21 +112,32 @@ class Taking(ABC):
         """Replace everything by what ``state_dict`` returned."""
         self.step = state["step"]
         self._oldest = dict(state["open"])
-        self._complete = list(state["complete"])
+        self._complete = dict.fromkeys(state["complete"])
 
 
 class ByPrompt(Taking):
     """Steps take the groups by prompt number."""
 
+    def __init__(self, *, groups: int, eta: int) -> None:
+        super().__init__(groups=groups, eta=eta)
+        self._upto = 0
+
     def ordinals(self) -> Sequence[int] | None:
         """See `Taking.ordinals`."""
-        wanted = range(self.step * self.groups, (self.step + 1) * self.groups)
-        return wanted if set(wanted) <= set(self._complete) else None
+        first = self.step * self.groups
+        self._upto = max(self._upto, first)
+        while self._upto in self._complete:  # seldom more than once for each group
+            self._upto += 1
+        return range(first, first + self.groups) if self._upto >= first + self.groups else None
 
-    def urgency(self) -> dict[int, int]:
-        """See `Taking.urgency`."""
-        missing = self._oldest.keys() - set(self._complete)
-        return {ordinal: ordinal // self.groups - self.step for ordinal in missing}
+    def rank(self, ordinal: int) -> int:
+        """See `Taking.rank`."""
+        return ordinal // self.groups
+
+    def awaited(self) -> set[int]:
+        """See `Taking.awaited`."""
+        wanted = range(self.step * self.groups, (self.step + 1) * self.groups)
+        return {o for o in wanted if o in self._oldest and o not in self._complete}
 
     def begin(self, ordinal: int, version: int | None) -> int:
         """See `Taking.begin`: the oldest version that the group's step allows."""
@@ -152,6 +158,11 @@ class ByPrompt(Taking):
             return []
         return [f"the open ordinals are not exactly {first} to {admitted - 1}"]
 
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """See `Taking.load_state_dict`."""
+        super().load_state_dict(state)
+        self._upto = 0
+
 
 class ByReward(Taking):
     """Steps take groups by prompt number, and in addition all that are skipped among them.
@@ -166,8 +177,9 @@ class ByReward(Taking):
     def __init__(self, *, groups: int, eta: int) -> None:
         super().__init__(groups=groups, eta=eta)
         self._first = 0
-        self._skipped: set[int] = set()
+        self._skipped: list[int] = []  # ascending
         self._taken_by = {0: 0}
+        self._upto = self._filled = 0
 
     @property
     def taken(self) -> int:
@@ -177,11 +189,11 @@ class ByReward(Taking):
     @property
     def short(self) -> int:
         """See `Taking.short`."""
-        return max(0, self.groups - len(self._wanted()))
+        return max(0, self.groups - len(self._oldest) + len(self._skipped))
 
-    def _wanted(self) -> list[int]:
-        """Return the open groups that are not skipped, ascending."""
-        return sorted(self._oldest.keys() - self._skipped)
+    def _place(self, ordinal: int) -> int:
+        """Return the number of groups before one that are not skipped."""
+        return ordinal - self._first - bisect_left(self._skipped, ordinal)
 
     def admit(self, ordinal: int, *, now: bool = False) -> None:
         """See `Taking.admit`."""
@@ -192,31 +204,31 @@ class ByReward(Taking):
         """See `Taking.complete`: further groups are taken for those that do not train."""
         super().complete(ordinal)
         if not trains:
-            self._skipped.add(ordinal)
+            insort(self._skipped, ordinal)
 
     def train(self, ordinals: Collection[int]) -> None:
         """See `Taking.train`."""
         super().train(ordinals)
-        self._skipped -= set(ordinals)
         self._first += len(ordinals)
+        self._skipped = self._skipped[bisect_left(self._skipped, self._first) :]
         self._taken_by[self.step] = self._first
+        self._upto, self._filled = self._first, 0
 
     def ordinals(self) -> Sequence[int] | None:
         """See `Taking.ordinals`."""
-        wanted = self._wanted()
-        if len(wanted) < self.groups:
-            return None
-        taken = range(self._first, wanted[self.groups - 1] + 1)
-        return taken if set(taken) <= set(self._complete) else None
+        while self._filled < self.groups and self._upto in self._complete:
+            self._upto += 1
+            self._filled = self._place(self._upto)
+        return range(self._first, self._upto) if self._filled == self.groups else None
 
-    def urgency(self) -> dict[int, int]:
-        """See `Taking.urgency`: groups that are skipped may bring any group forward."""
-        done = set(self._complete)
-        return {
-            ordinal: place // self.groups
-            for place, ordinal in enumerate(self._wanted())
-            if ordinal not in done
-        }
+    def rank(self, ordinal: int) -> int:
+        """See `Taking.rank`: groups that are skipped may bring any group forward."""
+        return self.step + self._place(ordinal) // self.groups
+
+    def awaited(self) -> set[int]:
+        """See `Taking.awaited`."""
+        wanted = itertools.takewhile(self.awaits, itertools.count(self._first))
+        return {o for o in wanted if o in self._oldest and o not in self._complete}
 
     def begin(self, ordinal: int, version: int | None) -> int:
         """See `Taking.begin`: as its place was when it was admitted."""
@@ -230,122 +242,30 @@ class ByReward(Taking):
 
     def released(self, protected: int) -> int:
         """See `Taking.released`."""
-        return _at(self._taken_by, protected)
+        return entry_at(self._taken_by, protected)
 
     def check(self, admitted: int) -> list[str]:
         """See `Taking.check`."""
         if sorted(self._oldest) != list(range(self._first, admitted)):
             return [f"the open ordinals are not exactly {self._first} to {admitted - 1}"]
-        if not self._skipped <= set(self._complete):
-            return [f"ordinals {sorted(self._skipped)} are skipped, {self._complete} are complete"]
+        if not self._complete.keys() >= set(self._skipped):
+            return [f"ordinals {self._skipped} are skipped, {[*self._complete]} are complete"]
         return []
 
     def state_dict(self) -> dict[str, Json]:
         """See `Taking.state_dict`."""
-        more = {"first": self._first, "skipped": sorted(self._skipped)}
+        more = {"first": self._first, "skipped": list(self._skipped)}
         return {**super().state_dict(), **more}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """See `Taking.load_state_dict`."""
         super().load_state_dict(state)
-        self._first, self._skipped = state["first"], set(state["skipped"])
+        self._first, self._skipped = state["first"], sorted(state["skipped"])
         self._taken_by = {self.step: self._first}
+        self._upto, self._filled = self._first, 0
 
 
-class ByArrival(Taking):
-    """Steps take complete groups, and wait for groups that would become too old."""
-
-    def __init__(self, *, groups: int, eta: int) -> None:
-        super().__init__(groups=groups, eta=eta)
-        self._settled: tuple[int, ...] = ()
-        self._lowest = {0: 0}
-
-    def train(self, ordinals: Collection[int]) -> None:
-        """See `Taking.train`."""
-        super().train(ordinals)
-        self._settled = ()
-        self._lowest[self.step] = self._lowest_open()
-
-    def ordinals(self) -> Sequence[int] | None:
-        """See `Taking.ordinals`."""
-        if not self._settled:
-            self._settled = tuple(choose(self._open(), step=self.step, groups=self.groups) or ())
-        return self._settled or None
-
-    def urgency(self) -> dict[int, int]:
-        """See `Taking.urgency`."""
-        return urgency(self._open(), step=self._next, groups=self.groups)
-
-    def begin(self, ordinal: int, version: int | None) -> int:
-        """See `Taking.begin`: the worker's own version where possible, so that it need not wait.
-
-        A worker without weights gets the second-newest version, which already exists.
-        """
-        oldest = self._oldest[ordinal]
-        if oldest is None:
-            least = oldest_version(self._due(), step=self._next, groups=self.groups, eta=self.eta)
-            own = self.step - 1 if version is None else min(version, self.step)
-            oldest = self._oldest[ordinal] = max(least, own)
-        return oldest
-
-    def has_room(self, ordinal: int, oldest: int | None) -> bool:
-        """See `Taking.has_room`."""
-        known = self._oldest[ordinal]
-        if oldest is None:
-            self.begin(ordinal, None)
-            return True
-        if known is not None and known <= oldest:
-            return True
-        due = (*self._due(but=ordinal), oldest + self.eta)
-        if ordinal in self._settled or not fits(due, step=self._next, groups=self.groups):
-            return False
-        self._oldest[ordinal] = oldest
-        return True
-
-    def released(self, protected: int) -> int:
-        """See `Taking.released`."""
-        return _at(self._lowest, protected)
-
-    def check(self, admitted: int) -> list[str]:
-        """See `Taking.check`."""
-        found = super().check(admitted)
-        if not fits(self._due(), step=self._next, groups=self.groups):
-            due = sorted(self._due())
-            found.append(f"ordinals due by steps {due} cannot all be trained from {self._next} on")
-        return found
-
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """See `Taking.load_state_dict`."""
-        super().load_state_dict(state)
-        self._settled = ()
-        self._lowest = {self.step: self._lowest_open()}
-
-    def _lowest_open(self) -> int:
-        """Return the lowest open ordinal; without open ones, the number of trained ordinals."""
-        return min(self._oldest, default=self.step * self.groups)
-
-    @property
-    def _next(self) -> int:
-        """The next step whose groups are not settled."""
-        return self.step + bool(self._settled)
-
-    def _open(self) -> list[Open]:
-        places = {ordinal: place for place, ordinal in enumerate(self._complete)}
-        return [
-            Open(
-                ordinal=ordinal,
-                due=None if oldest is None else oldest + self.eta,
-                arrived=places.get(ordinal),
-            )
-            for ordinal, oldest in self._oldest.items()
-            if ordinal not in self._settled
-        ]
-
-    def _due(self, *, but: int | None = None) -> list[int]:
-        return [each.due for each in self._open() if each.due is not None and each.ordinal != but]
-
-
-def _at(lowest: dict[int, int], protected: int) -> int:
+def entry_at(lowest: dict[int, int], protected: int) -> int:
     """Return the entry of the last step up to ``protected``, 0 without one; forget older ones."""
     known = sorted(step for step in lowest if step <= protected)
     for step in known[:-1]:

@@ -22,8 +22,9 @@ import msgspec
 from holdfast.adapters.rl.config import ROLE
 from holdfast.adapters.rl.ledger.budget import Pressure
 from holdfast.adapters.rl.ledger.checker import Consumer
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import Assignment
+from holdfast.adapters.rl.ledger.states import DeliveryVerdict
 from holdfast.adapters.rl.ledger.tail_figures import Tail
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory

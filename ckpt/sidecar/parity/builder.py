@@ -34,7 +34,6 @@ from holdfast.ckpt.errors import (
 from holdfast.ckpt.memory.fixed_files import CAN_JOIN
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.records import ParityEntry
-from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.parity.erasure import codec_named
 from holdfast.ckpt.parity.stripes import Geometry
@@ -354,8 +353,6 @@ class Builder:
         if mapped or _changed_share(build, build.columns) > _MOST_OF_IT:
             base = None
         is_based = base is not None and build.begin_as(base)
-        if not (is_based or mapped):
-            build.begin_empty()
         jobs = []
         for column, (answer, _) in build.columns.items():
             if column in mapped:
@@ -368,6 +365,8 @@ class Builder:
             jobs += [(column, batch) for batch in batches(ranges, PART_BYTES)]
         with build.lock:
             build.missing = {(column, batch[0][0]) for column, batch in jobs}
+            if not (is_based or mapped):
+                build.begin_fresh(PART_BYTES)
         step = base.key[1] if is_based and base is not None else -1
         for column, batch in jobs:
             self._put(build, build.owners[column], self._fetcher(build, column, batch, step))
@@ -408,9 +407,7 @@ class Builder:
         with build.lock, self._core.meters.timed("exchange", sum(map(len, parts))):
             if build.is_over or (column, batch[0][0]) not in build.missing:
                 return
-            row = build.buffer()
-            for (lo, hi), part in zip(batch, parts, strict=True):
-                build.codec.encode_update(build.place[1], column, part, row[lo:hi])
+            build.add(column, batch, parts)
             build.missing.discard((column, batch[0][0]))
             is_complete = not build.missing
         if is_complete:
@@ -419,7 +416,7 @@ class Builder:
     # -- sealing ---------------------------------------------------------------------------------
 
     def _complete(self, build: Build) -> None:
-        self._finish(build, build.checksum(crc32c(build.buffer()[build.start :])))
+        self._finish(build, build.made_checksum())
 
     def _finish(self, build: Build, checksum: int) -> None:
         """Seal a complete row on the thread that informs others."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from holdfast.ckpt.memory.block import check_block
 from holdfast.ckpt.memory.hosts import FileRef
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.ckpt.native.isal import crc32c
-from holdfast.ckpt.native.sums import CheckedBlock, Flags, Sums, runs_of
+from holdfast.ckpt.native.sums import CheckedBlock, Flags, Sums, runs_of, sum_of_range
 from holdfast.ckpt.parity.stripes import Geometry, Span
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotKey, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Op
@@ -105,16 +106,14 @@ class Columns:
         old = self._fill(base, body.stripe, body.column) if body.base >= 0 else None
 
         def answer() -> None:
-            with self._pinned(new, old), self._core.meters.timed("exchange", _size(body.ranges)):
-                data = self._gather(new, body.ranges)
-                if old is not None:
-                    np.bitwise_xor(data, self._gather(old, body.ranges), out=data)
-            self._core.count("fragment_bytes_sent", data.nbytes)
-            checks, at = [], 0
-            for lo, hi in body.ranges:
-                checks.append(crc32c(data[at : at + hi - lo].data))
-                at += hi - lo
-            request.reply(checks, [data.data])
+            nbytes = _size(body.ranges)
+            with self._pinned(new, old), self._core.meters.timed("exchange", nbytes):
+                straight = None
+                if old is None and request.seals_at_once:
+                    straight = self._straight(new, body.ranges)
+                checks, data = straight or self._copied(new, old, body.ranges)
+                self._core.count("fragment_bytes_sent", nbytes)
+                request.reply(checks, [data])
 
         self._core.submit(request, answer)
 
@@ -210,6 +209,42 @@ class Columns:
                 found[span.rank] = step.same[at]
         return found
 
+    def _straight(
+        self, filling: _Filling, ranges: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], memoryview] | None:
+        """Return the checksum and the bytes of one range that lies in one block, without a copy.
+
+        They are checked against the sealed sums. None for other ranges; see `_copied`.
+        """
+        if len(ranges) != 1:
+            return None
+        ((lo, hi),) = ranges
+        for span, slot in zip(filling.spans, filling.slots, strict=True):
+            if span.into <= lo and hi <= span.into + span.nbytes:
+                sums, at = self._sums(slot), span.at + lo - span.into
+                block = CheckedBlock(slot.view(), sums, origin=slot.file.path.name)
+                part = self._taken(block, slot, at, hi - lo)
+                return [sum_of_range(slot.view(), sums, at, hi - lo)], part
+        return None
+
+    def _taken(self, block: CheckedBlock, slot: Slot, at: int, nbytes: int) -> memoryview:
+        """Return checked bytes of a slot; a damaged one gives its step up."""
+        try:
+            return block.take(at, nbytes)
+        except CorruptError as error:
+            if slot.entry is None:
+                raise
+            raise self._spoiled(slot.entry, error) from error
+
+    def _copied(
+        self, new: _Filling, old: _Filling | None, ranges: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], memoryview]:
+        """Return the checksums and the bytes of ranges, or of their differences from ``old``."""
+        data = self._gather(new, ranges)
+        if old is not None:
+            np.bitwise_xor(data, self._gather(old, ranges), out=data)
+        return _checks(data, ranges), data.data
+
     def _gather(self, filling: _Filling, ranges: Sequence[tuple[int, int]]) -> Bytes:
         """Return bytes of a column, checked against the sealed sums; gaps are zeros."""
         data = np.zeros(_size(ranges), dtype=np.uint8)
@@ -223,18 +258,21 @@ class Columns:
                 a, b = max(span.into, lo), min(span.into + span.nbytes, hi)
                 if a >= b:
                     continue
-                try:
-                    part = block.take(span.at + a - span.into, b - a)
-                except CorruptError as error:
-                    if slot.entry is None:
-                        raise
-                    raise self._spoiled(slot.entry, error) from error
+                part = self._taken(block, slot, span.at + a - span.into, b - a)
                 np.copyto(data[at + a - lo : at + b - lo], np.frombuffer(part, dtype=np.uint8))
             at += hi - lo
         return data
 
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def _checks(data: Bytes, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the CRC32C of each range, whose bytes follow each other in ``data``."""
+    ends = list(accumulate(hi - lo for lo, hi in ranges))
+    return [
+        crc32c(data[end - hi + lo : end].data) for end, (lo, hi) in zip(ends, ranges, strict=True)
+    ]
 
 
 def _size(ranges: Sequence[tuple[int, int]]) -> int:

@@ -21,7 +21,8 @@ from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 from holdfast.ckpt.sidecar.core.core import THREADS
 from holdfast.ckpt.sidecar.core.messages import Column
-from holdfast.ckpt.sidecar.parity.changes import are_disjoint
+from holdfast.ckpt.sidecar.parity.changes import Range, are_disjoint
+from holdfast.ckpt.sidecar.parity.fresh_row import FreshRow
 from holdfast.ckpt.sidecar.parity.mapped import ColumnReader, MappedColumn
 from holdfast.ckpt.sidecar.parity.rows import ParityRow, RowPlace, RowSize
 from holdfast.ckpt.types import Json
@@ -59,6 +60,7 @@ class Build:
     file: RowFile | None = None
     view: memoryview | None = None
     missing: set[tuple[int, int]] = field(default_factory=set)
+    fresh: FreshRow | None = None
     is_over: bool = False
 
     @property
@@ -125,9 +127,31 @@ class Build:
         np.frombuffer(self.buffer(), dtype=np.uint8)[at:] = 0
         return True
 
-    def begin_empty(self) -> None:
-        """Begin with zeros."""
-        self._clear_from(self.start)
+    def begin_fresh(self, cell_bytes: int) -> None:
+        """Begin with nothing: the ``missing`` parts, each in its cell, are all there is."""
+        self.fresh = FreshRow(
+            self.buffer(),
+            start=self.start,
+            cell_bytes=cell_bytes,
+            codec=self.codec,
+            number=self.place[1],
+            parts=self.missing,
+        )
+
+    def add(self, column: int, batch: Sequence[Range], parts: Sequence[memoryview]) -> None:
+        """Add some ranges of a column, the very first time; the caller holds the lock."""
+        if self.fresh is not None:
+            self.fresh.add(column, batch[0][0], parts[0])
+            return
+        row = self.buffer()
+        for (lo, hi), part in zip(batch, parts, strict=True):
+            self.codec.encode_update(self.place[1], column, part, row[lo:hi])
+
+    def made_checksum(self) -> int:
+        """Return the CRC32C of a row to which all parts were added."""
+        if self.fresh is not None:
+            return self.checksum(self.fresh.checksum())
+        return self.checksum(crc32c(self.buffer()[self.start :]))
 
 
 def parse_column(

@@ -6,6 +6,8 @@ block is rebuilt, or an older point is used. All ranks wait for an inventory, so
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
 from holdfast.ckpt.memory.block import block_bytes, verify_block
 from holdfast.ckpt.memory.records import BlockSource, Inventory, RestorePoint
@@ -151,17 +153,26 @@ class ReadOperations:
                 raise NotFoundError(f"bytes {at}+{nbytes} are outside the block of {limit:,} bytes")
         core.slots.pin(slot)
 
-        def copy() -> None:
-            with core.meters.timed("serve", sum(nbytes for _, nbytes in body.ranges)):
-                try:
+        def send() -> None:
+            try:
+                with core.meters.timed("serve", sum(nbytes for _, nbytes in body.ranges)):
                     view = slot.view()
-                    parts = [bytes(view[at : at + nbytes]) for at, nbytes in body.ranges]
-                finally:
-                    core.unpin(slot)
-                sums = [crc32c(part) for part in parts]
-            request.reply(sums, [b"".join(parts)])
+                    parts = [view[at : at + nbytes] for at, nbytes in body.ranges]
+                    if request.seals_at_once and len(parts) == 1:  # from the slot itself
+                        request.reply([crc32c(parts[0])], parts)
+                        return
+                    data = b"".join(parts)
+            finally:
+                core.unpin(slot)
+            ends = [*accumulate(nbytes for _, nbytes in body.ranges)]
+            copied = memoryview(data)
+            sums = [
+                crc32c(copied[end - nbytes : end])
+                for end, (_, nbytes) in zip(ends, body.ranges, strict=True)
+            ]
+            request.reply(sums, [data])
 
-        core.submit(request, copy)
+        core.submit(request, send)
 
     def _read_row(self, request: Request, body: ReadRow) -> None:
         row = self._parities.get((body.generation, body.step), (body.stripe, body.row))

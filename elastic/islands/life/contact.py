@@ -61,6 +61,7 @@ class Contact:
             p.mailbox,
             p.islands,
             lineage=p.now.lineage,
+            adopted=p.now.adopted,
             clock=time.monotonic,
             protected=self._is_protected,
             sign=self._sign,

@@ -43,6 +43,9 @@ from holdfast.elastic.testing.seas.tasks import SeaTask
 
 SAMPLES: Final = 8
 _FAULT: Final = 1 << 20
+_APART: Final = 3
+"""Records between two places for newcomers: few, as these seas are short."""
+
 _T = TypeVar("_T")
 
 PARAMETERS: Final = tuple(Parameter(name=f"w{i}", shape=(4,)) for i in range(4))
@@ -113,7 +116,7 @@ class SeaLife:
         m.final = ledger.digest(s.sea)
 
     def _first_page(self) -> SeaLogbook:
-        return SeaLogbook(self._m.store, island=self._m.name)  # type: ignore[arg-type]
+        return SeaLogbook(self._m.store, island=self._m.name, apart=_APART)  # type: ignore[arg-type]
 
     def damage(self, random: Random) -> None:
         """Change a number of the sea's weights."""
@@ -268,6 +271,7 @@ class SeaLife:
             self._mailbox,
             self._islands,
             lineage=self._s.numbers.lineage,
+            adopted=self._s.numbers.adopted,
             clock=m.tasks.clock,
             protected=lambda step: (found := m.newest(durable=False)) is not None and found >= step,
             sign=self._sign,

@@ -23,6 +23,7 @@ def judged(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 def test_a_plain_job_repeats_steps_and_loses_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,7 +179,10 @@ def test_a_project_with_tools_of_its_own_has_both(
         "def test_mine(cluster):\n    import tools; assert tools.MINE\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plug_in(), "-c", os.devnull, "--rootdir", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "pytest", *plug_in(), "-c", os.devnull),
+            *("--rootdir", str(tmp_path), "--basetemp", str(tmp_path / "made")),
+        ],
         cwd=tmp_path,
         env={
             **{k: v for k, v in os.environ.items() if "PYTEST" not in k},

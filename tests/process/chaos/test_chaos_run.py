@@ -61,6 +61,7 @@ def test_a_node_leaves_after_a_notice_and_a_spare_one_joins(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("importing_once")
 def test_a_killed_launcher_is_started_again_and_no_protected_step_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 from doubles.blocks import write_block
 from event_lines import EventLines
+from forked_scripts import ran
+from session_imports import IMPORTING_ONCE
 from sidecar_group import (
     DEADLINE_S,
     SidecarGroup,
@@ -117,8 +119,9 @@ def _run(
     launch = ["-m", "holdfast.tools.cli", "run", *options]
     words = [sys.executable, *launch, script, "--steps", steps, "--result", result, *flags]
     done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=250, check=False
-    )
+        [str(word) for word in words], capture_output=True, text=True, timeout=250, check=False,
+        env={**os.environ, **IMPORTING_ONCE},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(result.read_text())
     return found
@@ -163,7 +166,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """The job that the tests below go on from, each with a copy of its own."""
     folder = tmp_path_factory.mktemp("ended")
     alone = [sys.executable, HELPERS / "tiny_training.py", "--steps", "26"]
-    subprocess.run([*alone, "--result", folder / "alone.json"], check=True, timeout=250)
+    ran([*alone, "--result", folder / "alone.json"], check=True)
     found = Stopped(folder, json.loads((folder / "alone.json").read_text()))
     slowly = ("--pace", "0.2")  # a snapshot is on the disks before the one after next is due
     _run(folder / "result.json", 25, *_guarded(found.disk), flags=(*found.flags, *slowly))
@@ -273,7 +276,11 @@ def test_a_job_stopped_by_sigterm_saves_within_its_grace(tmp_path: Path) -> None
     script = HELPERS / "tiny_training.py"
     words = [sys.executable, *launch, script, *flags, "--checkpoint-every", "100000"]
     with (
-        subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE) as job,
+        subprocess.Popen(
+            [str(word) for word in words],
+            stderr=subprocess.PIPE,
+            env={**os.environ, **IMPORTING_ONCE},
+        ) as job,
         contextlib.ExitStack() as ended,
     ):
         ended.callback(job.kill)

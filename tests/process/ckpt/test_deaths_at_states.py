@@ -20,7 +20,7 @@ NODES = ("n0", "n1", "n2")
 STATES = ("acquire.after", "seal.after", "commit.before", "commit.after", "release.after")
 """In each state of a slot: writing, sealed by its rank, by all, committed, and empty again."""
 
-POINTS = (*STATES, "acquire.before", "seal.before", "create.made", "discard.after")
+OTHERS = ("acquire.before", "seal.before", "create.made", "discard.after")
 GROW = 12_000
 """Bytes a step: slots become too small now and then, others are made, and they are discarded."""
 
@@ -94,7 +94,8 @@ def whole_again(running: Job, *, after: int, least: int) -> int:
 @pytest.mark.parametrize(
     ("victim", "points"),
     [
-        ("worker", POINTS),
+        ("worker", STATES),
+        pytest.param("worker", OTHERS, marks=pytest.mark.exhaustive),
         pytest.param("node", STATES, marks=pytest.mark.exhaustive),
         pytest.param("agent", STATES, marks=pytest.mark.exhaustive),
         pytest.param("machine", STATES, marks=pytest.mark.exhaustive),

@@ -66,8 +66,17 @@ def trained(turns: list[tuple[int, int]], dataset: Any, **how: Any) -> list[Seen
     return seen
 
 
-@pytest.mark.parametrize("factory", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("dataset", [Noisy(SIZE), Stream(SIZE), StatefulStream(SIZE)])
+@pytest.mark.parametrize(
+    ("dataset", "factory"),
+    [
+        (Noisy(SIZE), DataLoader),
+        (Stream(SIZE), DataLoader),
+        (StatefulStream(SIZE), StatefulDataLoader),
+        pytest.param(Noisy(SIZE), StatefulDataLoader, marks=pytest.mark.exhaustive),
+        pytest.param(Stream(SIZE), StatefulDataLoader, marks=pytest.mark.exhaustive),
+        pytest.param(StatefulStream(SIZE), DataLoader, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_what_workers_read_ahead_is_neither_lost_nor_repeated_by_a_resize(
     factory: Callable[..., Any], dataset: Any
 ) -> None:
@@ -195,7 +204,9 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "context", [None, "fork", pytest.param("forkserver", marks=pytest.mark.exhaustive)]
+)
 def test_workers_die_with_their_rank(tmp_path: Path, temporary: Path, context: str | None) -> None:
     how = f"multiprocessing_context={context!r}"
     with rank(tmp_path, how, temporary=temporary) as process:

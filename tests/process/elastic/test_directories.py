@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+from forked_scripts import ran
 
 from holdfast.elastic.loop.trace.records import TRACE_ENV, TraceSettings
 
@@ -54,9 +54,7 @@ def _start(home: Path, elsewhere: Path) -> int:
     script = home / "train.py"
     script.write_text(SCRIPT)
     words = [sys.executable, str(script), str(elsewhere)]
-    said = subprocess.run(
-        words, cwd=home, check=True, timeout=250, stdout=subprocess.PIPE, text=True
-    )
+    said = ran(words, cwd=home, check=True)
     assert list(elsewhere.iterdir()) == []
     found: int = json.loads(said.stdout)
     return found
@@ -108,6 +106,6 @@ def test_the_stages_of_a_checked_script_leave_its_own_checkpoints_alone(tmp_path
     order = TraceSettings(folder=str(trace), steps=2, roots=str(apart))
     environment = {**os.environ, TRACE_ENV: msgspec.json.encode(order).decode()}
     words = [sys.executable, str(script)]
-    subprocess.run(words, cwd=tmp_path, env=environment, check=True, timeout=250)
+    ran(words, cwd=tmp_path, env=environment, check=True)
     assert not (tmp_path / "runs").exists()
     assert len(list(apart.glob("*/step-000000000002"))) == 2

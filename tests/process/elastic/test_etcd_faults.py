@@ -47,6 +47,7 @@ def test_the_leader_is_killed_twice(start_etcd: StartCluster, connect_etcd: Conn
         history.goes_on()
 
 
+@pytest.mark.exhaustive
 def test_every_member_is_restarted_in_turn(start_etcd: StartCluster, connect_etcd: Connect) -> None:
     cluster = start_etcd(3)
     with History(lambda: connect_etcd(cluster.url, timeout_s=TIMEOUT_S)) as history:

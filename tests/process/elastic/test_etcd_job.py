@@ -14,7 +14,8 @@ from etcd import Cluster
 from etcd_control import leader_of
 from etcd_fixtures import Connect, StartCluster
 from etcd_security import Certificates
-from jobs import TOY, Job, job, launched
+from forked_scripts import ran
+from jobs import PRELOAD, TOY, Job, job, launched
 from tree import HELPERS
 
 from holdfast.elastic.errors import CoordinatorError
@@ -40,6 +41,7 @@ def _train(directory: Path, coordinator: str) -> LaunchConfig:
         run_dir=directory / "run",
         coordinator=coordinator,
         timing=ETCD_TIMING,
+        preload=PRELOAD,
     )
 
 
@@ -67,7 +69,7 @@ def test_training_is_undisturbed_by_the_death_of_etcd_leaders(
         outcome = running.finish()
     assert outcome.ok, outcome.message
     assert _no_keys_of(cluster, connect_etcd), "the run's keys are left behind"
-    subprocess.run(_training(tmp_path / "undisturbed"), check=True, timeout=250)
+    ran(_training(tmp_path / "undisturbed"), check=True)
     hashes = {
         json.loads((tmp_path / name / "result").read_text())["hash"]
         for name in ("disturbed", "undisturbed")

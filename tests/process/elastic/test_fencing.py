@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from forked_scripts import ran
 from jobs import DEADLINE_S, Event, Job
 from tree import HELPERS
 
@@ -135,7 +135,7 @@ def overlaps(acts: list[Event]) -> list[tuple[Event, Event]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     result = tmp_path_factory.mktemp("calm") / "calm.json"
     flags = ["--result", str(result), "--steps", str(STEPS)]
-    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, timeout=2 * DEADLINE_S)
+    ran([sys.executable, SCRIPT, *flags], check=True)
     return json.loads(result.read_text())["hash"]
 
 

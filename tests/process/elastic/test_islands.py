@@ -106,6 +106,27 @@ def test_an_island_that_goes_back_to_a_checkpoint_ends_with_the_same_weights(
         assert "entered" not in [each["kind"] for each in waters.records()[3:]]
 
 
+@pytest.mark.exhaustive  # a peer that dies is in test_haul, and simulated islands die at all times
+def test_a_payload_outlives_all_processes_of_its_island(
+    tmp_path: Path, quiet: dict[str, Any]
+) -> None:
+    with sea(tmp_path) as waters:
+        RunKey.new().save(tmp_path / "sea.key")
+        keyed, gate = (*TWO, "--key", tmp_path / "sea.key"), tmp_path / "gate"
+        stored = ("--checkpoint", tmp_path / "stored", "--checkpoint-every", 7)
+        waters.start("oslo", *keyed, "--gate", 11, gate)
+        waters.start("lima", *keyed, *stored, "--gate", 13, tmp_path / "never")
+        waters.until((tmp_path / "stored" / "step-000000000007" / "manifest.json").exists)
+        waters.until(lambda: bool(list((waters.meet / "works/lima").glob("*-00000002-*.json"))))
+        waters.kill("lima")
+        gate.touch()
+        sign = waters.meet / "alive/oslo.json"
+        waters.until(lambda: json.loads(sign.read_text())["tide"] == 3)
+        waters.start("lima", *keyed, *stored)
+        first, second = waters.finish("lima", "oslo")
+        assert first["hash"] == second["hash"] == quiet["hash"]
+
+
 def test_an_island_that_lost_its_state_is_given_the_sea_s_weights(tmp_path: Path) -> None:
     with sea(tmp_path) as waters:
         waters.start("oslo", *TWO)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from session_imports import IMPORTING_ONCE
 from undisturbed import WAITING, alone, weights
 
 from holdfast.ckpt.memory.arena import arenas_of, sweep
@@ -45,6 +46,7 @@ class Job:
                 text=True,
                 env={
                     **os.environ,
+                    **IMPORTING_ONCE,
                     "HOLDFAST_TEST_LOG": str(self.folder / "log"),
                     "HOLDFAST_TEST_END": str(self.folder / "end"),
                     "OMP_NUM_THREADS": "1",

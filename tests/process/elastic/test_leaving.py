@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_scripts import ran
 from jobs import DEADLINE_S, hurt, job
 from leaving_bodies import leave_at_once_and_late
 from ranks import ranks
@@ -27,7 +27,7 @@ def _await(file: Path) -> None:
 
 def _alone(out: Path, mode: str, *flags: object) -> dict[str, Any]:
     words = [sys.executable, SCRIPT, mode, "--out", out, *flags]
-    subprocess.run([str(word) for word in words], check=True, timeout=250)
+    ran(words, check=True)
     found: dict[str, Any] = json.loads((out / "rank-0.json").read_text())
     return found
 

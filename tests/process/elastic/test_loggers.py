@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from forked_scripts import ran
 from jobs import DEADLINE_S, Job, hurt, job
 from tree import HELPERS
 
@@ -58,7 +58,7 @@ def _seat_of(running: Job, pid: int) -> tuple[str, str]:
 def test_every_step_comes_once_though_workers_leaders_and_a_node_are_lost(tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
-    subprocess.run([sys.executable, str(SCRIPT), "--out", str(alone)], check=True, timeout=250)
+    ran([sys.executable, SCRIPT, "--out", alone], check=True)
     steps = [row[0] for row in _log(alone)]
     assert steps == list(range(12))
     flags = ["--out", str(tmp_path), "--gates", "3", "5", "7", "--dies", "9"]

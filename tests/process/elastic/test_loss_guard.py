@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_scripts import ran
 from jobs import Job, launched, trainers
 from tree import HELPERS
 
@@ -34,7 +34,7 @@ def by_hand(directory: Path, *args: str) -> str:
     """Run the script, exactly, without a launcher; return the hash of the weights."""
     result, count = directory / "result.json", directory / "count"
     flags = ["--exact", "--result", str(result), "--count", str(count), *args]
-    subprocess.run(python_command(SCRIPT, flags), check=True, timeout=250)
+    ran(python_command(SCRIPT, flags), check=True)
     found: str = json.loads(result.read_text())["hash"]
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from jobs import PATIENT, REMEMBERING, job, launched, trainers
+from jobs import PATIENT, PRELOAD, REMEMBERING, job, launched, trainers
 
 import holdfast
 from holdfast.ckpt.memory.arena import arena_path
@@ -95,6 +95,7 @@ def test_a_state_that_outgrows_its_budget_costs_snapshots_and_not_the_training(
         wanted={"trainer": len(nodes)},
         run_dir=tmp_path / "run",
         timing=PATIENT,
+        preload=PRELOAD,
     )
     with launched(config) as running:
         outcome = running.finish()

@@ -168,7 +168,7 @@ def test_a_slow_wire_to_the_coordinator_costs_no_generation(
 ) -> None:
     wire.delay_s = 0.1
     two = Two(machines, wire, tmp_path, least=2)
-    two.start(steps=200)
+    two.start(steps=80)
     two.history.await_world(2)
     two.await_ends(0, 0)
     two.history.await_event(lambda e: e["kind"] == "job_ended")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked_scripts import ran
 from jobs import PATIENT, PRELOAD, Job, hurt, launched
 from tree import HELPERS
 
@@ -69,7 +69,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> object:
     """The weights of the same steps on one rank that nothing disturbs."""
     directory = tmp_path_factory.mktemp("calm")
     flags = ["--result", str(directory / "result.json"), "--steps", str(STEPS)]
-    subprocess.run([sys.executable, str(SCRIPT), *flags], check=True, timeout=250)
+    ran([sys.executable, SCRIPT, *flags], check=True)
     return result_of(directory)["hash"]
 
 

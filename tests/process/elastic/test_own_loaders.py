@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
+from forked_scripts import ran
 from tree import HELPERS
 
 
 @pytest.fixture(scope="module")
 def endings() -> dict[str, str]:
-    words = [sys.executable, str(HELPERS / "own_loaders.py")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
+    done = ran([sys.executable, HELPERS / "own_loaders.py"])
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found

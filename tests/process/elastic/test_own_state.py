@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from jobs import DEADLINE_S, PATIENT, PRELOAD, Job, hurt, launched
+from forked_scripts import ran
+from jobs import PATIENT, PRELOAD, Job, hurt, launched
 from own_state_training import expected
 from tree import HELPERS
 
@@ -87,7 +87,7 @@ def test_games_come_back_from_a_checkpoint_into_worlds_of_other_sizes(tmp_path: 
         flags = ("--steps", str(steps), "--checkpoint", root)
         if nodes == 1:
             alone = [sys.executable, str(SCRIPT), "--log", str(tmp_path / "log"), *flags]
-            subprocess.run(alone, check=True, timeout=DEADLINE_S)
+            ran(alone, check=True)
         else:
             with launched(config(tmp_path, f"run{count}", *flags, nodes=nodes)) as job:
                 assert job.finish().ok, job.history[-20:]

@@ -41,6 +41,7 @@ def test_islands_that_meet_in_pairs_end_with_equal_weights(quiet: dict[str, Any]
     assert steps == ["step-000000000024"]
 
 
+@pytest.mark.exhaustive  # simulated seas of pairs lose islands too, and others are killed
 def test_an_island_of_sharded_ranks_that_is_killed_and_one_that_goes_back_change_no_bit(
     tmp_path: Path, quiet: dict[str, Any]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_scripts import ran
 from tree import HELPERS
 
 SCRIPT = HELPERS / "tiny_training.py"
@@ -16,9 +17,7 @@ SCRIPT = HELPERS / "tiny_training.py"
 
 def _train(result: Path, *flags: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, SCRIPT, "--result", result, *flags]
-    return subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=250, check=False
-    )
+    return ran(words)
 
 
 def _trained(result: Path, *flags: object) -> dict[str, Any]:
@@ -97,9 +96,7 @@ def test_a_step_is_told_to_end_before_the_fence_was_looked_at(tmp_path: Path) ->
         "        guard.check, session.emit = paused, printed\n"
         "train()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=250, check=True
-    )
+    done = ran([sys.executable, script], check=True)
     ended, looked = json.loads(done.stdout)
     assert ended < looked + 0.1, "two clocks, and a pause three times as long"
 

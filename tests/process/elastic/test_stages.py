@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_scripts import ran
 from jobs import DEADLINE_S, Job, hurt, job
 from tree import HELPERS
 
@@ -28,7 +29,7 @@ def _alone() -> str:
     """Return the weights of the run that nothing disturbs."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, str(SCRIPT), "--out", folder]
-        subprocess.run(words, check=True, timeout=250)
+        ran(words, check=True)
         (found,) = _hashes(Path(folder))
         return found
 

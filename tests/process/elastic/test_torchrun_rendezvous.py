@@ -35,6 +35,7 @@ def test_agents_meet_go_on_without_a_lost_one_and_take_another_in(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.exhaustive  # so are the processes of a job beside a sidecar, each time
 def test_a_killed_worker_restarts_and_all_meet_again(tmp_path: Path) -> None:
     with torchruns(tmp_path, WORKER) as job:
         agents = [job.start("--nnodes=2", "--max-restarts=2") for _ in range(2)]

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 from event_lines import EventLines
+from forked_scripts import ran
+from session_imports import IMPORTING_ONCE
 from tree import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "train_gpt.py"
@@ -25,9 +27,7 @@ STEPS = 9
 
 def _alone(result: Path, *flags: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, EXAMPLE, "--result", result, *flags]
-    return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=250, check=False
-    )
+    return ran(command)
 
 
 def _result(path: Path) -> dict[str, Any]:
@@ -94,7 +94,8 @@ def _job(run_dir: Path, *flags: object) -> Iterator[Job]:
         run_dir,
     ]
     words = [str(word) for word in (*command, EXAMPLE, *flags)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    env = {**os.environ, **IMPORTING_ONCE}
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=env)
     try:
         yield Job(process, run_dir)
         assert process.wait(timeout=250) == 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_scripts import ran
 from jobs import Job, launched, trainers
 from tree import ROOT
 
@@ -22,7 +22,7 @@ def undisturbed(directory: Path, *flags: str) -> Any:
     """Return the result of a run alone, whose rank reads data by itself."""
     result = directory / "alone.json"
     words = [sys.executable, EXAMPLE, "--epochs", EPOCHS, "--workers", 0, "--result", result]
-    subprocess.run([*map(str, words), *flags], check=True, timeout=250)
+    ran([*words, *flags], check=True)
     return json.loads(result.read_text())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_scripts import ran
 from jobs import DEADLINE_S, PATIENT, PRELOAD, Event, Job, launched
 from tree import HELPERS
 
@@ -30,7 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outcome of the run that nothing happened to."""
     result = tmp_path_factory.mktemp("alone") / "result.json"
     words = [sys.executable, SCRIPT, "--result", result, "--steps", STEPS]
-    subprocess.run([str(word) for word in words], check=True, timeout=DEADLINE_S)
+    ran(words, check=True)
     return outcome_in(result.parent)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from forked_scripts import ran
 from jobs import Event, Job, hurt, launched, trainers
 from tree import HELPERS
 
@@ -30,7 +30,7 @@ def steps_of(running: Job, seat: str, *, generation: int) -> list[Event]:
 def alone(directory: Path) -> Any:
     result = directory / "alone.json"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, "--result", result], env=env, check=True, timeout=250)
+    ran([sys.executable, SCRIPT, "--result", result], env=env, check=True)
     return json.loads(result.read_text())
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import DEADLINE_S, hurt, launched, trainers
+from forked_scripts import ran
+from jobs import hurt, launched, trainers
 from tree import HELPERS
 
 SCRIPT = HELPERS / "update_training.py"
@@ -18,7 +18,7 @@ SCRIPT = HELPERS / "update_training.py"
 def alone(folder: Path, *flags: str) -> Any:
     """Return the result of one process."""
     words = [sys.executable, str(SCRIPT), "--result", str(folder / "alone"), *flags]
-    subprocess.run(words, check=True, timeout=DEADLINE_S)
+    ran(words, check=True)
     return json.loads((folder / "alone.0").read_text())
 
 
@@ -67,10 +67,7 @@ def test_a_killed_job_ends_as_one_process_does(tmp_path: Path, flags: tuple[str,
 
 def test_lbfgs_over_shards_is_refused_by_name(tmp_path: Path) -> None:
     words = ["--result", str(tmp_path / "alone"), "--way", "lbfgs", "--fsdp"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+    done = ran([sys.executable, SCRIPT, *words])
     assert done.returncode == 1
     assert (
         "run.minimize(optimizer): a parameter of shape (16, 8) is a DTensor, and LBFGS would "

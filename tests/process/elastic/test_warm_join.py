@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from forked_scripts import ran
 from jobs import DEADLINE_S, Event, Job, hurt, job
 from tree import HELPERS
 
@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("alone")
     (folder / "end").touch()
     env = {**os.environ, "HOLDFAST_TEST_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(SCRIPT)], env=env, check=True, timeout=3 * DEADLINE_S)
+    ran([sys.executable, SCRIPT], env=env, check=True)
     return list(msgspec.json.decode((folder / "log.jsonl").read_bytes())["weights"])
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from jobs import DEADLINE_S, launched, trainers
+from forked_scripts import ran
+from jobs import launched, trainers
 from tree import HELPERS
 
 SCRIPT = HELPERS / "wrapped_training.py"
@@ -46,10 +46,9 @@ def test_a_wrapped_model_that_loses_a_rank_keeps_its_bits(
     wrapping: str, backend: str, tmp_path: Path
 ) -> None:
     alone, job = tmp_path / "alone", tmp_path / "job"
-    subprocess.run(
+    ran(
         [sys.executable, SCRIPT, wrapping, backend, alone],
         check=True,
-        timeout=DEADLINE_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     config = trainers(

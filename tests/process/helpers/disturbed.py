@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs import DEADLINE_S, PATIENT, PRELOAD, hurt, launched
+from forked_scripts import ran
+from jobs import PATIENT, PRELOAD, hurt, launched
 
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
 
@@ -26,7 +26,7 @@ def alone_and_disturbed(
     alone, disturbed, until = (folder / name for name in ("alone.json", "job.json", "until"))
     words = [sys.executable, str(script), "--result", str(alone), *flags]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(words, env=env, check=True, timeout=DEADLINE_S)
+    ran(words, env=env, check=True)
     words = ["--result", str(disturbed), "--until", str(until), *flags, *in_job]
     names = [f"n{i}" for i in range(ranks)]
     config = LaunchConfig(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import runpy
 import signal
@@ -16,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from fork_servers import forking
 from tree import HELPERS
 
 SCRIPT = HELPERS / "island_training.py"
 DEADLINE_S = 240.0
 
-_IMPORTS = ["torch", "torch.distributed.fsdp", "holdfast.elastic.loop.generations"]
+_IMPORTS = ("torch", "torch.distributed.fsdp", "holdfast.elastic.loop.generations")
 
 
-def _island(script: str, argv: list[str], log: str) -> None:
+def _island(script: str, argv: list[str], log: str, environment: dict[str, str]) -> None:
     """Be a program that was started by hand, in a session of its own."""
     os.setsid()
+    os.environ.clear()  # that of the server, which began with another test
+    os.environ.update(environment)
     said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -52,10 +54,9 @@ class Sea:
 
     def start(self, name: str, *flags: object, script: Path = SCRIPT) -> None:
         """Start an island as a run of one rank, without the seconds that its imports take."""
-        starting = multiprocessing.get_context("forkserver")
-        starting.set_forkserver_preload(_IMPORTS)
         argv, log = self.flags(name, *flags), str(self.folder / f"{name}.log")
-        process = starting.Process(target=_island, args=(str(script), argv, log))
+        args = (str(script), argv, log, dict(os.environ))
+        process = forking(*_IMPORTS).Process(target=_island, args=args)
         process.start()
         self._running[name] = process
 

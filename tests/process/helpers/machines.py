@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from lan import Lan
 from ports import free_ports
+from session_imports import IMPORTING_ONCE
 from torchruns import DEADLINE_S
 from undisturbed import WAITING
 
@@ -51,6 +52,7 @@ class Machines:
         machine = self._lan.machines[number] if self._lan else None
         env = {
             **os.environ,
+            **(IMPORTING_ONCE if script == (str(WAITING),) else {}),  # others need no torch
             "HOLDFAST_TEST_LOG": str(self.log),
             "HOLDFAST_TEST_END": str(self.end),
             "HOLDFAST_KEY_FILE": str(self.directory / "key.json"),

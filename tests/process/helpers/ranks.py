@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing as mp
 import os
 import queue
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from fork_servers import forking
 
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
@@ -138,20 +135,10 @@ class Ranks:
         return [value for _, value in answers]
 
 
-def _forking() -> Any:
-    """Return a way to start processes that have torch: it takes seconds to import it in each."""
-    context = mp.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # of the preload
-        context.set_forkserver_preload([__name__, "warmed"])
-        forkserver.ensure_running()
-    return context
-
-
 @contextmanager
 def ranks(world_size: int, body: Any, folder: Path, *, with_world: bool = True) -> Iterator[Ranks]:
     """Run ``body`` on ``world_size`` processes; nothing of them is left afterwards."""
-    context = _forking()
+    context = forking(__name__, "warmed")
     pipes, processes = [], []
     for rank in range(world_size):
         mine, theirs = context.Pipe()

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from forked_scripts import ran
 from jobs import PATIENT, PRELOAD, Job
-from session_imports import session_imports
+from session_imports import IMPORTING_ONCE, session_imports
 
 from holdfast.adapters.rl.config import RLConfig, save_config
 from holdfast.ckpt.memory import kept
@@ -34,9 +35,7 @@ def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
     """Run the job in one process and return its outcome."""
     save_config(config, directory / "config.json")
     words = ["--config", str(directory / "config.json"), "--result", str(directory / "result.json")]
-    done = subprocess.run(
-        [*MAIN, *words], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = ran([*MAIN, *words])
     assert done.returncode == 0, done.stderr
     outcome: dict[str, Any] = json.loads((directory / "result.json").read_bytes())
     return outcome
@@ -87,6 +86,7 @@ class CommandedJob:
                 [sys.executable, "-m", "holdfast.tools.cli", "run", *words, "-m", _MODULE, *script],
                 stdout=said,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **IMPORTING_ONCE},
             )
         launcher: Any = SimpleNamespace(run_dir=self.run_dir)
         self.job = Job(launcher)

@@ -23,6 +23,9 @@ A replacement then starts without the imports. ``HOLDFAST_PRELOAD=`` makes every
 itself.
 """
 
+IMPORTING_ONCE = {PRELOAD_ENV: ",".join(PRELOAD)}
+"""The environment of a command whose job is to import them once, not in each of its processes."""
+
 _OF_ONE_TEST = "PYTEST_CURRENT_TEST"
 _LOAD_S = 120.0
 _started: list[tuple[ForkServer, dict[str, str]]] = []

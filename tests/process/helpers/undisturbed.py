@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from forked_scripts import ran
 
 WAITING = Path(__file__).with_name("waiting_training.py")
-_DEADLINE_S = 180.0
 
 
 @functools.cache
@@ -28,7 +27,7 @@ def alone() -> list[str]:
             "HOLDFAST_TEST_END": str(end),
             "OMP_NUM_THREADS": "1",
         }
-        subprocess.run([sys.executable, str(WAITING)], env=env, check=True, timeout=_DEADLINE_S)
+        ran([sys.executable, WAITING], env=env, check=True)
         lines = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
         return weights(lines[-1])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 from adapter_packages import needs
-from jobs import DEADLINE_S, launched, trainers
+from forked_scripts import ran
+from jobs import PRELOAD, launched, trainers
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "hf_training.py"
+
+IMPORTS = (*PRELOAD, "transformers.trainer", "transformers.models.llama.modeling_llama")
+"""Modules that the script imports."""
 
 WRITTEN = [
     *("end.json", "log.jsonl", "final/model.safetensors"),
@@ -34,8 +37,7 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(folder: Path, *options: str) -> Any:
     folder.mkdir(exist_ok=True)
-    words = [sys.executable, str(SCRIPT), str(folder), *options]
-    subprocess.run(words, check=True, timeout=DEADLINE_S, capture_output=True)
+    ran([sys.executable, SCRIPT, folder, *options], check=True, imports=IMPORTS)
     return json.loads((folder / "end.json").read_text())
 
 
@@ -62,7 +64,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "options",
     [
         pytest.param(["--kill", "7", "3"], id="in a step"),
-        pytest.param(["--fsdp", "--kill", "7", "3"], id="in a step, with FSDP2"),
+        pytest.param(
+            ["--fsdp", "--kill", "7", "3"], id="in a step, with FSDP2", marks=pytest.mark.exhaustive
+        ),
         pytest.param(["--fsdp", "--fatal-batch", "3"], id="in an evaluation, with FSDP2"),
     ],
 )
@@ -74,6 +78,7 @@ def test_a_job_of_two_ranks_that_loses_one_ends_as_one_rank(
         [str(tmp_path), "--exact", "float32", *options],
         nodes=2,
         run_dir=tmp_path / "run",
+        preload=IMPORTS,
     )
     with launched(config) as running:
         outcome = running.finish()

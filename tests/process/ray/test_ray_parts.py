@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from session_imports import IMPORTING_ONCE
 from tree import HELPERS
 from undisturbed import WAITING, alone, weights
 
@@ -36,6 +37,7 @@ class Parts:
         self.temporary.mkdir()
         self.env = {
             **os.environ,
+            **IMPORTING_ONCE,
             "HOLDFAST_TEST_LOG": str(self.log),
             "HOLDFAST_TEST_END": str(self.end),
             "TMPDIR": str(self.temporary),

@@ -127,7 +127,7 @@ def test_another_server_goes_on_where_one_failed(
     with ExitStack() as stack:
         first = stack.enter_context(serving(ports[0], "--pinned", "--tells", f"--{fault}", "5"))
         stack.enter_context(serving(ports[1], "--pinned", "--tells"))
-        pool = EnginePool([client_of(each, silence_s=4.0) for each in ports], retry_s=60.0)
+        pool = EnginePool([client_of(each, silence_s=2.0) for each in ports], retry_s=60.0)
         found = answers(sink)
         pool.finish(found)
         if fault == "die":

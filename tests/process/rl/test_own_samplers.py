@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from jobs import Event, Job, launched
+from jobs import PRELOAD, Event, Job, launched
 from tree import HELPERS, ROOT
 
 from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_command
@@ -57,6 +57,7 @@ def test_kills_of_a_sampler_and_of_the_loop_leave_no_trace(tmp_path: Path) -> No
         nodes=tuple(NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in "ab"),
         wanted={"trainer": 2},
         run_dir=tmp_path / "run",
+        preload=PRELOAD,
     )
     with launched(config) as job, sampler(tmp_path, "first", most=DIES_AT) as first:
         patiently(job, lambda e: e["kind"] == "reformed")

@@ -227,16 +227,19 @@ def test_killed_with_its_launcher_a_job_goes_on_from_what_is_left_as_if_nothing_
 def test_a_lost_nodes_rollout_worker_leaves_its_tokens_in_the_copy_of_its_log(
     tmp_path: Path, config: RLConfig, undisturbed: dict[str, Any]
 ) -> None:
-    with rl_job(tmp_path, config) as job:
+    hold = tmp_path / "hold"
+    with rl_job(tmp_path, msgspec.structs.replace(config, hold=str(hold))) as job:
         job.await_step(2)
         (seat,) = job.launcher.processes()["c"].workers
         job.await_event(
             lambda e: e["kind"] == "sampling" and e["seat"] == seat and e["samples"] > 0,
             after=len(job.history),
         )
+        hold.touch()  # a log has nothing of what was trained
         assert job.launcher.lose_machine("c")
         lost = job.await_event(lambda e: e["kind"] == "rollout_recovered" and e["worker"] == seat)
         assert lost["samples"] > 0
+        hold.unlink()
         outcome = job.finish()
         assert outcome.ok, outcome.message
     result = json.loads((tmp_path / "result.json").read_bytes())

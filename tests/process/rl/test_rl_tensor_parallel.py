@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from jobs import PATIENT, Job, hurt, launched
+from jobs import PATIENT, PRELOAD, Job, hurt, launched
+from rl_jobs import MAIN
 
 from holdfast.adapters.rl.config import RLConfig, preset, save_config
 from holdfast.adapters.rl.loss.ppo import LossConfig
@@ -25,13 +25,14 @@ def launch(directory: Path, config: RLConfig, *, trainers: int) -> LaunchConfig:
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
     slots = [{"trainer": 2, "rollout": 1}, *[{"trainer": 2}] * (trainers // 2 - 1)]
     return LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.rl", *words),
+        command=(*MAIN, *words),
         nodes=tuple(
             NodeSpec(name=f"n{at}", domain=f"n{at}", slots=each) for at, each in enumerate(slots)
         ),
         wanted={"trainer": trainers, "rollout": 1},
         run_dir=directory / "run",
         timing=PATIENT,
+        preload=PRELOAD,
         capture_output=True,
     )
 

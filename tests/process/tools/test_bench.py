@@ -45,7 +45,7 @@ ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
     *("rl", "environments", "vllm", "store", "tuning", "islands", "learning", "lines", "surface"),
-    "watches",
+    *("watches", "neighbors", "returns", "ledger"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 
@@ -166,11 +166,41 @@ def test_islands_are_timed_beside_ddp_and_send_far_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_a_killed_island_comes_back_beside_a_plain_run(tmp_path: Path) -> None:
+    from holdfast.tools.bench.faults import pauses
+    from holdfast.tools.bench.islands.returns import ISLAND, KILLED, LOST, RUN
+
+    found = figures_of("returns", tmp_path, megabytes=13, timeout_s=600)
+    figures = {figure["name"]: figure for figure in found}
+    for fault in (KILLED, LOST):
+        plain = f"{RUN}, {fault}: {pauses.PAUSE}"
+        assert figures[f"{ISLAND}, {fault}: {pauses.PAUSE}"]["versus"] == plain
+        for job in (RUN, ISLAND):
+            pause = figures[f"{job}, {fault}: {pauses.PAUSE}"]["value"]
+            assert 0 < pause < figures[f"{job}, {fault}: {pauses.USEFUL}"]["value"]
+
+
+@pytest.mark.exhaustive
 def test_what_islands_learn_stands_beside_ddp_and_one_alone(tmp_path: Path) -> None:
     found = figures_of("learning", tmp_path, megabytes=1, timeout_s=900)
     values = {figure["name"]: figure["value"] for figure in found}
     assert values["4 islands: the end"] < values["one island alone: step 2"]
     assert values["4 islands: sent"] < values["DDP of 4: sent"]
+
+
+def test_a_block_that_is_lost_is_set_in_all_ways(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from holdfast.tools.bench import neighbors
+
+    assert main(["bench", "neighbors", "--quick", "--dir", str(tmp_path), "--json", "-"]) == 0
+    losses = {
+        each["name"]: each["value"] for each in json.loads(capsys.readouterr().out)["figures"]
+    }
+    assert losses.keys() == {f"{way}: {look}" for way in neighbors.WAYS for look in (0, 2, 4)}
+    assert losses["fresh initialisation: 0"] != losses[f"{neighbors.NOTHING_LOST}: 0"]
+    assert all(0 < loss < 10 for loss in losses.values())
 
 
 @pytest.mark.exhaustive

@@ -18,6 +18,7 @@ from event_lines import EventLines
 from ports import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 from promtool import checked
+from session_imports import IMPORTING_ONCE
 
 from holdfast.elastic.agent.reporting import read_processes
 
@@ -73,7 +74,7 @@ def test_a_job_that_is_hurt_is_seen_by_prometheus_and_by_a_collector(tmp_path: P
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "NO_PROXY": "127.0.0.1"},
+            env={**os.environ, **IMPORTING_ONCE, "NO_PROXY": "127.0.0.1"},
         )
         with job:
             try:

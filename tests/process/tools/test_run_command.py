@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 from event_lines import EventLines
 from jobs import TOY
+from session_imports import IMPORTING_ONCE
 
 from holdfast.elastic.agent.reporting import read_processes
 from holdfast.elastic.events import WorkerStarted, of_kind
@@ -220,7 +221,7 @@ def test_a_fault_of_all_ranks_is_told_once_and_ends_the_job(
     script = tmp_path / "faulty.py"
     lines = {"within": "pass", "above": "", place: "raise KeyError('vocab')"}
     script.write_text(FAULTY.format(**lines))
-    job = holdfast("--nodes", "2", "--run-dir", tmp_path / "run", script)
+    job = holdfast("--nodes", "2", "--run-dir", tmp_path / "run", script, **IMPORTING_ONCE)
     _, err = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 1
     assert err.count("Traceback") == 1

@@ -77,13 +77,12 @@ def named(tree: ast.AST) -> set[str]:
     return found
 
 
-def foreign(source: str, *, ours: frozenset[str]) -> Iterator[str]:
+def foreign(tree: ast.AST, *, ours: frozenset[str]) -> Iterator[str]:
     """Yield what a module uses of the private names of others; ``ours`` are those of the product.
 
     An object's own (``self._x``) may be defined in any module of the product, what is used of
     another object only in the module itself.
     """
-    tree = ast.parse(source)
     here = named(tree)
     known = frozenset().union(*OTHERS.values())
     for node in ast.walk(tree):
@@ -122,11 +121,9 @@ def modules() -> list[Path]:
 
 
 def test_only_one_module_uses_private_names_of_torch() -> None:
-    sources = {path: path.read_text() for path in modules()}
-    ours = frozenset().union(*(named(ast.parse(source)) for source in sources.values()))
-    found = [
-        f"{path}:{use}" for path, source in sources.items() for use in foreign(source, ours=ours)
-    ]
+    trees = {path: ast.parse(path.read_text()) for path in modules()}
+    ours = frozenset().union(*map(named, trees.values()))
+    found = [f"{path}:{use}" for path, tree in trees.items() for use in foreign(tree, ours=ours)]
     assert not found, "put these behind functions of holdfast.ckpt.torch_private:\n" + "\n".join(
         found
     )
@@ -148,7 +145,7 @@ def test_only_one_module_uses_private_names_of_torch() -> None:
     ],
 )
 def test_every_way_to_a_private_name_is_seen(line: str) -> None:
-    assert list(foreign(line, ours=frozenset())), line
+    assert list(foreign(ast.parse(line), ours=frozenset())), line
 
 
 def test_a_group_written_in_python_serves_every_device_itself() -> None:

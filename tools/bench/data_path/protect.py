@@ -16,7 +16,9 @@ import numpy as np
 
 from holdfast.ckpt.errors import CorruptError, PeerError
 from holdfast.ckpt.memory.arena import SlotFile
+from holdfast.ckpt.memory.block import block_bytes
 from holdfast.ckpt.memory.records import BlockEntry, RestorePoint
+from holdfast.ckpt.native.sums import Sums, sums_of
 from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.testing.shards import INDEX_ROOM_BYTES, make_index
@@ -97,15 +99,15 @@ class SealingRanks:
         ]
         with stopwatch() as seconds:
             sealing = [
-                self._pool.submit(client.seal, slot_id=slot_id, entry=entry)
-                for client, slot_id, entry in written
+                self._pool.submit(client.seal, slot_id=slot_id, entry=entry, sums=sums)
+                for client, slot_id, entry, sums in written
             ]
             for each in sealing:
                 each.result()
             self._nodes.await_protected(self._world, self._step)
         return seconds[0]
 
-    def _write(self, client: SidecarClient, rank: int) -> tuple[int, BlockEntry]:
+    def _write(self, client: SidecarClient, rank: int) -> tuple[int, BlockEntry, Sums]:
         world, payload = self._world, self.payloads[rank]
         index = make_index(
             payload.tobytes(),
@@ -124,7 +126,8 @@ class SealingRanks:
         )
         with closing(SlotFile.open(grant.path)) as slot:
             slot.block(payload.nbytes)[:] = payload.data
-            return grant.slot_id, slot.finish(index)
+            entry = slot.finish(index)
+            return grant.slot_id, entry, sums_of(slot.block(block_bytes(entry)))
 
     def lose_the_last(self) -> float:
         """Lose the last node; return the seconds until its block is rebuilt.

@@ -26,6 +26,7 @@ from holdfast.ckpt.geometry.layout import chunk_range
 from holdfast.ckpt.state.restore import restore as restore_state
 from holdfast.ckpt.store.places import open_store
 from holdfast.ckpt.testing.shards import capture
+from holdfast.tools.bench.data_path.dcp_reshard import load_parts, save_parts
 from holdfast.tools.bench.samples import BenchRow, BenchSetup, Case, in_turn, stopwatch, timed
 from holdfast.tools.bench.state import BenchState, read_raw, write_raw
 
@@ -113,30 +114,48 @@ def _restored(setup: BenchSetup) -> list[BenchRow]:
     ckpt.save(place / "same", state.tracked, step=_STEP)
     for ranks in sorted({saved for saved, _ in CHANGES}):
         save_as(state, place / str(ranks), ranks=ranks)
+        parts = [parts_of(state, rank=rank, ranks=ranks)["state"] for rank in range(ranks)]
+        save_parts(parts, place / f"dcp-{ranks}")
     _dcp_save(state, place / "dcp")
     wanted = cast("dict[str, Any]", target.tensors)
     reads: list[tuple[str, Callable[[], object]]] = [
         (RAW_READ, lambda: read_raw(target, place / "raw")),
         (SAME, lambda: ckpt.load(place / "same", target.tracked)),
         *(
-            (f"resharded {a} → {b}", partial(load_as, target, place / str(a), ranks=b))
+            (_resharded_name(a, b), partial(load_as, target, place / str(a), ranks=b))
             for a, b in CHANGES
         ),
         (DCP_LOAD, lambda: dcp_load(wanted, checkpoint_id=place / "dcp", no_dist=True)),
+        *((_dcp_name(a, b), partial(_dcp_reshard, target, place, a, b)) for a, b in CHANGES),
     ]
     with suppress(ModuleNotFoundError):
         reads.append((SAFETENSORS, _safetensors(state, target, place / "safetensors")))
     samples = in_turn([_read(name, read, state, target) for name, read in reads], setup)
+    others = {_resharded_name(a, b): (_dcp_name(a, b),) for a, b in CHANGES} | {SAME: ()}
     rows = []
     for name, read in reads:
-        if name.startswith((SAME, "resharded")):
-            peers = (DCP_LOAD, SAFETENSORS)
+        if name in others:
+            peers = (DCP_LOAD, *others[name], SAFETENSORS)
             extra = _costs(read, state.size_bytes)
             row = samples.row("restore", name, state.size_bytes, RAW_READ, *peers, extra=extra)
             rows.append(row)
     shutil.rmtree(place)
     place.mkdir()
     return rows
+
+
+def _resharded_name(saved: int, wanted: int) -> str:
+    return f"resharded {saved} → {wanted}"
+
+
+def _dcp_name(saved: int, wanted: int) -> str:
+    return f"DCP load, resharded {saved} → {wanted}"
+
+
+def _dcp_reshard(target: BenchState, place: Path, saved: int, wanted: int) -> None:
+    """Load a state as ``wanted`` ranks would, one after the other, by torch."""
+    for rank in range(wanted):
+        load_parts(parts_of(target, rank=rank, ranks=wanted)["state"], place / f"dcp-{saved}")
 
 
 def _costs(read: Callable[[], object], wanted: int) -> list[tuple[str, float, str]]:

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,14 +58,14 @@ class Shape:
 
 
 class ElasticJob:
-    """A running job."""
+    """A running job of ``world`` ranks."""
 
-    def __init__(self, launcher: Launcher, log: Log) -> None:
-        self._launcher, self.log = launcher, log
+    def __init__(self, launcher: Launcher, log: Log, *, world: int) -> None:
+        self._launcher, self.log, self._world = launcher, log, world
 
     def started(self) -> None:
         """Wait until all ranks train."""
-        self.log.until(partial(trained, since_s=0.0, world=WORKERS), "its first steps")
+        self.log.until(partial(trained, since_s=0.0, world=self._world), "its first steps")
 
     def ranks(self) -> Sequence[str]:
         """Return the seats of the newest generation, by rank."""
@@ -77,6 +77,19 @@ class ElasticJob:
         self._launcher.emit(FaultInjected(what=what, victim=seat, on=started.node, seats=(seat,)))
         killed_s = time.time()
         os.kill(started.pid, signal.SIGKILL)
+        return killed_s
+
+    def kill_whole(self) -> float:
+        """Kill all processes of the job, and take its memory; return the time of the kill."""
+        processes = self._launcher.processes()
+        self._launcher.kill()  # or it would start the nodes again
+        killed_s = time.time()
+        for node in processes.values():
+            for pid in (node.agent, node.sidecar, *node.workers.values()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._launcher.wait(_END_S)
+        self.log.read()
         return killed_s
 
     def hang(self, seat: str) -> float:
@@ -118,7 +131,7 @@ class ElasticJob:
     def joined(self, *, since_s: float, what: str) -> MeasuredRecovery:
         """Return the recovery to all ranks, after they have trained for a while."""
         found = self.log.until(
-            partial(after_change, since_s=since_s, world=WORKERS), f"the join of {what}"
+            partial(after_change, since_s=since_s, world=self._world), f"the join of {what}"
         )
         self.settle(found)
         return found
@@ -126,7 +139,7 @@ class ElasticJob:
     def settle(self, after: MeasuredRecovery) -> None:
         """Wait until all ranks have trained for a while."""
         self.log.until(
-            partial(trained, since_s=after.new_s, world=WORKERS), "steps after a recovery"
+            partial(trained, since_s=after.new_s, world=self._world), "steps after a recovery"
         )
 
     def is_ready(self, seat: str, *, since_s: float) -> None:
@@ -160,14 +173,19 @@ def elastic_job(setup: BenchSetup, name: str, shape: Shape) -> Iterator[ElasticJ
 
 
 @contextmanager
-def running(config: LaunchConfig, run_dir: Path) -> Iterator[ElasticJob]:
-    """Start a job in its ``run_dir``, and end all its processes at the end of the block."""
+def running(
+    config: LaunchConfig, run_dir: Path, *, world: int | None = None
+) -> Iterator[ElasticJob]:
+    """Start a job in its ``run_dir``, and end all its processes at the end of the block.
+
+    It has ``world`` ranks; None: `WORKERS`.
+    """
     launcher = Launcher(config)
     launcher.start()
     log = Log(
         run_dir, ended=_ended(launcher), outputs=lambda: sorted((run_dir / "logs").glob("*.log"))
     )
-    job = ElasticJob(launcher, log)
+    job = ElasticJob(launcher, log, world=world or WORKERS)
     try:
         yield job
     finally:
@@ -196,9 +214,8 @@ def _config(setup: BenchSetup, shape: Shape, *, name: str) -> LaunchConfig:
         "--world": WORKERS if shape.spares else 0,
         "--parity": shape.parity,
     }
-    words = [str(word) for pair in options.items() for word in pair]
     return LaunchConfig(
-        command=(sys.executable, "-m", "holdfast.tools.bench.faults.faulted", *words),
+        command=faulted_command(options),
         nodes=tuple(
             NodeSpec(name=f"n{number}", domain=f"n{number}", slots={TRAINER: count})
             for number in range(shape.nodes)
@@ -210,3 +227,9 @@ def _config(setup: BenchSetup, shape: Shape, *, name: str) -> LaunchConfig:
         settings={"rehearse": shape.rehearse},
         apart=shape.apart,
     )
+
+
+def faulted_command(options: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the argv of a worker of a faulted job, with options and their values."""
+    words = [str(word) for pair in options.items() for word in pair]
+    return (sys.executable, "-m", "holdfast.tools.bench.faults.faulted", *words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+import time
 from typing import Final
 
 import torch
@@ -46,6 +47,8 @@ def main(args: argparse.Namespace) -> None:
         mesh=elastic.Mesh(dp=args.world or "auto"),
         batch=elastic.Batch(microbatches=args.microbatches, size=1),
         snapshots=elastic.Snapshots(parity=args.parity),
+        checkpoint=_checkpoints(args),
+        islands=_islands(args),
     )
     def train(run: elastic.Run) -> None:
         model = faulted_model.build(args.size_bytes, mesh=run.mesh)
@@ -54,12 +57,27 @@ def main(args: argparse.Namespace) -> None:
         if run.completed == 0:
             faulted_model.fill(model)
         for _ in run.steps(_FOREVER):
+            end_s = time.monotonic() + args.pace_s
             for batch in run.microbatches(data):
                 hang.here(run)
                 run.backward(faulted_model.loss(model, batch))
+            time.sleep(max(0.0, end_s - time.monotonic()))
             run.step(optimizer)
 
     train()
+
+
+def _checkpoints(args: argparse.Namespace) -> elastic.Checkpoints | None:
+    if not args.checkpoint:
+        return None
+    return elastic.Checkpoints(args.checkpoint, every=args.checkpoint_every)
+
+
+def _islands(args: argparse.Namespace) -> elastic.Islands | None:
+    """Return the settings of one island of two; the launcher gives its name and meeting place."""
+    if not args.every:
+        return None
+    return elastic.Islands(every=args.every, portions=1, overlap=2, founders=2)
 
 
 if __name__ == "__main__":
@@ -68,4 +86,8 @@ if __name__ == "__main__":
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--world", type=int, default=0)
     parser.add_argument("--parity", type=int, default=0)
+    parser.add_argument("--pace-s", type=float, default=0.0, help="least seconds of a step")
+    parser.add_argument("--checkpoint", default="", help="root of checkpoints")
+    parser.add_argument("--checkpoint-every", type=int, default=5)
+    parser.add_argument("--every", type=int, default=0, help="be an island that merges so often")
     main(parser.parse_args())

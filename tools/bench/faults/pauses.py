@@ -75,8 +75,13 @@ def step_s(events: Sequence[Event]) -> float:
     return statistics.median(event.time_s - event.began_s for event in of_kind(events, StepDone))
 
 
-def show(figures: Sequence[Figure], *, console: Console) -> None:
-    """Print one line per kind of recovery."""
+def show(
+    figures: Sequence[Figure],
+    *,
+    console: Console,
+    versus: str = "Holdfast's time for a killed worker",
+) -> None:
+    """Print one line per kind of recovery; ratios are those to the time ``versus`` names."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
     for title in ("n", "median", "min–max", "p95", *PHASES.values(), "new step", "a step", "lost"):
@@ -94,8 +99,7 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
     console.print(table)
     console.print(
         "s from the fault (for a planned change: from the last step before it) until all ranks "
-        "train again, and until a new step is complete; ×: multiple of Holdfast's time for a "
-        "killed worker",
+        f"train again, and until a new step is complete; ×: multiple of {versus}",
         highlight=False,
     )
 

@@ -74,6 +74,17 @@ def after_fault(events: Sequence[Event], *, killed_s: float) -> MeasuredRecovery
     return _recovery(events, since_s=killed_s, began_s=killed_s, before=before)
 
 
+def after_restart(
+    events: Sequence[Event], *, before: Sequence[Event], killed_s: float
+) -> MeasuredRecovery | None:
+    """Return the recovery of a run that was killed whole at ``killed_s``, and started again.
+
+    ``before`` are the events of the run until then; the generations of the next are counted anew.
+    """
+    steps = of_kind(before, StepDone)
+    return _recovery(events, since_s=killed_s, began_s=killed_s, before=steps, older=0)
+
+
 def after_loss(events: Sequence[Event], *, killed_s: float, others: int) -> MeasuredRecovery | None:
     """Return the recovery of ``others`` replicas from a kill at ``killed_s``, each in its own time.
 
@@ -121,8 +132,10 @@ def _recovery(
     began_s: float,
     before: Sequence[StepDone],
     least: int = 0,
+    older: int | None = None,
 ) -> MeasuredRecovery | None:
-    older = max((event.generation for event in before), default=0)
+    if older is None:
+        older = max((event.generation for event in before), default=0)
     done = max((event.step for event in before), default=-1)
     later = [event for event in events if event.time_s > since_s]
     every = of_kind(later, StepDone)

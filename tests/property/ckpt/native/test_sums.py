@@ -18,6 +18,7 @@ from holdfast.ckpt.native.sums import (
     checksums,
     same_runs,
     set_runs,
+    sum_of_range,
     sums_of,
 )
 
@@ -48,6 +49,17 @@ def test_one_pass_gives_the_checksums_of_runs_and_of_any_ranges(
     assert ranges.tolist() == [
         isal.crc32c(bytes_[at : at + nbytes]) for at, nbytes in zip(starts, lengths, strict=True)
     ]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(size=SIZES, data=st.data())
+def test_the_checksum_of_any_range_follows_from_the_sums(size: int, data: st.DataObject) -> None:
+    bytes_ = block(size, 0)
+    at = data.draw(st.integers(0, size))
+    nbytes = data.draw(st.integers(0, size - at))
+    assert sum_of_range(bytes_, sums_of(bytes_), at, nbytes) == isal.crc32c(
+        bytes_[at : at + nbytes]
+    )
 
 
 @settings(max_examples=examples(60), deadline=None)

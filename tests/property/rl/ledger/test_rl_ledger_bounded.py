@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 from ledger_machine import END, WORKERS, LedgerMachine, plan_of
 
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.states import DeliveryVerdict
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory
 
 PLAN = plan_of()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 import hypothesis.strategies as st
+from doubles.plain_claims import urgency
 from hypothesis import given
 
-from holdfast.adapters.rl.ledger.order import Open, choose, fits, oldest_version, urgency
+from holdfast.adapters.rl.ledger.order import Open, choose, fits, oldest_version
 
 ETA = 2
 

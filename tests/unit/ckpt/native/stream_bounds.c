@@ -12,6 +12,10 @@ void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
 int checked_prepare(void);
 void checked_copy(
     char *to, const char *from, size_t size, size_t at, uint32_t *blocks, uint64_t *whole);
+void stream_xor(char *to, size_t count, const uint64_t *sources, size_t runs, const uint64_t *stops,
+    uint32_t *checksums);
+int64_t checked_read(int file, int64_t at, char *to, size_t size, uint32_t *blocks,
+    uint32_t (*crc32)(const void *, int, uint32_t));
 
 #define BLOCK_BYTES ((size_t)128 << 10)
 #define RUNS 3
@@ -99,6 +103,59 @@ static void check_blocks(void)
     free(blocks), free(from), free(to);
 }
 
+static void check_xor(void)
+{
+    enum { MOST = 4 };
+    size_t size = random_size() + 3, count = 1 + (size_t)rand() % MOST, behind = (size_t)rand() % 70;
+    char *from[MOST], *to = filled(size + behind), *wanted = calloc(size, 1);
+    uint64_t sources[MOST], stops[RUNS + 1] = {(size_t)rand() % size, 0, 0, size};
+    uint32_t sums[RUNS];
+    stops[1] = stops[0] + (size_t)rand() % (size - stops[0]);
+    stops[2] = stops[1] + (size_t)rand() % (size - stops[1]);
+    for (size_t i = 0; i < count; i++) {
+        size_t before = (size_t)rand() % 70;
+        from[i] = filled(size + before), sources[i] = (uintptr_t)(from[i] + before);
+    }
+    if (rand() % 2)
+        sources[rand() % (int)count] = (uintptr_t)(to + behind);
+    for (size_t i = 0; i < count; i++)
+        for (size_t at = 0; at < size; at++)
+            wanted[at] = (char)(wanted[at] ^ ((const char *)(uintptr_t)sources[i])[at]);
+    stream_xor(to + behind, count, sources, RUNS, stops, sums);
+    require(!memcmp(to + behind + stops[0], wanted + stops[0], size - stops[0]), "a sum", size);
+    for (int i = 0; i < RUNS; i++)
+        require(sums[i] == crc32c(wanted + stops[i], stops[i + 1] - stops[i]), "its CRC32C", size);
+    for (size_t i = 0; i < count; i++)
+        free(from[i]);
+    free(to), free(wanted);
+}
+
+static uint32_t library(const void *from, int size, uint32_t crc)
+{
+    (void)crc;
+    return ~crc32c(from, (size_t)size);
+}
+
+static void check_read(void)
+{
+    size_t size = random_size(), extra = (size_t)rand() % 3 ? 0 : 1 + random_size();
+    size_t at = (size_t)rand() % (size + 1), wanted = size - at + extra;
+    size_t count = (wanted + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    char *data = filled(size), *to = filled(wanted);
+    uint32_t *blocks = calloc(count, sizeof *blocks);
+    FILE *file = tmpfile();
+    require(file && fwrite(data, 1, size, file) == size && !fflush(file), "a file", size);
+    int64_t got = checked_read(fileno(file), (int64_t)at, to, wanted, blocks, library);
+    require(got == (int64_t)(size - at), "a length", size);
+    require(!memcmp(to, data + at, size - at), "a read", size);
+    for (size_t i = 0; i * BLOCK_BYTES < size - at; i++) {
+        size_t rest = size - at - i * BLOCK_BYTES, part = rest < BLOCK_BYTES ? rest : BLOCK_BYTES;
+        require(blocks[i] == crc32c(to + i * BLOCK_BYTES, part), "the CRC32C of a read", part);
+    }
+    require(checked_read(-1, 0, to, 1, blocks, library) < 0 || !wanted, "a refusal", size);
+    fclose(file), free(blocks), free(to), free(data);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3)
@@ -110,7 +167,8 @@ int main(int argc, char **argv)
         if (streams)
             check_streams();
         if (blocks)
-            check_blocks();
+            check_blocks(), check_xor();
+        check_read();
     }
     puts("ok");
     return 0;

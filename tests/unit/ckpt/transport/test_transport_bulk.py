@@ -61,6 +61,10 @@ class Store:
                 raise FencedError("generation 1 is over, 2 acts")
             case "unsayable":
                 request.reply(object())
+            case "reuse":
+                room = bytearray(request.body)
+                request.reply(request.seals_at_once, [room])
+                room[:] = b"\xff" * len(room)
             case "slow":
                 self.go_on.wait(DEADLINE_S)
                 request.reply()
@@ -117,6 +121,13 @@ def await_refusals(server: Server, **expected: int) -> None:
 
 
 # -- what gets through ---------------------------------------------------------------------------
+
+
+def test_an_answer_is_sealed_before_its_memory_may_change(key: RunKey, serve: Serve) -> None:
+    client = Client(serve().address, key)
+    for nbytes in (100, 3 * _MIB):
+        assert client.call("reuse", nbytes, bulk=True) == (True, [bytes(nbytes)])
+    client.close()
 
 
 @pytest.mark.parametrize(

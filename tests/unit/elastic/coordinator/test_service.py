@@ -24,6 +24,7 @@ from holdfast.elastic.coordinator.service import (
     launcher_key,
 )
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.launch import coordinator_process
 from holdfast.elastic.launch.coordinator_process import CoordinatorProcess, read_record
 from holdfast.elastic.membership.view import encode
 
@@ -197,8 +198,9 @@ def test_a_coordinator_whose_log_cannot_be_written_is_named(tmp_path: Path) -> N
 
 
 def test_a_record_of_a_process_that_does_not_know_the_key_harms_nobody(
-    make: Callable[[float], Serving],
+    make: Callable[[float], Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(coordinator_process, "_ANSWER_S", 0.5)
     serving = make(DEADLINE_S)
     serving.thread.start()
     assert CoordinatorProcess.found(serving.directory, RunKey.new()) is None

@@ -10,7 +10,14 @@ from doubles import seas
 
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.errors import ConfigError, SeaError
-from holdfast.elastic.islands.commands import AwaitNews, Command, EnterAnew, GoOn, LoadWeights
+from holdfast.elastic.islands.commands import (
+    AdoptMerge,
+    AwaitNews,
+    Command,
+    EnterAnew,
+    GoOn,
+    LoadWeights,
+)
 from holdfast.elastic.islands.entering import Entrance, returning
 from holdfast.elastic.islands.logbook import SeaLogbook
 from holdfast.elastic.islands.mailbox import Mailbox
@@ -26,10 +33,17 @@ class Newcomer:
     """An island on its way in, with a clock that the test moves."""
 
     def __init__(
-        self, folder: Path, name: str = "a", *, first: object = "first", run: str = "r"
+        self,
+        folder: Path,
+        name: str = "a",
+        *,
+        first: object = "first",
+        run: str = "r",
+        apart: int = 64,
     ) -> None:
         store, self.now_s = LocalStore(folder), 0.0
-        self.logbook, self.mailbox = SeaLogbook(store, island=name), Mailbox(store)
+        self.logbook = SeaLogbook(store, island=name, apart=apart)
+        self.mailbox = Mailbox(store)
         self.entrance = Entrance(
             self.logbook,
             self.mailbox,
@@ -94,6 +108,23 @@ def test_an_island_that_lost_its_state_enters_again_under_its_name(tmp_path: Pat
     lineage = again.logbook.view.members["b"].joined
     assert said == GoOn(lineage=lineage, place=again.logbook.place(1))
     assert again.logbook.left == "lost"
+
+
+def test_weights_that_are_older_than_the_place_of_the_begin_catch_up(tmp_path: Path) -> None:
+    """Their giver was late for a quorum; so the records since then are read after all."""
+    first = Newcomer(tmp_path, apart=2)
+    first.says()
+    for _ in range(4):
+        _merged(first, "a")
+    late = Newcomer(tmp_path, "b")
+    assert late.says() == AwaitNews()
+    assert 1 not in late.logbook.merged
+    first.mailbox.give(first.mailbox.asked()[0], Given(by="a", tide=1, bases=(1, 0)))
+    assert isinstance(late.says(), LoadWeights)
+    late.mailbox.payload = lambda _island, _digest: b""  # type: ignore[method-assign]
+    said = [late.says() for _ in range(3)]
+    assert [each.tide for each in said if isinstance(each, AdoptMerge)] == [1, 2, 3]
+    assert isinstance(late.says(), GoOn)
 
 
 def test_a_name_that_lives_elsewhere_is_refused(tmp_path: Path) -> None:

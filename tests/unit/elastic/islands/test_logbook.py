@@ -11,6 +11,7 @@ from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.store.local import LocalStore
 from holdfast.elastic.errors import SeaError
 from holdfast.elastic.islands.logbook import SeaLogbook
+from holdfast.elastic.islands.mailbox import digest_of
 from holdfast.elastic.sea.records import Entered, Left
 from holdfast.elastic.sea.settings import Islands
 from holdfast.elastic.sea.view import View
@@ -18,14 +19,14 @@ from holdfast.elastic.sea.view import View
 ISLANDS = Islands(name="a", every=4, portions=2, overlap=1)
 
 
-def _opened(folder: Path, island: str = "a") -> SeaLogbook:
-    found = SeaLogbook(LocalStore(folder), island=island)
+def _opened(folder: Path, island: str = "a", *, apart: int = 64) -> SeaLogbook:
+    found = SeaLogbook(LocalStore(folder), island=island, apart=apart)
     found.poll()
     return found
 
 
-def _founded(folder: Path) -> SeaLogbook:
-    logbook, founded = _opened(folder), seas.founded(ISLANDS).founded
+def _founded(folder: Path, *, apart: int = 64) -> SeaLogbook:
+    logbook, founded = _opened(folder, apart=apart), seas.founded(ISLANDS).founded
     assert founded is not None
     assert logbook.append(founded)
     for number, name in enumerate(("a", "b"), start=1):
@@ -127,3 +128,45 @@ def test_merges_that_are_adopted_are_released(tmp_path: Path) -> None:
     logbook.forget_before(3)
     assert sorted(logbook.merged) == sorted(logbook.mine) == [3]
     assert (logbook.place(2), bool(logbook.place(3))) == ("", True)
+
+
+def _newcomer(folder: Path) -> tuple[SeaLogbook, list[str]]:
+    """Return what an island without a state knows, and the records that it read for it."""
+    store = Counting(folder)
+    found = SeaLogbook(store, island="c")
+    found.begin_late()
+    found.poll()
+    return found, [name for name in store.reads if name.startswith("logbook/")]
+
+
+def test_a_newcomer_reads_no_more_of_a_long_logbook_than_of_a_short_one(tmp_path: Path) -> None:
+    logbook = _founded(tmp_path, apart=4)
+    for _ in range(10):
+        _merge_some(logbook, 3)
+        found, read = _newcomer(tmp_path)
+        assert found.view == logbook.view
+        assert found.place(logbook.view.tide) == logbook.place(logbook.view.tide)
+        assert len(read) <= 2 + 4 + 1, "the first, that of the place, the new ones, and none"
+    assert logbook.view.length > 40
+    assert len(list((tmp_path / "places").iterdir())) == 2
+
+
+def test_a_place_that_is_damaged_or_of_another_version_is_passed_over(tmp_path: Path) -> None:
+    _merge_some(logbook := _founded(tmp_path, apart=4), 5)
+    old, new = sorted((tmp_path / "places").iterdir())
+    new.write_bytes(new.read_bytes().replace(b"10", b"11", 1))
+    assert _newcomer(tmp_path)[0].view == logbook.view
+    data = b"{}"
+    old.unlink()
+    (tmp_path / "places" / f"{old.name[:8]}-{digest_of(data)}.json").write_bytes(data)
+    found, read = _newcomer(tmp_path)
+    assert found.view == logbook.view
+    assert len(read) == logbook.view.length + 1
+
+
+def test_a_record_from_before_the_place_is_read_if_it_is_needed(tmp_path: Path) -> None:
+    _merge_some(logbook := _founded(tmp_path, apart=4), 6)
+    found, _ = _newcomer(tmp_path)
+    assert 0 not in found.merged
+    found.reread()
+    assert (found.view, found.merged) == (logbook.view, logbook.merged)

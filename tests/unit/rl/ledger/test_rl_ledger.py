@@ -8,9 +8,15 @@ import json
 import msgspec
 import pytest
 
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
-from holdfast.adapters.rl.ledger.states import TRANSITIONS, LedgerError, OrdinalEvent, OrdinalState
+from holdfast.adapters.rl.ledger.states import (
+    TRANSITIONS,
+    DeliveryVerdict,
+    LedgerError,
+    OrdinalEvent,
+    OrdinalState,
+)
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, Turn, TurnLimits
 

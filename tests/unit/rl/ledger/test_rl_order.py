@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.adapters.rl.ledger.order import Open, choose, fits, needs, oldest_version, urgency
+from doubles.plain_claims import urgency
+
+from holdfast.adapters.rl.ledger.order import Open, choose, fits, needs, oldest_version
 
 
 def group(ordinal: int, due: int | None = None, arrived: int | None = None) -> Open:

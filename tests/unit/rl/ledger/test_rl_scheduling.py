@@ -10,11 +10,12 @@ import pytest
 
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.budget import Pressure, TokenBudget, pressure
-from holdfast.adapters.rl.ledger.claim_order import ClaimCandidate, Lengths, queue, remaining
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.claim_order import Lengths, remaining
+from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.order import GroupOrder
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
+from holdfast.adapters.rl.ledger.states import DeliveryVerdict
 from holdfast.adapters.rl.ledger.tail_figures import Tail, percentile
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Stamp, Trajectory, TurnLimits
@@ -294,13 +295,10 @@ def test_a_budget_is_shared_and_renewed() -> None:
 
 
 def test_what_is_waited_for_comes_first_then_the_longest_then_by_number() -> None:
-    candidates = [
-        ClaimCandidate(key=(0, 0), urgency=1, remaining=90.0),
-        ClaimCandidate(key=(1, 1), urgency=0, remaining=5.0),
-        ClaimCandidate(key=(2, 0), urgency=0, remaining=7.0),
-        ClaimCandidate(key=(1, 0), urgency=0, remaining=5.0),
-    ]
-    assert [each.key for each in queue(candidates)] == [(2, 0), (1, 0), (1, 1), (0, 0)]
+    ledger = make_ledger(claims="longest")
+    ledger.set_aside(sampled(0, 0, "ab"))
+    keys = [each.trajectory.key for each in ledger.claim("w", free=5, version=None)]
+    assert keys == [(0, 1), (1, 0), (1, 1), (0, 0), (2, 0)]
 
 
 def test_lengths_are_those_of_prompts_as_long_then_of_all_then_the_most() -> None:

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import BatchPlan
+from holdfast.adapters.rl.ledger.states import DeliveryVerdict
 from holdfast.adapters.rl.loss.batch import collate
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.token_record import decode_deltas, encode_deltas, fold

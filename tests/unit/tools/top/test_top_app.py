@@ -45,7 +45,7 @@ class Told:
 
 
 def app_of(source: Told) -> TopApp:
-    return TopApp(source, every_s=0.02, asks_s=0.02)
+    return TopApp(source, every_s=0.1, asks_s=0.1)  # keys wait for what a look redraws
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from holdfast.elastic.events import (
@@ -12,7 +14,12 @@ from holdfast.elastic.events import (
     StateRestored,
     StepDone,
 )
-from holdfast.tools.bench.faults.recoveries import after_change, after_fault, after_loss
+from holdfast.tools.bench.faults.recoveries import (
+    after_change,
+    after_fault,
+    after_loss,
+    after_restart,
+)
 
 
 def step(t: float, number: int, generation: int, rank: int, *, seconds: float = 0.5) -> Event:
@@ -107,3 +114,20 @@ def test_replicas_go_on_each_in_its_own_time() -> None:
     assert (found.generation, found.world, found.lost_steps) == (2, 2, 0)
     assert found.pause_s == pytest.approx(1.2)
     assert found.useful_s == pytest.approx(1.7)
+
+
+def test_a_run_that_was_killed_whole_counts_its_generations_anew() -> None:
+    again = [
+        *(grew(13.0, 1, 3, rank) for rank in range(3)),
+        *(restored(13.5, 1, rank) for rank in range(3)),
+        *(step(14.5, 5, 1, rank) for rank in range(3)),
+        *(step(15.0, 6, 1, rank) for rank in range(3)),
+        *(step(15.5 + rank / 10, 7, 1, rank) for rank in range(3)),
+    ]
+    look = partial(after_restart, before=FAULT, killed_s=11.5)
+    assert all(look(again[:seen]) is None for seen in range(len(again)))
+    found = look(again)
+    assert found is not None
+    assert (found.lost_steps, found.pause_s) == (2, pytest.approx(2.5))
+    assert found.useful_s == pytest.approx(4.2)
+    assert list(found.phases()) == ["form", "restore", "begin"]
