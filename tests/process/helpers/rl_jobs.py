@@ -43,7 +43,7 @@ def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
+def rl_job(directory: Path, config: RLConfig, *, rollouts: int = 2) -> Iterator[Job]:
     save_config(config, directory / "config.json")
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
     order = LaunchConfig(
@@ -51,8 +51,9 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
         nodes=tuple(
             NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
             for name, roles in NODES.items()
+            if rollouts or "trainer" in roles
         ),
-        wanted={"trainer": 2, "rollout": 2},
+        wanted={"trainer": 2, "rollout": rollouts},
         run_dir=directory / "run",
         timing=PATIENT,
         preload=PRELOAD,
@@ -71,14 +72,17 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
 
 
 class CommandedJob:
-    """A job that ``holdfast run`` started: two trainers and a rollout worker on two nodes."""
+    """A job that ``holdfast run`` started: two trainers and rollout workers on two nodes."""
 
-    def __init__(self, directory: Path, config: RLConfig, *flags: str | Path) -> None:
+    def __init__(
+        self, directory: Path, config: RLConfig, *flags: str | Path, rollouts: int = 1
+    ) -> None:
         directory.mkdir()
         save_config(config, directory / "config.json")
         self.run_dir, self._result = directory / "run", directory / "result.json"
         self.run_dir.mkdir()
-        words = ["--nodes", "2", "--role", "rollout=1", "--run-dir", str(self.run_dir)]
+        words = ["--nodes", "2", "--run-dir", str(self.run_dir)]
+        words += ["--role", f"rollout={rollouts}"] if rollouts else []
         words += map(str, flags)
         script = ["--config", str(directory / "config.json"), "--result", str(self._result)]
         self._said = directory / "said.txt"
@@ -121,9 +125,11 @@ class CommandedJob:
 
 
 @contextmanager
-def commanded(directory: Path, config: RLConfig, *flags: str | Path) -> Iterator[CommandedJob]:
+def commanded(
+    directory: Path, config: RLConfig, *flags: str | Path, rollouts: int = 1
+) -> Iterator[CommandedJob]:
     """Start a job by the command with these flags; on leaving nothing of it is left."""
-    command = CommandedJob(directory, config, *flags)
+    command = CommandedJob(directory, config, *flags, rollouts=rollouts)
     try:
         yield command
     finally:
