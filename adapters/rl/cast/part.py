@@ -16,16 +16,15 @@ import msgspec
 
 from holdfast import elastic
 from holdfast.adapters.rl.cast import rules
-from holdfast.adapters.rl.cast.others import OtherPolicies, meeting_of
+from holdfast.adapters.rl.cast.notice import RunNotice
+from holdfast.adapters.rl.cast.others import OtherPolicies
 from holdfast.adapters.rl.cast.settings import require_same_settings
 from holdfast.adapters.rl.cast.step_log import StepLog, resampled
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
-from holdfast.adapters.rl.server.meeting import Offer
 from holdfast.adapters.rl.server.server import RolloutServer
-from holdfast.adapters.rl.server.serving import record_of
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import ConfigError, JobFailedError
@@ -59,49 +58,36 @@ class CastPart:
             raise ConfigError(f"join={config.join}: policy {config.policy}: {reason}")
         self._filled = run.completed
         self._awaited: dict[str, int] = {}
-        self._meeting = meeting_of(config.join or "", config.policy)
-        self._lock = self._meeting.lead(self._session.key)
-        record = record_of(run)
-        self._offer = Offer(
-            run=record.snapshots.run,
-            seed=self._session.seed,
-            plan=config.plan,
-            names=tuple(names),
-            generation=record,
-            leader=server.address,
-            reached=run.completed if record.restore is not None else -1,
-        )
-        self._meeting.write(self._offer)
+        self._notice = RunNotice(run, config, address=server.address, names=names)
+        self._by = -1
         if config.leads:
             self._fill(run.completed)
 
     def close(self) -> None:
         """Stop telling the others anything."""
         self.others.close()
-        self._lock.release()
+        self._notice.close()
 
     # -- steps -----------------------------------------------------------------------------------
 
     def ready(self, step: int) -> bool:
         """Say whether the groups of ``step`` are there; wait a moment for them."""
-        self.attend()
+        self._notice.check()
         if not self._config.leads:
             return self._take(step)
         late = rules.behind(step, self.others.reached, **self._log)
         self._tell_awaited(late, version=rules.version_for(step, eta=self._config.staleness))
-        completed = self._fill(step)
-        if completed < 0 and not self._ledger.admitted:
+        self._fill(step)
+        if self._by < 0 and not self._ledger.admitted:
             time.sleep(_WAIT_S)
             return False
-        self._server.advance(max(0, completed), protected=max(0, self._protected()))
+        self._server.advance(self.admitted_by, protected=max(0, self._protected()))
         return self._server.wait_batch(step, timeout_s=_WAIT_S) is not None
 
-    def completed(self, step: int) -> int:
-        """Return the number of steps by which prompts may be admitted before ``step``."""
-        if not self._config.leads:
-            return step
-        found = rules.admissible(step, [*self.others.reached.values()], **self._log)
-        return max(0, found)
+    @property
+    def admitted_by(self) -> int:
+        """The number of completed steps by which prompts are admitted, once a step is `ready`."""
+        return max(0, self._by)
 
     def publish(self, step: int, groups: Sequence[Trajectory]) -> None:
         """Write the groups of a step into the log, unless they come from there."""
@@ -110,37 +96,14 @@ class CastPart:
         self.log.publish(step, groups)
         self._end = step + 1
         offers = [other.offer() for other in self.others.each.values()]
-        keeps = [self._offer.keeps, *(None if each is None else each.keeps for each in offers)]
+        keeps = [self._notice.keeps, *(None if each is None else each.keeps for each in offers)]
         self.log.forget(rules.forgettable(keeps, end=self._end))
-
-    def attend(self) -> None:
-        """Tell the others the newest version that can be read, and the groups that are needed.
-
-        Raises ``JobFailedError`` if another run trains this policy by now.
-        """
-        config, protected = self._config, self._protected()
-        reached = max(self._offer.reached, protected)
-        durable = self._session.sidecar.durable_step() if config.root is not None else None
-        keeps = rules.kept_from(
-            protected=max(0, reached), durable=durable, every=config.checkpoint_every
-        )
-        offer = msgspec.structs.replace(self._offer, reached=reached, keeps=keeps)
-        newest = self._meeting.offer()
-        if newest is not None and newest.run != offer.run:
-            raise JobFailedError(
-                f"join={config.join}: another run trains policy {config.policy} since this one "
-                "began; start one run for each policy"
-            )
-        is_led = newest is None or newest.generation.number <= offer.generation.number
-        if offer != self._offer and is_led:
-            self._meeting.write(offer)
-            self._offer = offer
 
     # -- evaluation and end ----------------------------------------------------------------------
 
     def have(self, version: int) -> bool:
         """Say whether every other policy has reached a version; wait a moment for it."""
-        self.attend()
+        self._notice.check()
         late = {name: each for name, each in self.others.reached.items() if each < version}
         self._tell_awaited(late, version=version)
         if late:
@@ -149,7 +112,7 @@ class CastPart:
 
     def ended(self) -> bool:
         """Say whether the lead has ended; wait a moment for it."""
-        self.attend()
+        self._notice.check()
         lead = self.others.each[self._config.lead].offer()
         if lead is not None and lead.over:
             return True
@@ -160,7 +123,7 @@ class CastPart:
 
     def end(self) -> None:
         """Tell the others that this run is over."""
-        self._meeting.end()
+        self._notice.end()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -183,18 +146,19 @@ class CastPart:
         with self._server.lock:
             self._ledger.admit(step, self._prompt_of)
             self._deliver(step, groups)
+        self._by = step
         return True
 
-    def _fill(self, step: int) -> int:
+    def _fill(self, step: int) -> None:
         """Admit prompts; give the ledger all groups among them that the log has.
 
-        Both at once, so that no worker gets one of them. Returns the steps that were admitted by.
+        Both at once, so that no worker gets one of them.
         """
-        found = rules.admissible(step, [*self.others.reached.values()], **self._log)
-        if found < 0:
-            return found
+        self._by = rules.admissible(step, [*self.others.reached.values()], **self._log)
+        if self._by < 0:
+            return
         with self._server.lock:
-            self._ledger.admit(found, self._prompt_of)
+            self._ledger.admit(self._by, self._prompt_of)
             upto = min(self._end, self._ledger.admitted // self._config.plan.fresh)
             for each in range(self._filled, upto):
                 if (groups := self.log.read(each)) is None:
@@ -204,7 +168,6 @@ class CastPart:
                     )
                 self._deliver(each, groups)
             self._filled = max(self._filled, upto)
-        return found
 
     def _deliver(self, step: int, groups: Sequence[Trajectory]) -> None:
         for sample in resampled(groups, generation=self._run.generation):

@@ -23,6 +23,7 @@ from holdfast.adapters.rl.weights.setup import PolicyMaker
 from holdfast.ckpt.errors import CkptError
 
 _TURN_S: Final = 1.0
+_PAUSE_S: Final = 0.05
 
 
 class Evaluates(Protocol):
@@ -94,6 +95,7 @@ class Cast:
             try:
                 pulled.update(part.others.pull(version))
             except CkptError:  # that run changes just now
+                time.sleep(_PAUSE_S)
                 return False
             return True
 

@@ -279,10 +279,10 @@ class Trainer:
 
     def _batches(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
         """Return the batch of ``step`` of each policy: rank 0 waits for it and sends it to all."""
-        config, run = self._config, job.run
+        config, run, began = self._config, job.run, time.perf_counter()
         if job.cast is not None:
             job.cast.await_groups(step)
-        found = self._gather(job, step) if run.is_leader else {}
+        found = self._gather(job, step, began=began) if run.is_leader else {}
         batches: dict[str, TrainingBatch] = {}
         for name in job.learners:
             shape = packed_shape(config.rows, config.model.context)
@@ -293,14 +293,14 @@ class Trainer:
             batches[name] = TrainingBatch.unpack(packed)
         return batches
 
-    def _gather(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
+    def _gather(self, job: _TrainerJob, step: int, *, began: float) -> dict[str, TrainingBatch]:
         config, run, ledger = self._config, job.run, job.ledger
         session = job.session
         protected = session.sidecar.protected_step(generation=run.generation)
         part = job.cast.part if job.cast is not None else None
-        admitted_by = step if part is None else part.completed(step)
+        admitted_by = step if part is None else part.admitted_by
         self._server.advance(admitted_by, protected=max(0, protected))
-        samples, began = None, time.perf_counter()
+        samples = None
         while samples is None:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
