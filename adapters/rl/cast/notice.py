@@ -29,11 +29,18 @@ _END_S: Final = 5.0
 class RunNotice:
     """The notice of one generation, from now until `close`; others see by a lock that it is kept.
 
-    ``address`` is that of the server that gives digests of the weights ``names``.
+    ``address`` is that of the server that gives digests of the weights ``names``, and ``frozen`` is
+    the digest of all frozen weights.
     """
 
     def __init__(
-        self, run: elastic.Run, config: RLConfig, *, address: str, names: Sequence[str]
+        self,
+        run: elastic.Run,
+        config: RLConfig,
+        *,
+        address: str,
+        names: Sequence[str],
+        frozen: str | None,
     ) -> None:
         session, record = elastic.session_of(run), record_of(run)
         self._config, self._join = config, config.join or ""
@@ -47,6 +54,7 @@ class RunNotice:
             names=tuple(names),
             generation=record,
             leader=address,
+            frozen=frozen,
             reached=run.completed if record.restore is not None else -1,
         )
         self._meeting.write(self._offer)

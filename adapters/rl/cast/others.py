@@ -18,6 +18,7 @@ from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.server.asking import ask_digest
 from holdfast.adapters.rl.server.meeting import Meeting, Offer
 from holdfast.adapters.rl.weights.pull import Reader, RefusedWeightsError, pull
+from holdfast.adapters.rl.weights.setup import require_same
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
 from holdfast.ckpt.recovery.replica import Replica
 from holdfast.ckpt.sidecar.client import SidecarClient
@@ -46,10 +47,16 @@ class _Road:
 
 
 class OtherPolicy:
-    """The policy ``name`` of another run; ``retained`` is as in `pull`."""
+    """The policy ``name`` of another run; ``retained`` is as in `pull`.
 
-    def __init__(self, name: str, meeting: Meeting, *, retained: int) -> None:
+    ``frozen`` is the digest of all frozen weights here.
+    """
+
+    def __init__(
+        self, name: str, meeting: Meeting, *, retained: int, frozen: str | None = None
+    ) -> None:
         self.name, self._meeting, self._retained = name, meeting, retained
+        self._frozen = frozen
         self._replica, self._avoid = Replica(), frozenset[int]()
         self._road: _Road | None = None
         self._failed = 0
@@ -67,7 +74,8 @@ class OtherPolicy:
     def pull(self, version: int) -> Mapping[str, Tensor]:
         """Return the tensors of a version, by their names in the module of all policies.
 
-        The next call changes them in place. Raises ``CkptError`` if they cannot be had now.
+        The next call changes them in place. Raises ``CkptError`` if they cannot be had now, and
+        ``ConfigError`` if its run has other frozen weights.
         """
         road = self._follow()
         try:
@@ -104,6 +112,7 @@ class OtherPolicy:
             raise NotFoundError(f"no run trains policy {self.name} now; start it, or wait for it")
         if self._road is not None and self._road.offer.generation == offer.generation:
             return self._road
+        require_same(self._frozen, here=f"the run that reads {self.name}", others=offer.frozen)
         self.close()
         key, peers = self._meeting.key(), offer.generation.snapshots.peers
         peer = peers[self._failed % len(peers)]
@@ -118,12 +127,12 @@ class OtherPolicy:
 
 
 class OtherPolicies:
-    """All policies of a job that other runs train."""
+    """All policies of a job that other runs train; ``frozen`` is as in `OtherPolicy`."""
 
-    def __init__(self, config: RLConfig) -> None:
+    def __init__(self, config: RLConfig, *, frozen: str | None) -> None:
         join = config.join or ""
         self.each = {
-            name: OtherPolicy(name, meeting_of(join, name), retained=config.retained)
+            name: OtherPolicy(name, meeting_of(join, name), retained=config.retained, frozen=frozen)
             for name in config.elsewhere
         }
 

@@ -45,20 +45,21 @@ class CastPart:
         *,
         ledger: Ledger,
         names: Sequence[str],
+        frozen: str | None,
         prompt_of: Callable[[int], Tokens],
     ) -> None:
         self._run, self._config, self._server = run, config, server
         self._ledger, self._prompt_of = ledger, prompt_of
         self._session = elastic.session_of(run)
         store = open_store(Path(config.join or ""))
-        self.log, self.others = StepLog(store), OtherPolicies(config)
+        self.log, self.others = StepLog(store), OtherPolicies(config, frozen=frozen)
         require_same_settings(store, msgspec.to_builtins(config))
         first, self._end = self.log.span()
         if reason := rules.misfit(run.completed, first=first, end=self._end):
             raise ConfigError(f"join={config.join}: policy {config.policy}: {reason}")
         self._filled = run.completed
         self._awaited: dict[str, int] = {}
-        self._notice = RunNotice(run, config, address=server.address, names=names)
+        self._notice = RunNotice(run, config, address=server.address, names=names, frozen=frozen)
         self._by = -1
         if config.leads:
             self._fill(run.completed)

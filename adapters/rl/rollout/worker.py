@@ -41,7 +41,7 @@ class RolloutWorker(SamplingClient):
             frozen=policies.frozen,
             retained=config.retained,
             most_tokens=config.scheduling.worker_tokens,
-            elsewhere=OtherPolicies(config) if config.elsewhere else None,
+            elsewhere=(OtherPolicies(config, frozen=policies.frozen) if config.elsewhere else None),
         )
         self._config, self._meter = config, Meter()
 

@@ -240,6 +240,7 @@ class Trainer:
                 self._server,
                 ledger=ledger,
                 names=names,
+                frozen=self._policies.frozen,
                 prompt_of=self._prompt,
             )
         self._server.lead(term, former=state.workers)

@@ -110,7 +110,7 @@ class Played:
         played = self
 
         class Others:
-            def __init__(self, _: RLConfig) -> None:
+            def __init__(self, _: RLConfig, *, frozen: str | None) -> None:
                 self.each: dict[str, Any] = {}
 
             @property
@@ -120,7 +120,13 @@ class Played:
         monkeypatch.setattr(parts, "OtherPolicies", Others)
         server: Any = self.server
         self.part = CastPart(
-            self.run, config, server, ledger=self.ledger, names=[], prompt_of=lambda _: (1,)
+            self.run,
+            config,
+            server,
+            ledger=self.ledger,
+            names=[],
+            frozen=None,
+            prompt_of=lambda _: (1,),
         )
 
     def train(self) -> list[Trajectory] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from doubles.memory_store import MemoryStore
 
+from holdfast.adapters.rl import main as job
 from holdfast.adapters.rl.cast.settings import require_same_settings
-from holdfast.adapters.rl.config import RLConfig, preset
+from holdfast.adapters.rl.config import RLConfig, preset, save_config
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
@@ -80,3 +83,31 @@ def test_damaged_settings_are_named() -> None:
     store.write("settings.json", [b"["])
     with pytest.raises(ConfigError, match=r"settings\.json: no settings"):
         require_same_settings(store, msgspec.to_builtins(TEAM))
+
+
+def options(path: Path, config: RLConfig, *, policy: str = "") -> Any:
+    save_config(config, path)
+    return SimpleNamespace(config=path, policy=policy, warm_up=False)
+
+
+def test_the_command_says_which_policy_a_run_trains(tmp_path: Path) -> None:
+    given = options(tmp_path / "config.json", changed(policy=""), policy="solver")
+    assert job._config(given, {}).leads
+    given.policy = "nobody"
+    with pytest.raises(ConfigError, match="policy is 'nobody', needed: one that is trained"):
+        job._config(given, {})
+    given.policy = ""
+    with pytest.raises(ConfigError, match=r"give --policy.*: one of solver, critic"):
+        job._config(given, {})
+
+
+def test_a_launcher_that_spills_to_disks_is_refused(tmp_path: Path) -> None:
+    given = options(tmp_path / "config.json", TEAM)
+    with pytest.raises(ConfigError, match="join with disk"):
+        job._config(given, {"snapshots": {"disk": "/disk"}})
+
+
+def test_rollout_workers_beside_another_run_than_the_lead_are_refused() -> None:
+    channel: Any = SimpleNamespace()
+    with pytest.raises(ConfigError, match="rollout workers belong to the run of solver"):
+        job._roll_out(channel, TEAM)

@@ -77,7 +77,7 @@ def config(tmp_path: Path) -> RLConfig:
 @pytest.fixture
 def notice(sidecar: Sidecar, config: RLConfig) -> Iterator[RunNotice]:
     run: Any = SimpleNamespace(completed=0, generation=2)
-    made = RunNotice(run, config, address="tcp://leader", names=["critic.weight"])
+    made = RunNotice(run, config, address="tcp://leader", names=["critic.weight"], frozen=None)
     yield made
     made.close()
 

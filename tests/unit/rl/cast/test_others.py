@@ -20,6 +20,7 @@ from holdfast.adapters.rl.server.meeting import Offer
 from holdfast.adapters.rl.weights.pull import RefusedWeightsError
 from holdfast.ckpt.errors import NotFoundError, PeerError
 from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.errors import ConfigError
 
 WEIGHTS = {"critic.weight": torch.ones(2)}
 
@@ -98,6 +99,12 @@ def test_a_new_generation_is_followed(
     policy.pull(4)
     assert policy._road is not None
     assert policy._road.offer.generation.number == 2
+
+
+def test_another_frozen_weight_there_is_refused(policy: OtherPolicy, tmp_path: Path) -> None:
+    lead(tmp_path, msgspec.structs.replace(offer(), frozen="abc"))
+    with pytest.raises(ConfigError, match="the others' abc: give all of them the same"):
+        policy.pull(3)
 
 
 _LEADS = """
