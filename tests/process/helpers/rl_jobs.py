@@ -46,14 +46,15 @@ def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
 def rl_job(directory: Path, config: RLConfig, *, rollouts: int = 2) -> Iterator[Job]:
     save_config(config, directory / "config.json")
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
+    wanted = {"trainer": 2} | ({"rollout": rollouts} if rollouts else {})
     order = LaunchConfig(
         command=(*MAIN, *words),
         nodes=tuple(
-            NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
+            NodeSpec(name=name, domain=name, slots={role: 1 for role in roles if role in wanted})
             for name, roles in NODES.items()
-            if rollouts or "trainer" in roles
+            if wanted.keys() & set(roles)
         ),
-        wanted={"trainer": 2, "rollout": rollouts},
+        wanted=wanted,
         run_dir=directory / "run",
         timing=PATIENT,
         preload=PRELOAD,

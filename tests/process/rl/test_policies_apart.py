@@ -127,7 +127,7 @@ def test_the_lead_goes_on_up_to_the_lag_while_a_trainer_of_the_other_is_lost(
         assert (waits["policy"], waits["newest"], waits["step"]) == ("critic", 0, 4)
         lead.await_step(3)  # versions 0 of the critic sample steps up to its lag
         kill_leader(critic)
-        critic.generation(2)
+        critic.await_event(lambda e: e["kind"] == "restored" and e["generation"] >= 2)
         hold.unlink()
         finish(lead, critic)
     require_same(tmp_path, undisturbed)
