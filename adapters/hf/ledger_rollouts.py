@@ -7,6 +7,7 @@ token in a log, and counts each sample once. Only an evaluation calls the functi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -162,3 +163,7 @@ class _NoLedger:
 
     def added(self, sample: Sample, delta: Delta) -> None:
         """Keep nothing: the sample has them."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block at whose end nothing happens."""
+        return nullcontext()

@@ -30,6 +30,7 @@ from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory, TurnLimits
+from holdfast.adapters.rl.samples.unlogged import Unlogged
 from holdfast.adapters.rl.server.meeting import Meeting
 from holdfast.adapters.rl.server.messages import WorkerIdentity
 from holdfast.adapters.rl.server.salvage import read_log, take_over
@@ -109,7 +110,7 @@ class Rollouts:
         self.lock: AbstractContextManager[Any] = nullcontext()  # one thread uses the ledger
         self._serving: Serving | None = None
         self._served: Callable[[], Serving] | None = None
-        self._run, self._prompt_of, self._every = run, prompt_of, log_every_tokens
+        self._run, self._prompt_of = run, prompt_of
         self._fatal = fatal
         self._session = session = elastic.session_of(run)
         member = session.members[run.rank]
@@ -119,7 +120,9 @@ class Rollouts:
         self._state = LedgerState(self.ledger, self)
         self._log = TokenLog(lambda: session.sidecar, self._worker.log)
         self._open: dict[SampleId, Sample] = {}
-        self._unlogged: list[Delta] = []
+        self._unlogged = Unlogged(
+            log_every_tokens, lambda deltas: self._log.append(deltas, self._trajectories)
+        )
         self._began, self._wait_s, self._inherited = False, _PUBLISH_LIMIT_S, 0
         self._score = share.score if share else None
         self._sharing: GroupSharing | None = None
@@ -275,14 +278,14 @@ class Rollouts:
 
     def added(self, sample: Sample, delta: Delta) -> None:
         """Log tokens added to a sample, with earlier unlogged ones; deliver a finished sample."""
-        self._unlogged.append(delta)
         if sample.finished:
             self.ledger.deliver(sample.trajectory())
             self._open.pop((sample.ordinal, sample.sample), None)
-        elif sum(len(each.tokens) for each in self._unlogged) < self._every:
-            return
-        unlogged, self._unlogged = self._unlogged, []
-        self._log.append(unlogged, self._trajectories)
+        self._unlogged.add(delta, finished=sample.finished)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block whose tokens are logged at its end, by one record."""
+        return self._unlogged.together()
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,7 @@ from holdfast.adapters.rl.rollout.engine import unlogged
 from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, SamplingClient
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory, TurnLimits
+from holdfast.adapters.rl.samples.unlogged import Unlogged
 from holdfast.adapters.rl.server.meeting import Meeting, Offer
 from holdfast.elastic.channel.base import WorkerPhase
 from holdfast.elastic.errors import ConfigError, JobFailedError
@@ -172,11 +174,12 @@ class _Hand:
         load: Callable[[Mapping[str, Tensor]], Any],
         *,
         pinned: bool,
+        unlogged: Unlogged,
     ) -> None:
         self._make, self._load, self.pinned = make, load, pinned
+        self._unlogged = unlogged
         self._samples: dict[SampleId, Sample] = {}
         self._arrived: list[Sample] = []
-        self.deltas: list[Delta] = []
         self.wanted, self.generation = 0, 0
         self.renews = False
         self.version: int | None = None
@@ -213,7 +216,7 @@ class _Hand:
     def unload(self) -> None:
         """Give up all samples; the weights are void."""
         self.drop({*self._samples})
-        self.deltas.clear()
+        self._unlogged.take()
         self.version = None
 
     def put(self, trajectory: Trajectory) -> None:
@@ -223,7 +226,7 @@ class _Hand:
         self._samples[trajectory.key] = sample
         self._arrived.append(sample)
         if trajectory.tokens:
-            self.deltas.append(unlogged(trajectory, (0, 0)))
+            self._unlogged.keep(unlogged(trajectory, (0, 0)))
 
     def arrivals(self) -> list[Sample]:
         """Return, once, the samples that were put and are still wanted."""
@@ -256,8 +259,7 @@ class _Hand:
 
     def take_deltas(self) -> list[Delta]:
         """Return, once, the deltas that are not in the log yet."""
-        deltas, self.deltas = self.deltas, []
-        return deltas
+        return self._unlogged.take()
 
 
 class Sampler:
@@ -270,8 +272,9 @@ class Sampler:
         self, place: _SamplerPlace, load: Callable[[Mapping[str, Tensor]], Any], *, every: int
     ) -> None:
         offer = place.first
-        self._place, self._every, self._plan, self._seed = place, every, offer.plan, offer.seed
-        self._hand = _Hand(self._make, load, pinned=offer.plan.pinned)
+        self._place, self._plan, self._seed = place, offer.plan, offer.seed
+        self._unlogged = Unlogged(every, self._log)
+        self._hand = _Hand(self._make, load, pinned=offer.plan.pinned, unlogged=self._unlogged)
         self._client = SamplingClient(
             place, self._hand, offer.names, stopped=lambda: place.over, frozen=None
         )
@@ -378,11 +381,15 @@ class Sampler:
 
     def added(self, sample: Sample, delta: Delta) -> None:
         """Log tokens added to a sample, with earlier unlogged ones; deliver a finished sample."""
-        hand = self._hand
-        hand.deltas.append(delta)
         if sample.finished:
-            hand.remove(sample)
+            self._hand.remove(sample)
             self._client.finish(sample.trajectory())
-        if sample.finished or sum(len(each.tokens) for each in hand.deltas) >= self._every:
-            self._client.log(hand.take_deltas())
+        self._unlogged.add(delta, finished=sample.finished)
         self._client.attend()
+
+    def _log(self, deltas: list[Delta]) -> None:
+        self._client.log(deltas)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block whose tokens are logged at its end, by one record."""
+        return self._unlogged.together()

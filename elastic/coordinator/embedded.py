@@ -23,9 +23,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +37,7 @@ from holdfast.elastic.coordinator.base import Entry, KeyEvent
 from holdfast.elastic.coordinator.clock import Clock, SystemClock
 from holdfast.elastic.coordinator.journal import Journal, TableChange
 from holdfast.elastic.coordinator.memory import KeyValueTable
+from holdfast.elastic.coordinator.waiting import ServedWatch, WaitingWatches
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
 
 TICK_S = 0.02
@@ -60,14 +60,6 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     expected: int = 0
     after: int = 0
     seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _ServedWatch:
-    request: Request
-    prefix: str
-    after: int
-    deadline_s: float
 
 
 class EmbeddedServer:
@@ -94,7 +86,7 @@ class EmbeddedServer:
         self._journal_limit_bytes = _JOURNAL_BYTES
         self._goes_on = goes_on
         self._retry_s: float | None = None  # since a change could not be written
-        self._watches: dict[bytes, _ServedWatch] = {}
+        self._waiting = WaitingWatches()
         self._answered = 0
         self._ticked_s = self._clock.now_s()
         try:
@@ -133,11 +125,13 @@ class EmbeddedServer:
             raise CoordinatorError(f"{request.op}: malformed request: {error}") from error
         if request.op == "watch":
             wait_s = min(body.seconds, MAX_WATCH_S)
-            # one watch per client socket: a newer one replaces an abandoned one
-            self._watches[request.peer] = _ServedWatch(
-                request, body.key, body.after, now_s + wait_s
-            )
-            self._answer_watches(now_s, only=request.peer)
+            watch = ServedWatch(request, body.key, body.after, now_s + wait_s)
+            self._waiting.drop(request.peer)  # the socket's older watch was abandoned
+            found = self._table.events(watch.prefix, after=watch.after)
+            if found or wait_s <= 0:
+                self._answer([watch], found)
+            else:
+                self._waiting.add(watch)
         else:
             request.reply(msgspec.to_builtins(self._apply(request.op, body, now_s=now_s)))
 
@@ -177,7 +171,7 @@ class EmbeddedServer:
             self._advance()
             self._catch_up()
             self._shorten_journal()
-        self._answer_watches(self._ticked_s)
+        self._answer_watches()
 
     def _write_down(self, change: TableChange) -> None:
         if self._journal is None or self._retry_s is not None:
@@ -203,30 +197,21 @@ class EmbeddedServer:
             self._journal.rewrite(self._table.changes())
             self._journal_limit_bytes = max(_JOURNAL_BYTES, 2 * self._journal.size_bytes)
 
-    def _answer_watches(self, now_s: float, *, only: bytes | None = None) -> None:
-        """Answer the watches that have events or whose time is over.
+    def _answer_watches(self) -> None:
+        """Answer the watches that have events, and those whose time is over."""
+        if (revision := self._table.revision) != self._answered:
+            for events, watches in self._waiting.changed(self._events, revision=revision):
+                self._answer(watches, events)
+            self._answered = revision
+        self._answer(self._waiting.over(self._ticked_s), [])
 
-        Many wait at the same place: their events are found and converted once for all of them.
-        """
-        changed = self._table.revision != self._answered
-        found: dict[tuple[str, int], Json] = {}
-        for peer in [only] if only is not None else list(self._watches):
-            watch = self._watches[peer]
-            over = now_s >= watch.deadline_s
-            if not over and not changed and only is None:
-                continue
-            place = watch.prefix, watch.after
-            if place not in found:
-                found[place] = msgspec.to_builtins(
-                    self._table.events(watch.prefix, after=watch.after)
-                )
-            if found[place] or over:
-                del self._watches[peer]
-                watch.request.reply([found[place], self._table.revision])
-            else:
-                watch.after = self._table.revision
-        if only is None:
-            self._answered = self._table.revision
+    def _events(self, prefix: str, after: int) -> list[KeyEvent]:
+        return self._table.events(prefix, after=after)
+
+    def _answer(self, watches: Sequence[ServedWatch], events: Sequence[KeyEvent]) -> None:
+        body = msgspec.to_builtins(events)  # once for all of them
+        for watch in watches:
+            watch.request.reply([body, self._table.revision])
 
 
 def _lease(op: str, body: _Body) -> int:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
@@ -21,7 +22,7 @@ MAX_HISTORY_BYTES = 64 << 20
 @dataclass(slots=True)
 class _Lease:
     ttl_s: float
-    ends_s: float
+    ends_s: float = math.inf
     keys: set[str] = field(default_factory=set)
 
 
@@ -41,6 +42,7 @@ class KeyValueTable:
         self._entries: dict[str, Entry] = {}
         self._leases: dict[int, _Lease] = {}
         self._newest_lease = 0
+        self._none_ends_before_s = math.inf
         self._history: list[KeyEvent] = []
         self._history_bytes = 0
         self._forgotten = 0
@@ -54,13 +56,13 @@ class KeyValueTable:
         lease = self._newest_lease + 1
         self.write_down(TableChange(kind=ChangeKind.GRANT, lease=lease, ttl_s=ttl_s))
         self._newest_lease = lease
-        self._leases[lease] = _Lease(ttl_s, now_s + ttl_s)
+        self._leases[lease] = _Lease(ttl_s)
+        self._begin(self._leases[lease], now_s=now_s)
         return lease
 
     def keep_alive(self, lease: int, *, now_s: float) -> None:
         """Restart the lease's time. Raises ``LeaseExpiredError``."""
-        found = self._live(lease)
-        found.ends_s = now_s + found.ttl_s
+        self._begin(self._live(lease), now_s=now_s)
 
     def postpone(self, seconds: float) -> None:
         """Extend every lease by ``seconds``, in which the store itself could not be reached."""
@@ -77,14 +79,17 @@ class KeyValueTable:
 
     def expire(self, now_s: float) -> list[int]:
         """End every lease whose time is up, and return them."""
+        if now_s < self._none_ends_before_s:
+            return []
         over = [lease for lease, state in self._leases.items() if state.ends_s <= now_s]
         for lease in over:
             self.revoke(lease)
+        self._none_ends_before_s = min(self._ends_s(), default=math.inf)
         return over
 
     def next_expiry_s(self) -> float | None:
         """Return the time at which the next lease ends, None if there is none."""
-        return min((lease.ends_s for lease in self._leases.values()), default=None)
+        return min(self._ends_s(), default=None)
 
     def get(self, key: str) -> Entry | None:
         """Return the entry, or None."""
@@ -153,7 +158,8 @@ class KeyValueTable:
             match change:
                 case TableChange(kind=ChangeKind.GRANT, lease=int(lease)):
                     self._newest_lease = max(self._newest_lease, lease)
-                    self._leases[lease] = _Lease(change.ttl_s, now_s + change.ttl_s)
+                    self._leases[lease] = _Lease(change.ttl_s)
+                    self._begin(self._leases[lease], now_s=now_s)
                 case TableChange(kind=ChangeKind.END, lease=int(lease)):
                     self.revoke(lease)
                 case TableChange(kind=ChangeKind.PUT):
@@ -180,6 +186,13 @@ class KeyValueTable:
         ]
         base = TableChange(kind=ChangeKind.BASE, revision=self.revision, lease=self._newest_lease)
         return [*leases, *puts, base]
+
+    def _begin(self, lease: _Lease, *, now_s: float) -> None:
+        lease.ends_s = now_s + lease.ttl_s
+        self._none_ends_before_s = min(self._none_ends_before_s, lease.ends_s)
+
+    def _ends_s(self) -> Iterator[float]:
+        return (lease.ends_s for lease in self._leases.values())
 
     def _live(self, lease: int) -> _Lease:
         if (found := self._leases.get(lease)) is None:

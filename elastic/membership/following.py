@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from holdfast.elastic.membership.incremental import while_same
 from holdfast.elastic.membership.records import (
-    Bulletin,
     GenerationRecord,
     JobSpec,
     NodeRecord,
@@ -30,10 +29,13 @@ def following(view: JobView, own: NodeRecord) -> JobView:
     return found
 
 
-@while_same(lambda view: (view.generation, view.bulletin))
-def stand_ins(
-    generation: GenerationRecord | None, bulletin: Bulletin | None
-) -> Mapping[str, NodeRecord]:
+def _is_over(view: JobView) -> bool:
+    generation, bulletin = view.generation, view.bulletin
+    return bulletin is not None and generation is not None and bulletin.over >= generation.number
+
+
+@while_same(lambda view: (view.generation, _is_over(view)))
+def stand_ins(generation: GenerationRecord | None, over: bool) -> Mapping[str, NodeRecord]:
     """Return a record for every node of the newest generation, without inventory and slots.
 
     Its trainers are ACTIVE until a bulletin says that the generation is over. In a later stage
@@ -41,7 +43,6 @@ def stand_ins(
     """
     if generation is None:
         return {}
-    over = bulletin is not None and bulletin.over >= generation.number
     stage = generation.snapshots.stage
     spec = JobSpec(stage=stage) if stage else None
     workers: dict[str, list[WorkerRecord]] = {}

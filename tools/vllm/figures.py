@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from subprocess import Popen
@@ -29,6 +30,7 @@ from holdfast.adapters.rl.engines.protocol import TokenPlace
 from holdfast.adapters.rl.engines.vllm import VLLMServer
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
 from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample
+from holdfast.adapters.rl.samples.sample import SampleSink
 from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.faults.pauses import sampled as median_of
@@ -48,6 +50,7 @@ _SEED: Final = 7
 _FIRST_SWAP: Final = 1000
 
 ALONE: Final = "vLLM alone"
+ENGINE: Final = "by the engine, without a log"
 POOL: Final = "by the pool, with the log"
 
 
@@ -132,7 +135,7 @@ def _of_ordinal(ordinal: int) -> tuple[tuple[int, ...], TokenPlace]:
 
 def _rates(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
     """Answer the same prompts in turn by vLLM's own route, and by a pool with the log."""
-    rates: dict[str, list[float]] = {ALONE: [], POOL: []}
+    rates: dict[str, list[float]] = {ALONE: [], ENGINE: [], POOL: []}
 
     @elastic.resilient(mesh=holdfast.Mesh(dp=1), snapshots=elastic.Snapshots(keep=2))
     def measure(run: elastic.Run) -> None:
@@ -148,6 +151,7 @@ def _rates(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
         for step in run.steps(steps):
             tempo.say(f"tokens per second, {step} of {setup.repeat}")
             alone = _rate(partial(_plainly, pair, first=step * _GROUPS))
+            engine = _rate(partial(_by_engine, pair, first=step * _GROUPS))
             answers = list(rollouts.samples())
             pool.load(weights, version=answers[0].version)
             pooled = _rate(partial(_finished, pool, answers))
@@ -158,6 +162,7 @@ def _rates(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
             run.step(optimizer)
             if step:
                 rates[ALONE].append(alone)
+                rates[ENGINE].append(engine)
                 rates[POOL].append(pooled)
                 tempo.beat()
         if wrong := rollouts.report()["violations"]:
@@ -165,9 +170,15 @@ def _rates(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
 
     measure()
     base = median_of(_SECTION, f"{ALONE}: tokens/s", rates[ALONE], unit="tokens/s")
-    ours = median_of(_SECTION, f"{POOL}: tokens/s", rates[POOL], unit="tokens/s", versus=base)
-    fewer = [1 - one / other for one, other in zip(rates[POOL], rates[ALONE], strict=True)]
-    return [base, ours, median_of(_SECTION, "protecting rollouts: fewer tokens/s", fewer, unit="")]
+    rows = [
+        median_of(_SECTION, f"{way}: tokens/s", rates[way], unit="tokens/s", versus=base)
+        for way in (ENGINE, POOL)
+    ]
+    for beside in (ALONE, ENGINE):
+        fewer = [1 - one / other for one, other in zip(rates[POOL], rates[beside], strict=True)]
+        name = f"protecting rollouts: fewer tokens/s than {beside}"
+        rows.append(median_of(_SECTION, name, fewer, unit=""))
+    return [base, *rows]
 
 
 def _rate(work: Callable[[], int]) -> float:
@@ -181,37 +192,43 @@ def _finished(pool: EnginePool, answers: Sequence[Sample]) -> int:
     return sum(len(each.tokens) for each in answers)
 
 
+def _by_engine(pair: _ServerPair, *, first: int) -> int:
+    """Ask for the same answers as the pool, and keep them nowhere; return the tokens."""
+    engine = pair.engine(0)
+
+    def answer(number: int) -> int:
+        prompt = prompt_of(first + number // _GROUP)
+        place = TokenPlace(
+            seed=_SEED, ordinal=first + number // _GROUP, sample=number % _GROUP, prompt=len(prompt)
+        )
+        return sum(1 for _ in engine.generate(prompt, place))
+
+    with ThreadPoolExecutor(SLOTS) as threads:
+        return sum(threads.map(answer, range(_ANSWERS)))
+
+
 def _plainly(pair: _ServerPair, *, first: int) -> int:
     """Ask vLLM's own route for answers to the same prompts, on threads; return the tokens."""
     import httpx2
 
-    counts, numbers, lock = [0] * SLOTS, iter(range(_ANSWERS)), threading.Lock()
     client = httpx2.Client(timeout=_PATIENCE_S, trust_env=False)
 
-    def some(thread: int) -> None:
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
-            body: dict[str, Any] = {"model": str(pair.servers.model), "seed": first + number}
-            body |= {"prompt": list(prompt_of(first + number // _GROUP)), "stream": True}
-            body |= {"return_token_ids": True, "stop_token_ids": [END], "ignore_eos": True}
-            body |= {"max_tokens": LIMITS.max_new_tokens, "temperature": 1.0}
-            url = f"{url_of(pair.ports[0])}/v1/completions"
-            with client.sse(url, method="POST", json=body) as events:
-                for event in events:
-                    if event.data != "[DONE]":
-                        for choice in json.loads(event.data)["choices"]:
-                            counts[thread] += len(choice.get("token_ids") or ())
+    def answer(number: int) -> int:
+        count = 0
+        body: dict[str, Any] = {"model": str(pair.servers.model), "seed": first + number}
+        body |= {"prompt": list(prompt_of(first + number // _GROUP)), "stream": True}
+        body |= {"return_token_ids": True, "stop_token_ids": [END], "ignore_eos": True}
+        body |= {"max_tokens": LIMITS.max_new_tokens, "temperature": 1.0}
+        url = f"{url_of(pair.ports[0])}/v1/completions"
+        with client.sse(url, method="POST", json=body) as events:
+            for event in events:
+                if event.data != "[DONE]":
+                    for choice in json.loads(event.data)["choices"]:
+                        count += len(choice.get("token_ids") or ())
+        return count
 
-    threads = [threading.Thread(target=some, args=(number,)) for number in range(SLOTS)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    client.close()
-    return sum(counts)
+    with client, ThreadPoolExecutor(SLOTS) as threads:
+        return sum(threads.map(answer, range(_ANSWERS)))
 
 
 # -- new weights, and answers that move ------------------------------------------------------------
@@ -284,7 +301,7 @@ def _moves(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
 # -- losses ----------------------------------------------------------------------------------------
 
 
-class _Sink:
+class _Sink(SampleSink):
     """Takes every token that is added, and calls ``after`` with their number."""
 
     limits, seed, generation = LIMITS, _SEED, 1

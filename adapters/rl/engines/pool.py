@@ -1,16 +1,18 @@
 """Several engines that finish answers together: one that is lost hands its answers to the others.
 
-Tokens are added to the samples in the caller's thread alone, and thereby logged, one by one. So an
-answer goes on elsewhere after the last token that was added, and no token is sampled twice.
+Tokens are added to the samples in the caller's thread alone, and thereby logged: those that came
+while the log was waited for, together. So an answer goes on elsewhere after the last token that was
+added, and no token is sampled twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from torch import Tensor
@@ -25,7 +27,7 @@ from holdfast.adapters.rl.engines.choice import (
 from holdfast.adapters.rl.engines.protocol import SampledToken, SamplingEngine
 from holdfast.adapters.rl.engines.seats import EngineSeat, EngineSource, Weights
 from holdfast.adapters.rl.engines.streams import POLL_S, Attempt, PoolWork, Report, stream
-from holdfast.adapters.rl.samples.sample import Sample
+from holdfast.adapters.rl.samples.sample import Sample, logged_together
 from holdfast.ckpt.errors import CkptError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 
@@ -34,6 +36,9 @@ _LOOK_S: Final = 0.2
 _LEAVE_S: Final = 1.0
 _MOST_TOKENS: Final = 4096
 """Tokens that streams are ahead of the caller's thread."""
+
+_MOST_TOGETHER: Final = 256
+"""Reports that share a record of the log, and its wait."""
 
 
 class EnginePool:
@@ -155,8 +160,11 @@ class EnginePool:
                         self._check_patience(idle_since)
                     continue
                 idle_since = time.monotonic()
-                if report.attempt in running:
-                    self._take(report, waiting, running)
+                found = [report, *_there(reports)]
+                with logged_together(each.attempt.work.answer for each in found):
+                    for report in found:
+                        if report.attempt in running:
+                            self._take(report, waiting, running)
         except StopIteration:
             return
         finally:
@@ -328,6 +336,13 @@ class EnginePool:
             f"{len(self._seats)} engines (the last failure: {self._last_failure}); start "
             "engines, or give a longer wait_s"
         )
+
+
+def _there(reports: queue.Queue[Report]) -> Iterator[Report]:
+    """Yield the reports that are there already, up to ``_MOST_TOGETHER``."""
+    with contextlib.suppress(queue.Empty):
+        for _ in range(_MOST_TOGETHER):
+            yield reports.get_nowait()
 
 
 def _end(attempt: Attempt, running: list[Attempt]) -> None:

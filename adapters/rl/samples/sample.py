@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Protocol
 
 import msgspec
@@ -40,6 +41,20 @@ class SampleSink(Protocol):
 
     def added(self, sample: Sample, delta: Delta) -> None:
         """Take the tokens that were added to a sample."""
+
+    def together(self) -> AbstractContextManager[object]:
+        """Return a block at whose end what was added in it is logged, by one record."""
+        return nullcontext()
+
+
+@contextmanager
+def logged_together(samples: Iterable[Sample]) -> Iterator[None]:
+    """Log the tokens that are added to these samples in the block together, at its end."""
+    keepers = {id(each._keeper): each._keeper for each in samples}
+    with ExitStack() as stack:
+        for keeper in keepers.values():
+            stack.enter_context(keeper.together())
+        yield
 
 
 class Sample:

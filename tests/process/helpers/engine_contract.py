@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +145,10 @@ class TokenSink:
         places = range(delta.start, delta.start + len(delta.tokens))
         self.places += [(sample.ordinal, each) for each in places]
         self._after(len(self.places))
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block at whose end nothing happens."""
+        return nullcontext()
 
 
 def answers(sink: TokenSink, count: int = 6, version: int = 1) -> list[Sample]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from adapter_packages import needs
 
-from holdfast.adapters.rl.samples.sample import Sample
+from holdfast.adapters.rl.samples.sample import Sample, SampleSink
 from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory, TurnLimits
 
 pytestmark = needs("transformers")
@@ -17,7 +17,7 @@ pytestmark = needs("transformers")
 LIMITS = TurnLimits(end=1, context=1 << 30, max_new_tokens=6)
 
 
-class Sink:
+class Sink(SampleSink):
     """Keeps the tokens that are added, and stops after ``most``."""
 
     limits, seed, generation = LIMITS, 11, 1

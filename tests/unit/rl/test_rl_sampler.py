@@ -17,8 +17,9 @@ import pytest
 from own_loops import LIMITS, PLAN, Job
 
 from holdfast.adapters.rl.sampler_process import _Hand, _roster, attach
-from holdfast.adapters.rl.samples.sample import Sample
+from holdfast.adapters.rl.samples.sample import Sample, SampleSink
 from holdfast.adapters.rl.samples.trajectory import Delta, Stamp, Trajectory
+from holdfast.adapters.rl.samples.unlogged import Unlogged
 from holdfast.adapters.rl.server.meeting import Meeting, Offer, is_held
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
@@ -136,7 +137,7 @@ def test_the_leaders_address_takes_the_place_of_what_rank_0_announced() -> None:
     assert record.members[0].info == {"rollout": "tcp://l:2"}
 
 
-class Keeper:
+class Keeper(SampleSink):
     """Collects the tokens that are added to samples."""
 
     limits, seed, generation = LIMITS, 3, 5
@@ -150,7 +151,12 @@ class Keeper:
 
 def hand(*, pinned: bool = True) -> tuple[Any, Keeper]:
     keeper = Keeper()
-    found = _Hand(lambda start, v: Sample(keeper, start, version=v), dict, pinned=pinned)
+    found = _Hand(
+        lambda start, v: Sample(keeper, start, version=v),
+        dict,
+        pinned=pinned,
+        unlogged=Unlogged(1, lambda deltas: None),
+    )
     found.load({}, version=2, generation=5)
     return found, keeper
 

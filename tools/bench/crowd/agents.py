@@ -3,7 +3,8 @@
 An agent here has no sidecar and no worker process: its worker is READY at once, and leaves a
 generation at once. All that goes through the coordinator is as in a job: a connection of its own
 with a watch of its own, a record under a lease, with an inventory of one block. The agents of a
-process decode a record once for all of them, as each would on a machine of its own.
+process decode a record, and derive what it says of the others, once for all of them: as each would
+on a machine of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.decisions import agree, deciding, seating
 from holdfast.elastic.decisions.part import AgentPart
-from holdfast.elastic.membership.following import following
+from holdfast.elastic.membership.following import following, stand_ins
 from holdfast.elastic.membership.records import NodeRecord, WorkerState
 from holdfast.elastic.membership.view import JobView, job_prefix, run_prefix
 from holdfast.tools.bench.control import Keeper, entered, worker_of
@@ -38,6 +39,7 @@ _LEASE_S: Final = 600.0
 _CALLS_S: Final = 60.0
 _CALLERS: Final = 8
 _RETRY_S: Final = 0.1
+_SHARED_VIEWS: Final = 16
 
 
 class CrowdPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +80,7 @@ class Crowd:
         self.pool = ThreadPoolExecutor(_CALLERS)
         self._connections = threading.local()
         self._lock, self._sharing = threading.Lock(), threading.Lock()
-        self._shared = 0, JobView(run=RUN, nodes={}, wanted={})
+        self._shared: dict[int, JobView] = {}
         self._events = self._event_bytes = 0
         self._known: dict[int, tuple[int, float]] = {}
         self._active: dict[int, int] = {}
@@ -120,9 +122,13 @@ class Crowd:
     ) -> JobView:
         """Return the view of the job's own keys at a revision: the same for all that follow."""
         with self._sharing:
-            if revision != self._shared[0]:
-                self._shared = revision, after(events)
-            return self._shared[1]
+            found = self._shared.get(revision)
+            if found is None:
+                found = self._shared[revision] = after(events)
+                stand_ins(found)
+                while len(self._shared) > _SHARED_VIEWS:
+                    del self._shared[next(iter(self._shared))]
+            return found
 
     def later(self, at_s: float, act: Callable[[], None]) -> None:
         """Call ``act`` at a time of the monotonic clock."""
