@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.adapters.rl.cast.settings import check_join
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.checker import CheckConfig
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
@@ -15,6 +14,7 @@ from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.loss.penalties import LengthPenalty
 from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.policy.joining import check_join
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.policy.rounding import Precision

@@ -18,10 +18,10 @@ from holdfast import elastic
 from holdfast.adapters.rl.cast import rules
 from holdfast.adapters.rl.cast.notice import RunNotice
 from holdfast.adapters.rl.cast.others import OtherPolicies
-from holdfast.adapters.rl.cast.settings import require_same_settings
 from holdfast.adapters.rl.cast.step_log import StepLog, resampled
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.policy.joining import require_same_settings
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.server.server import RolloutServer

@@ -19,7 +19,6 @@ from torch import nn
 
 from holdfast import elastic
 from holdfast.adapters.rl.cast.part import CastPart
-from holdfast.adapters.rl.cast.together import Cast, from_leader
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
@@ -37,6 +36,7 @@ from holdfast.adapters.rl.training.assessment import episode_figures, make_asses
 from holdfast.adapters.rl.training.learner import PolicyLearner, frozen_policies, make_learners
 from holdfast.adapters.rl.training.proximal import Ewma
 from holdfast.adapters.rl.training.recheck import row_at
+from holdfast.adapters.rl.training.together import Cast, from_leader
 from holdfast.adapters.rl.training.update import Update
 from holdfast.adapters.rl.weights.places import RETAINED
 from holdfast.adapters.rl.weights.pull import own_reader, published
@@ -406,7 +406,7 @@ class Trainer:
     def _evaluate(self, job: _TrainerJob) -> None:
         run, history = job.run, job.history
         if job.cast is None:
-            found = self._assessment.evaluate(run, job.policies)
+            found = self._assessment.evaluate(run, job.policies, {})
         else:
             found = job.cast.evaluate(self._assessment, job.policies)
         for name, share in found.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -19,23 +19,12 @@ from holdfast import elastic
 from holdfast.adapters.rl.cast.part import CastPart
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.policy.team import prefix_of
+from holdfast.adapters.rl.training.assessment import Assessment
 from holdfast.adapters.rl.weights.setup import PolicyMaker
 from holdfast.ckpt.errors import CkptError
 
 _TURN_S: Final = 1.0
 _PAUSE_S: Final = 0.05
-
-
-class Evaluates(Protocol):
-    """The evaluation of policies: `Assessment`."""
-
-    def evaluate(
-        self,
-        run: elastic.Run,
-        policies: Mapping[str, nn.Module],
-        elsewhere: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, float]:
-        """Return figures by name; ``elsewhere`` has the weights of policies of other runs."""
 
 
 class Cast:
@@ -57,7 +46,7 @@ class Cast:
             self._until(lambda part: part.ended())
 
     def evaluate(
-        self, assessment: Evaluates, policies: Mapping[str, nn.Module]
+        self, assessment: Assessment, policies: Mapping[str, nn.Module]
     ) -> dict[str, float]:
         """Return the evaluation of all policies after the completed steps; collective.
 

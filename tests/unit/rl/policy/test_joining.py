@@ -11,11 +11,11 @@ import pytest
 from doubles.memory_store import MemoryStore
 
 from holdfast.adapters.rl import main as job
-from holdfast.adapters.rl.cast.settings import require_same_settings
 from holdfast.adapters.rl.config import RLConfig, preset, save_config
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
+from holdfast.adapters.rl.policy.joining import require_same_settings
 from holdfast.adapters.rl.policy.settings import PolicyConfig
 from holdfast.elastic.errors import ConfigError
 
