@@ -1,8 +1,8 @@
 """The part of one run among runs that train one policy each, on the leader of a generation.
 
 The lead samples: it admits prompts by the versions that the others have reached, and writes each
-step's groups into the log before it trains on them. Every other run waits for them there. What the
-log has is given to the ledger as if workers had delivered it, in the lead too when it goes back.
+step's groups into the log before it trains on them. Every other run waits for them there. Groups of
+the log are given to the ledger as if workers had delivered them, in the lead too when it goes back.
 """
 
 from __future__ import annotations
