@@ -44,7 +44,7 @@ class SeaLogbook:
     it was dealt are kept until `dealt_since` has returned them, also those that a merge has by now:
     a run that went back trains them again.
 
-    The writer of a record leaves a place for newcomers if that is ``apart`` records after the last.
+    The writer of every record whose number is a multiple of ``apart`` leaves a place for newcomers.
     """
 
     def __init__(self, store: Store, *, island: str, apart: int = _APART) -> None:
@@ -169,7 +169,7 @@ class SeaLogbook:
     def _leave_place(self) -> None:
         """Leave the present place for newcomers, and remove old ones.
 
-        If the store fails there is none: newcomers begin at the one before.
+        If the store fails there is none, and newcomers begin at the one before.
         """
         now = self._now
         found = place.place_of(now.view, before=now.before, digest=now.digest, left=None)
