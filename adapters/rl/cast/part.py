@@ -20,7 +20,8 @@ from holdfast.adapters.rl.cast.notice import RunNotice
 from holdfast.adapters.rl.cast.others import OtherPolicies
 from holdfast.adapters.rl.cast.step_log import StepLog, resampled
 from holdfast.adapters.rl.config import RLConfig
-from holdfast.adapters.rl.ledger.ledger import DeliveryVerdict, Ledger
+from holdfast.adapters.rl.ledger.ledger import Ledger
+from holdfast.adapters.rl.ledger.states import DeliveryVerdict
 from holdfast.adapters.rl.policy.joining import require_same_settings
 from holdfast.adapters.rl.samples.tokens import Tokens
 from holdfast.adapters.rl.samples.trajectory import Trajectory
