@@ -253,12 +253,16 @@ class PythonGroup(ProcessGroup):
 
 
 def gloo_group(
-    store: Store, rank: int, size: int, *, host: str, timeout: timedelta
+    store: Store, rank: int, size: int, *, host: str, timeout: timedelta, lazy: bool = False
 ) -> ProcessGroupGloo:
-    """Make a gloo group that listens at ``host``; blocks until all ranks came."""
+    """Make a gloo group that listens at ``host``; blocks until all ranks came.
+
+    A ``lazy`` one waits for none: two ranks connect when they first talk to each other, and gloo
+    then asks the store, in threads of its own.
+    """
     # The only options by which a host can be given; `create_device` is public.
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=lazy)]
     options._timeout = timeout
     return ProcessGroupGloo(store, rank, size, options)
 

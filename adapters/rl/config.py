@@ -14,6 +14,7 @@ from holdfast.adapters.rl.ledger.replay import ReplayConfig
 from holdfast.adapters.rl.ledger.scheduling import Scheduling
 from holdfast.adapters.rl.loss.penalties import LengthPenalty
 from holdfast.adapters.rl.loss.ppo import LossConfig
+from holdfast.adapters.rl.policy.joining import check_join
 from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 from holdfast.adapters.rl.policy.rounding import Precision
@@ -59,6 +60,9 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     With ``share`` finished groups go to other jobs, and some of theirs are trained on.
 
+    With the directory ``join`` each policy that is trained has a run of its own, which trains
+    ``policy``; the run of the first one, the lead, samples for all.
+
     ``slots`` and ``log_every_ticks`` apply to each rollout worker, which samples with weights of
     ``rollout_precision``. Without ``log_rollouts`` the
     unfinished samples of a lost worker are sampled again. ``checkpoint`` is the directory, or
@@ -83,6 +87,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warm_start: str | None = None
     start: StartWeights | None = None
     policies: dict[str, PolicyConfig] = {}
+    join: str | None = None
+    policy: str = ""
     environment: EnvironmentConfig | None = None
     steps: int = 100
     groups: int = 8
@@ -142,6 +148,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.policies:
             self._check_policies()
+        self._check_join()
 
     def _check_policies(self) -> None:
         check_policies(self.policies, plays=self.environment is not None)
@@ -173,6 +180,26 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(
                     f"policies: {name} is a model of transformers and others are built in: all "
                     "policies read the same tokens; set pretrained for the job"
+                )
+
+    def _check_join(self) -> None:
+        if self.join is not None:
+            excluded = {
+                "mode 'bounded'": self.mode is Mode.BOUNDED,
+                "replay": self.replay.policy != "none",
+                "disk": self.disk is not None,
+            }
+            check_join(self.join, self.trained, policy=self.policy, excluded=excluded)
+        elif self.policy:
+            raise ValueError(
+                f"policy is {self.policy!r} without join: set join to a directory for runs that "
+                "train one policy each"
+            )
+        for name, chosen in self.policies.items():
+            if self.join is None and (chosen.tp is not None or chosen.min_dp is not None):
+                raise ValueError(
+                    f"policies: {name} has a tp or a min_dp of its own: without join all policies "
+                    "have the same ranks; give tp and min_dp to the job, or set join"
                 )
 
     def _check_precision(self) -> None:
@@ -246,13 +273,15 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         }
 
     def _alone(self, chosen: PolicyConfig, *, seed: int) -> RLConfig:
-        fields = ("model", "pretrained", "loss", "lr", "max_norm")
+        fields = ("model", "pretrained", "loss", "lr", "max_norm", "tp", "min_dp")
         own = {each: getattr(chosen, each) for each in fields if getattr(chosen, each) is not None}
         same = own.keys().isdisjoint(("model", "pretrained")) and chosen.start is None
         return msgspec.structs.replace(
             self,
             **own,
             policies={},
+            join=None,
+            policy="",
             seed=seed,
             start=chosen.start,
             lora=chosen.lora or (None if chosen.frozen else self.lora),
@@ -263,6 +292,39 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def frozen(self) -> frozenset[str]:
         """The names of the policies that are not trained."""
         return frozenset(name for name, chosen in self.policies.items() if chosen.frozen)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of the policies that are trained, by this run or by others."""
+        return tuple(name for name in self.by_policy if name not in self.frozen)
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """The names of the policies that other runs train."""
+        return frozenset(self.trained) - {self.policy} if self.join is not None else frozenset()
+
+    @property
+    def here(self) -> dict[str, RLConfig]:
+        """Those of ``by_policy`` that this run trains."""
+        away = self.frozen | self.elsewhere
+        return {name: each for name, each in self.by_policy.items() if name not in away}
+
+    @property
+    def lead(self) -> str:
+        """The name of the policy whose run samples, if each policy has a run of its own."""
+        return self.trained[0]
+
+    @property
+    def leads(self) -> bool:
+        """True if this run samples."""
+        return self.join is None or self.policy == self.lead
+
+    @property
+    def root(self) -> str | None:
+        """The directory or address of this run's own checkpoints, None without them."""
+        if self.checkpoint is None or self.join is None:
+            return self.checkpoint
+        return f"{self.checkpoint.rstrip('/')}/{self.policy}"
 
     @property
     def plan(self) -> BatchPlan:

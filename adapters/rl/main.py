@@ -109,8 +109,18 @@ def _warm_up(options: argparse.Namespace) -> int:
 def _config(options: argparse.Namespace, overrides: Mapping[str, Json]) -> RLConfig:
     """Return the job's settings, with the command line's overrides, the same for every role."""
     config = load_config(options.config) if options.config else preset(options.preset)
+    changes: dict[str, Json] = {"policy": options.policy} if options.policy else {}
     if disk := overrides.get("snapshots", {}).get("disk"):
-        config = msgspec.structs.replace(config, disk=str(disk))
+        changes["disk"] = str(disk)
+    try:
+        config = msgspec.structs.replace(config, **changes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if config.join is not None and not (config.policy or options.warm_up):
+        raise ConfigError(
+            f"join={config.join}: give --policy, the policy that this run trains: one of "
+            f"{', '.join(config.trained)}"
+        )
     return config
 
 
@@ -134,6 +144,11 @@ def _train(server: RolloutServer, config: RLConfig, result: Path | None) -> None
 def _roll_out(channel: Channel, config: RLConfig) -> None:
     from holdfast.adapters.rl.rollout.worker import RolloutWorker
 
+    if not config.leads:
+        raise ConfigError(
+            f"this run trains policy {config.policy}, and rollout workers belong to the run of "
+            f"{config.lead}: give --role {ROLE}=N to that one alone"
+        )
     channel.ready(after=0, spec=None, info={})
     RolloutWorker(channel, config, stopped=channel.stopped).run()
     channel.done()
@@ -150,6 +165,10 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
             config = msgspec.structs.replace(config, warm_start=directory)
         if config.warm_start is not None:
             warm_up.prepare(config)
+        if not config.leads:
+            with _server(channel) as server:
+                _train(server, config, result)
+            return
         worker = RolloutWorker(ThreadHost(channel), config, stopped=over.is_set)
         with _server(channel) as server:
             thread = threading.Thread(
@@ -181,6 +200,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--result", type=Path, help="file into which rank 0 writes the outcome (JSON)"
+    )
+    parser.add_argument(
+        "--policy",
+        default="",
+        help="the policy that this run trains, where each has a run of its own (join)",
     )
     parser.add_argument(
         "--warm-up",

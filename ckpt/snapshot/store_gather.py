@@ -35,7 +35,7 @@ class StoreGather:
 
     The store must be this generation's and this purpose's alone (use a prefix). ``poll`` is called
     while waiting and may raise to stop. The first call waits up to `FIRST_TIMEOUT_S`, later ones
-    for ``timeout_s``.
+    for ``timeout_s``. Errors name ranks by ``ranks``, if these are not all.
     """
 
     def __init__(
@@ -46,7 +46,9 @@ class StoreGather:
         size: int,
         poll: Callable[[], None] | None = None,
         timeout_s: float = REPLAN_TIMEOUT_S,
+        ranks: Sequence[int] = (),
     ) -> None:
+        self._ranks = tuple(ranks) or tuple(range(size))
         self._store, self._rank, self._size, self._poll = store, rank, size, poll
         self.timeout_s = timeout_s
         self._turn = 0
@@ -70,11 +72,19 @@ class StoreGather:
             found = self._collect(turn)
         except StateError as error:
             self._over = str(error)
-            self._store.set(f"{turn}/{self._rank}", _GIVEN_UP.decode())
+            self._give_up(turn)
             raise
         for key in before:  # all ranks have begun this turn, so they have read the turn before
             self._store.delete_key(key)
         return [msgspec.json.decode(each) for each in found]
+
+    def give_up(self) -> None:
+        """Let the ranks that begin the next turn, or wait in it, know that this one does not."""
+        self._over = self._over or "this rank gave up"
+        self._give_up(self._turn)
+
+    def _give_up(self, turn: int) -> None:
+        self._store.set(f"{turn}/{self._rank}", _GIVEN_UP.decode())
 
     def _put(self, turn: int, text: str) -> list[str]:
         """Set the parts, then the key with their number; return all keys."""
@@ -91,7 +101,8 @@ class StoreGather:
         counts = self._store.multi_get(heads)
         if _GIVEN_UP in counts:
             raise StateError(
-                f"rank {counts.index(_GIVEN_UP)} gave up waiting for the other ranks to plan"
+                f"rank {self._ranks[counts.index(_GIVEN_UP)]} gave up waiting for the other ranks "
+                "to plan"
             )
         keys = [f"{head}/{i}" for head, n in zip(heads, counts, strict=True) for i in range(int(n))]
         several = (keys[at : at + _PARTS_AT_ONCE] for at in range(0, len(keys), _PARTS_AT_ONCE))
@@ -105,7 +116,9 @@ class StoreGather:
                 self._poll()
             if time.monotonic() > deadline_s:
                 late = next(i for i, head in enumerate(heads) if not self._store.check([head]))
-                raise StateError(f"rank {late} did not begin to plan within {limit_s:g} s")
+                raise StateError(
+                    f"rank {self._ranks[late]} did not begin to plan within {limit_s:g} s"
+                )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
 

@@ -30,7 +30,7 @@ class Readable(Protocol):
         """Release the file."""
 
 
-class Summing(Readable, Protocol):
+class SummingFile(Readable, Protocol):
     """A file that computes checksums of the bytes that it reads, as fast as it reads them."""
 
     def read_checked(self, into: memoryview, at: int) -> tuple[int, list[int]]:
@@ -40,7 +40,7 @@ class Summing(Readable, Protocol):
         """
 
 
-def is_summing(file: Readable) -> TypeIs[Summing]:
+def is_summing(file: Readable) -> TypeIs[SummingFile]:
     """Say whether a file checksums what it reads."""
     return hasattr(file, "read_checked")
 

@@ -15,6 +15,22 @@ class RolloutsAwaited(Event, frozen=True, kw_only=True, tag="rollouts_awaited"):
     """Seconds that it waited for them."""
 
 
+class PolicyAwaited(Event, frozen=True, kw_only=True, tag="policy_awaited"):
+    """A run that trains one policy of several waits for the run of another."""
+
+    step: int
+    """The step that waits, as it is numbered when it is complete."""
+
+    policy: str
+    """The policy of the run that is waited for."""
+
+    version: int
+    """The version of that policy that is needed."""
+
+    newest: int
+    """The newest version that can be read; -1 for none."""
+
+
 class StepTail(Event, frozen=True, kw_only=True, tag="rollout_tail"):
     """The figures of a step's samples: their lengths and what the slowest of them cost."""
 

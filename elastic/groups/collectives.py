@@ -13,6 +13,7 @@ import ctypes
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias
 
@@ -27,8 +28,9 @@ from holdfast.ckpt.torch_private import (
     PrefixStore,
     Store,
 )
+from holdfast.elastic.groups.forming import Forming, LargeWorld, WantedGroup
+from holdfast.elastic.groups.lazy import LazyGloo
 from holdfast.elastic.groups.waits import Joined, WaitGuard
-from holdfast.elastic.meeting.exchange import RankExchange
 
 BACKEND = "holdfast"
 
@@ -63,7 +65,7 @@ class InterruptibleWork(Work):
         if self._inner.is_completed():
             guard.await_work(self._inner)
         elif self._lazy:
-            guard.call(self._inner.wait, name="await-peer")
+            guard.call(self._inner.wait, name="await-peer", joined=self.joined)
         else:
             with guard.wait():
                 guard.await_work(
@@ -198,7 +200,7 @@ def _forward(name: str, *, lazy: bool = False) -> Callable[..., Work]:
 
     @_by_device(name)
     def start(self: InterruptibleGroup, gloo: Any, *args: Any) -> Work:
-        return self._work(getattr(gloo, name)(*args), *args, lazy=lazy)
+        return self._start(gloo, name, *args, lazy=lazy)
 
     return start
 
@@ -243,6 +245,20 @@ class InterruptibleGroup(torch_private.PythonGroup):
             return None
         return self.guard.join(f"{self.group_name}/{'users' if users else 'own'}")
 
+    def start_own(
+        self, name: str, *args: Any, joined: Joined | None = None, lazy: bool = False
+    ) -> Work:
+        """Start ``name`` of the gloo group that no user's call takes.
+
+        ``joined`` is set for a message of all ranks, ``lazy`` for one between two.
+        """
+        work = self._start(self._gloo, name, *args, lazy=lazy)
+        work.joined = joined
+        return work
+
+    def _start(self, gloo: Any, name: str, *args: Any, lazy: bool) -> InterruptibleWork:
+        return self._work(getattr(gloo, name)(*args), *args, lazy=lazy)
+
     def _work(
         self,
         inner: Work,
@@ -265,6 +281,9 @@ class InterruptibleGroup(torch_private.PythonGroup):
 
     def close(self) -> None:
         """Abandon it: no operation is started any more."""
+        for gloo in (self._gloo, self._users):
+            if isinstance(gloo, LazyGloo):
+                gloo.leave()
         if self._device is not None:
             self._device.close()
 
@@ -347,8 +366,7 @@ class InterruptibleGroup(torch_private.PythonGroup):
         return self._work(gloo.allreduce([token], AllreduceOptions()), token)
 
 
-_guard: WaitGuard | None = None
-_host = "127.0.0.1"
+_forming: Forming | None = None
 _connect: Connect | None = None
 _groups: list[InterruptibleGroup] = []
 _graves: list[InterruptibleGroup] = []
@@ -358,6 +376,7 @@ class GroupRequest(Protocol):
     """The part of torch's description of a wanted group that is used here."""
 
     store: Store
+    group_id: str
     group_rank: int
     group_size: int
     timeout: timedelta
@@ -365,25 +384,21 @@ class GroupRequest(Protocol):
 
 
 def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
-    guard = _guard
-    if guard is None:
+    forming = _forming
+    if forming is None:
         raise RuntimeError(
             "the holdfast backend works only inside a function decorated with @holdfast.resilient"
         )
+    guard = forming.guard
     store, rank, size, timeout = wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout
-
-    def form(where: Store, joined: Joined | None = None) -> Any:
-        exchange = RankExchange(where, rank=rank, size=size)
-
-        def connected() -> Any:
-            return torch_private.gloo_group(exchange, rank, size, host=_host, timeout=timeout)
-
-        return guard.call(connected, name="form-group", joined=joined)
+    ranks = tuple(wanted.global_ranks_in_group) or tuple(range(size))
+    own = WantedGroup(name=f"{wanted.group_id}/own", ranks=ranks, index=rank, timeout=timeout)
+    theirs = replace(own, name=f"{wanted.group_id}/users")
 
     def users(joined: Joined | None) -> Any:
-        return form(PrefixStore("users", store), joined)
+        return forming.gloo(theirs, PrefixStore("users", store), joined=joined)
 
-    gloo = form(store)
+    gloo = forming.gloo(own, store)
     device = _connect(store, rank, size, timeout, guard) if _connect is not None else None
     group = InterruptibleGroup(
         gloo,
@@ -398,13 +413,34 @@ def _create(wanted: GroupRequest, _options: object) -> InterruptibleGroup:
     return group
 
 
-def use(guard: WaitGuard, *, host: str, connect: Connect | None = None) -> None:
+def form_circle(wanted: WantedGroup) -> InterruptibleGroup:
+    """Form a group of a large world beside torch's own; it ends with the generation, as they do.
+
+    Blocks until all its ranks came. Raises ``GenerationOverError`` if the generation is over.
+    """
+    forming = _forming
+    if forming is None:
+        raise RuntimeError("a circle is formed in a generation")
+    gloo = forming.gloo(wanted, None)
+    group = InterruptibleGroup(gloo, wanted.index, len(wanted.ranks), guard=forming.guard)
+    _groups.append(group)
+    return group
+
+
+def use(
+    guard: WaitGuard,
+    *,
+    host: str,
+    connect: Connect | None = None,
+    large: LargeWorld | None = None,
+) -> None:
     """Make groups that are formed from now on wait under ``guard`` and listen at ``host``.
 
-    ``connect`` makes their device groups; without it they serve only the CPU.
+    ``connect`` makes their device groups; without it they serve only the CPU. In a ``large`` world
+    not all ranks connect with all.
     """
-    global _guard, _host, _connect
-    _guard, _host, _connect = guard, host, connect
+    global _forming, _connect
+    _forming, _connect = Forming(guard=guard, host=host, large=large), connect
     if not torch_private.is_registered(BACKEND):
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 

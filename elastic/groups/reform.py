@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -23,8 +23,14 @@ from holdfast.ckpt.torch_private import PrefixStore, Store
 from holdfast.ckpt.transport import RunKey
 from holdfast.ckpt.types import Json
 from holdfast.elastic.groups import collectives, devices
+from holdfast.elastic.groups.apart import PointsOf
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.groups.collectives import Connect
+from holdfast.elastic.groups.forming import LargeWorld
 from holdfast.elastic.groups.shards import counts_here
+from holdfast.elastic.groups.tree import MessageTree, adds, compares
+from holdfast.elastic.groups.tree_plans import TreeGather
+from holdfast.elastic.groups.trees import NO_TREES, Trees, plans_of, trees_of
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, keys_of
 from holdfast.elastic.meeting.store import MeetingStore
@@ -37,6 +43,10 @@ AXES = ("dp",)
 MODEL_AXES: Final = frozenset({"tp", "pp", "ep"})
 """Axes along which all ranks run the same microbatches, or theirs at the same time."""
 
+SCALE = WorldScale()
+"""The limits of worlds; not final, because a test makes a few ranks a large world."""
+
+_points: list[PointsOf] = []  # the newest generation's, if its world is large
 _meetings: list[MeetingStore] = []  # the newest generation's; groups see it while it is here
 
 
@@ -47,24 +57,40 @@ def host_of(address: str) -> str:
 
 _CPU = torch.device("cpu")
 
+Plans: TypeAlias = StoreGather | TreeGather
+"""The gather of plans, beside the collectives; in a large world through circles."""
+
 
 class Peers:
     """A set of ranks that reduce among themselves.
 
-    ``index`` is this rank's place among ``size``.
+    ``index`` is this rank's place among ``size``. Of many ranks, short tensors that have equal sums
+    in any order take the ``tree``.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, index: int, size: int) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        index: int,
+        size: int,
+        tree: MessageTree | None = None,
+    ) -> None:
         self._group, self.index, self.size = group, index, size
+        self._tree = tree
 
     def max_(self, tensor: torch.Tensor) -> None:
         """Reduce to the element-wise maximum over the ranks, in place."""
-        if self.size > 1:
+        if self._tree is not None and compares(tensor):
+            self._tree.max_(tensor)
+        elif self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """Add up the ranks' tensors, in place."""
-        if self.size > 1:
+        if self._tree is not None and adds(tensor):
+            self._tree.sum_(tensor)
+        elif self.size > 1:
             dist.all_reduce(tensor, group=self._group)
 
     def start_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
@@ -102,11 +128,12 @@ class GenerationWorld(Peers):
         mesh: DeviceMesh,
         data_mesh: DeviceMesh,
         groups: GradientGroups,
-        plans: StoreGather,
+        plans: Plans,
         board: Store | None = None,
         timeout_s: float = math.inf,
+        trees: Trees = NO_TREES,
     ) -> None:
-        super().__init__(None, index=rank, size=record.mesh.ranks)
+        super().__init__(None, index=rank, size=record.mesh.ranks, tree=trees.world)
         self.board = board
         self._timeout_s = timeout_s
         self.record, self.rank, self.guard, self.mesh = record, rank, guard, mesh
@@ -114,9 +141,10 @@ class GenerationWorld(Peers):
         self.device = _device_of(mesh)
         self._streams: set[Any] = set()
         self._place = coordinates(rank, record.mesh)
-        self._dp = Peers(groups.dp, index=self._place.dp, size=record.mesh.dp)
+        self._dp = Peers(groups.dp, index=self._place.dp, size=record.mesh.dp, tree=trees.dp)
         copies = record.mesh.dp // record.mesh.ep
-        self._edp = Peers(groups.edp, index=self._place.dp // record.mesh.ep, size=copies)
+        index = self._place.dp // record.mesh.ep
+        self._edp = Peers(groups.edp, index=index, size=copies, tree=trees.edp)
         self.plans = plans
         self._aside: Peers | None = None
 
@@ -197,6 +225,8 @@ class GenerationWorld(Peers):
         """Return every rank's bytes, in rank order; there may be none, and different numbers."""
         if self.size == 1:
             return [data]
+        if self._tree is not None:
+            return self._tree.gather(data)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         dist.all_reduce(sizes)
@@ -261,7 +291,9 @@ class GenerationWorld(Peers):
 
     def barrier(self) -> None:
         """Wait for every rank."""
-        if self.size > 1:
+        if self._tree is not None:
+            self._tree.meet()
+        elif self.size > 1:
             dist.barrier()
 
 
@@ -275,7 +307,7 @@ def _wait(work: Work | None) -> None:
         work.wait()
 
 
-def form(
+def form(  # noqa: PLR0913 - called in one place, all by keyword
     record: GenerationRecord,
     *,
     incarnation: str,
@@ -285,24 +317,23 @@ def form(
     timeout_s: float,
     axes: tuple[str, ...] = AXES,
     device: Literal["cpu", "cuda"] = "cpu",
+    scale: WorldScale | None = None,
 ) -> GenerationWorld:
     """Meet the other members of ``record`` and return the world that they form.
 
-    ``axes`` names the axes of its mesh, ``device`` its device type. Raises ``ConfigError`` if the
-    node has more ranks than such devices, ``GenerationOverError`` as soon as the generation is
-    over, whatever the other ranks do.
+    ``axes`` names the axes of its mesh, ``device`` its device type; ``scale`` says which world is
+    large (`SCALE`). Raises ``ConfigError`` if the node has more ranks than such devices,
+    ``GenerationOverError`` as soon as the generation is over, whatever the other ranks do.
     """
+    scale = scale or SCALE
     rank = next((m.rank for m in record.members if m.incarnation == incarnation), None)
     if rank is None:
         raise HoldfastError(f"generation {record.number} does not contain worker {incarnation}")
     connect = _take_device(record, rank) if device == "cuda" else None
-    collectives.use(guard, host=host, connect=connect)
-    meeting = str(record.members[0].info.get("store", ""))
-    address, _, port = meeting.rpartition(":")
-    if not address or not port.isdigit():
-        raise HoldfastError(f"rank 0 of generation {record.number} announced store {meeting!r}")
-    store, keys = _meet(meeting, key), keys_of(record.number)
-    size = len(record.members)
+    size, keys = len(record.members), keys_of(record.number)
+    large = _large_world(record, key, scale=scale)
+    collectives.use(guard, host=host, connect=connect, large=large)
+    store = _meet(_store_of(record, 0), key)
     if record.mesh.ranks != size:
         raise HoldfastError(
             f"generation {record.number} has {size} members for a mesh of {record.mesh.text}"
@@ -318,7 +349,14 @@ def form(
     if device == "cuda":
         torch_private.keep_random_states(mesh)
     groups = groups_of(mesh, record.mesh, data_mesh=data_mesh)
-    plans = StoreGather(PrefixStore(f"{keys}/plans", store), rank=rank, size=size, poll=guard.check)
+    plans: Plans
+    if large is None:
+        flat = PrefixStore(f"{keys}/plans", store)
+        plans, trees = StoreGather(flat, rank=rank, size=size, poll=guard.check), NO_TREES
+    else:
+        plans = plans_of(record, rank, guard, large=large)
+        timeout = timedelta(seconds=timeout_s)
+        trees = trees_of(record, rank, guard, scale=scale, timeout=timeout)
     return GenerationWorld(
         record,
         rank=rank,
@@ -329,7 +367,32 @@ def form(
         plans=plans,
         board=PrefixStore(f"{keys}/left", store),
         timeout_s=timeout_s,
+        trees=trees,
     )
+
+
+def _large_world(record: GenerationRecord, key: RunKey, *, scale: WorldScale) -> LargeWorld | None:
+    """Return the meeting points of all ranks, if there are many; those of before are closed."""
+    for points in _points:
+        points.close()
+    _points.clear()
+    size = len(record.members)
+    if size <= scale.many:
+        return None
+    addresses = [_store_of(record, rank) for rank in range(size)]
+    _points.append(PointsOf(addresses, key, prefix=keys_of(record.number)))
+    return LargeWorld(points=_points[0], scale=scale)
+
+
+def _store_of(record: GenerationRecord, rank: int) -> str:
+    """Return the address of a rank's meeting point. Raises ``HoldfastError`` if it has none."""
+    meeting = str(record.members[rank].info.get("store", ""))
+    address, _, port = meeting.rpartition(":")
+    if not address or not port.isdigit():
+        raise HoldfastError(
+            f"rank {rank} of generation {record.number} announced store {meeting!r}"
+        )
+    return meeting
 
 
 def _meet(address: str, key: RunKey) -> MeetingStore:

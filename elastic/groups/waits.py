@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import Work
 
+from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.errors import GenerationOverError
 
@@ -40,10 +41,10 @@ ended, the agents see a rank that waits for the others, and form the group again
 
 _LOST_PEER = re.compile(
     r"connection (reset|closed|refused)|broken pipe|(read|write) error|pair closure|no route to"
-    r"|ncclRemoteError|remote process exit",
+    r"|ncclRemoteError|remote process exit|the server has ended|no answer to",
     re.IGNORECASE,
 )
-"""The words in which gloo, NCCL and the system say that a connection ended."""
+"""The words in which gloo, NCCL, the system and a meeting point say that a connection ended."""
 
 _EXIT_WAIT_S = 1.0
 
@@ -61,7 +62,13 @@ def _end_without_left_behind() -> None:
     deadline_s = time.monotonic() + _EXIT_WAIT_S
     for thread in _left_behind:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    if WORKER_ENV in os.environ and any(thread.is_alive() for thread in _left_behind):
+    if any(thread.is_alive() for thread in _left_behind):
+        end_worker()
+
+
+def end_worker() -> None:
+    """End this process at once, with its exit code, if it is a worker: a thread cannot end."""
+    if WORKER_ENV in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1 if hasattr(sys, "last_value") else 0)
@@ -243,11 +250,11 @@ class WaitGuard:
                     raise TimeoutError(f"collective not complete after {timeout_s:g} s")
                 try:
                     work.wait(poll)
-                except RuntimeError:
+                except (RuntimeError, PeerError):
                     if work.is_completed():
                         break
             work.wait()
-        except RuntimeError as error:
+        except (RuntimeError, PeerError) as error:  # the latter if it connects, by its store
             self.reraise(error)
 
 

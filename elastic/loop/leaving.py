@@ -22,6 +22,8 @@ from holdfast.elastic.groups.waits import Joined, leave_behind
 from holdfast.elastic.loop.user_code import user_line
 
 _POLL_S = 0.02
+_POLLERS = 64
+"""Ranks that ask one store so often; of more ranks each asks less often, so that it can answer."""
 _FIRST, _REFUSED, _SEEN = "first", "refused", "seen"
 _REMEDY = "call run.stop(), on any rank; then all ranks leave after that step"
 
@@ -51,6 +53,7 @@ class Leaving:
         self._line = ""
         self._over: int | None = None
         self._looking: threading.Thread | None = None
+        self._poll_s = _POLL_S * max(1.0, world.size / _POLLERS)
         self._news = ""
         if self._store is not None and world.size > 1:
             world.guard.absent = self._look
@@ -101,11 +104,11 @@ class Leaving:
                     raise ConfigError(store.get(_REFUSED).decode())
                 if store.add(everyone, 0) == world.size > store.add(same, 0):
                     self._refuse(mine)
-                time.sleep(_POLL_S)
+                time.sleep(self._poll_s)
             store.add(_SEEN, 1)
             while world.rank == 0 and store.add(_SEEN, 0) < world.size:
                 world.guard.check()  # the others read in this rank's store, which ends with it
-                time.sleep(_POLL_S)
+                time.sleep(self._poll_s)
 
     def _refuse(self, mine: Exit) -> NoReturn:
         """Raise the error of ranks that left after different steps."""

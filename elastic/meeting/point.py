@@ -55,6 +55,7 @@ class MeetingPoint:
         self._values: dict[str, bytes] = {}
         self._waiting: list[_Waiting] = []
         self._lock = threading.Lock()
+        self._requests = self._read_bytes = 0
         self._server = Server(
             self._handle,
             key=key,
@@ -82,6 +83,18 @@ class MeetingPoint:
         with self._lock:
             return len(self._waiting)
 
+    @property
+    def requests(self) -> int:
+        """The number of requests that came so far."""
+        with self._lock:
+            return self._requests
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes of values that were read so far."""
+        with self._lock:
+            return self._read_bytes
+
     def close(self) -> None:
         """Stop serving; the keys are lost."""
         self._server.close()
@@ -92,6 +105,7 @@ class MeetingPoint:
             op = MeetingOp(request.op)
             values = [bytes(frame) for frame in request.frames]
             with self._lock:
+                self._requests += 1
                 if op is MeetingOp.AWAIT:
                     self._await(request, ask)
                 else:
@@ -148,7 +162,9 @@ class MeetingPoint:
             self._answer(request, ask)
 
     def _answer(self, request: Request, ask: MeetingAsk) -> None:
-        request.reply(True, [self._values[key] for key in ask.keys] if ask.wants else ())
+        found = [self._values[key] for key in ask.keys] if ask.wants else []
+        self._read_bytes += sum(map(len, found))
+        request.reply(True, found)
 
     def _end_late(self) -> None:
         now_s = monotonic()

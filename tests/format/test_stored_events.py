@@ -45,6 +45,7 @@ SINCE = {
     "island_joined",
     "island_left",
     "ledger",
+    "policy_awaited",
     "restore_progress",
     "tide_adopted",
     "tide_published",

@@ -63,12 +63,10 @@ def _looks_at_its_own(real: Callable[..., None]) -> Any:
 
 def _overwrites(_real: Any) -> Any:
     def publish(self: GroupMailbox, group: str, origin: GroupOrigin) -> int:
+        from holdfast.adapters.rl.samples.sealed import sealed
         from holdfast.adapters.rl.sharing import mailbox
 
-        data = group.encode()
-        return self.store.write(
-            mailbox._file(origin), [f"{mailbox._digest(data)}\n".encode(), data]
-        )
+        return self.store.write(mailbox._file(origin), [sealed(group.encode())])
 
     return publish
 

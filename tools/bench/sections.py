@@ -69,6 +69,7 @@ SECTIONS: Final = {
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
     "control": Section("holdfast.tools.bench.control", "control", 40),
     "watches": Section("holdfast.tools.bench.crowd.section", "watches", 180),
+    "meeting": Section("holdfast.tools.bench.crowd.meeting", "meeting", 120),
     "exact": Section("holdfast.tools.bench.exact.section", "exact", 60, memory=8),
     "parity": Section("holdfast.tools.bench.data_path.codec", "parity", 10, memory=6),
     "protect": Section("holdfast.tools.bench.data_path.protect", "protect", 40, shared=6, memory=9),

@@ -32,6 +32,8 @@ class StartWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of several policies; a setting that is null is as the job has it.
 
+    ``tp`` and ``min_dp`` are for the ranks of its own run, where each policy has one.
+
     A ``frozen`` policy is never trained: its weights are those that it begins with. It may speak in
     episodes, and environments may ask it for log-probabilities.
     """
@@ -45,9 +47,11 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loss: LossConfig | None = None
     lr: float | None = None
     max_norm: float | None = None
+    tp: int | None = None
+    min_dp: int | None = None
 
     def __post_init__(self) -> None:
-        trained = ("lora", "loss", "lr", "max_norm")
+        trained = ("lora", "loss", "lr", "max_norm", "tp", "min_dp")
         useless = [name for name in trained if self.frozen and getattr(self, name) is not None]
         if useless:
             raise ValueError(f"a frozen policy has no {useless[0]}: it is never trained")

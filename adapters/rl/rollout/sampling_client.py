@@ -17,12 +17,10 @@ from torch import Tensor
 from holdfast.adapters.rl.ledger.plan import Assignment
 from holdfast.adapters.rl.samples.token_log import TokenLog
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory
+from holdfast.adapters.rl.server.asking import ask_digest
 from holdfast.adapters.rl.server.messages import (
-    DIGEST,
     EXCHANGE,
     Answer,
-    AskDigest,
-    ToldDigest,
     WorkerExchange,
     WorkerIdentity,
 )
@@ -138,6 +136,16 @@ class SampledWork(Protocol):
         """Stop working on these samples."""
 
 
+class WeightsElsewhere(Protocol):
+    """The weights of policies that other runs train: `OtherPolicies`."""
+
+    def pull(self, version: int) -> Mapping[str, Tensor]:
+        """Return the tensors of a version. Raises ``CkptError`` if they cannot be had now."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Link:
     """The connection to the leader of one generation."""
@@ -151,6 +159,7 @@ class SamplingClient:
 
     ``names`` are the parameters that are pulled, ``frozen`` is the digest of the policy's other
     tensors. ``retained`` is as in `pull`; ``most_tokens`` limits the tokens held, None: no limit.
+    ``elsewhere`` has the weights of policies that other runs train, None without them.
     """
 
     def __init__(
@@ -163,7 +172,9 @@ class SamplingClient:
         frozen: str | None = None,
         retained: int = 0,
         most_tokens: int | None = None,
+        elsewhere: WeightsElsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self._host, self._engine, self._stopped = host, engine, stopped
         self._names, self._frozen = names, frozen
         self._retained, self._most_tokens = retained, most_tokens
@@ -220,6 +231,8 @@ class SamplingClient:
             self._link.client.close()
         if self._sidecar:
             self._sidecar.close()
+        if self._elsewhere:
+            self._elsewhere.close()
 
     # -- the leader --------------------------------------------------------------------------
 
@@ -389,6 +402,17 @@ class SamplingClient:
             if roster.generation is None or roster.generation.number != link.generation:
                 return False
             try:
+                others = self._elsewhere.pull(version) if self._elsewhere else {}
+            except CkptError as error:
+                if time.monotonic() > deadline_s:  # its run comes back when it does
+                    self._host.emit(
+                        VersionUnavailable(version=version, seconds=_PULL_LIMIT_S, why=str(error))
+                    )
+                    return False
+                self._host.beat(step=self._ticks, phase=WorkerPhase.WAIT)
+                time.sleep(_AWAIT_VERSION_S)
+                continue
+            try:
                 pulled = self._pull(version, roster, everywhere=everywhere, avoid=avoid)
             except NotFoundError as error:
                 reached = self._await_version(version, link.generation)
@@ -407,7 +431,7 @@ class SamplingClient:
                 time.sleep(RETRY_S)
                 continue
             self._missed = None
-            self._load(pulled, link.generation)
+            self._load(pulled, link.generation, others=others)
             return True
         return False
 
@@ -432,15 +456,7 @@ class SamplingClient:
         """Ask the leader for the digest of weights. Raises ``PeerError`` if it gives none."""
         link = self._link
         assert link is not None
-        ask = AskDigest(generation=link.generation, place=place)
-        body, _ = link.client.call(DIGEST, msgspec.to_builtins(ask))
-        reply = msgspec.convert(body, ToldDigest)
-        if not reply.digest:
-            why = reply.why if reply.leading else "it does not lead"
-            raise PeerError(
-                f"the leader reports no digest of version {place.version}: {why}; ask again"
-            )
-        return reply.digest
+        return ask_digest(link.client, place, generation=link.generation)
 
     def _refuse(self, error: RefusedWeightsError) -> frozenset[int]:
         """Count and report refused weights; return the ranks whose blocks to avoid."""
@@ -455,10 +471,10 @@ class SamplingClient:
         )
         return error.ranks
 
-    def _load(self, pulled: Pulled, generation: int) -> None:
+    def _load(self, pulled: Pulled, generation: int, *, others: Mapping[str, Tensor]) -> None:
         engine = self._engine
         before = engine.version if engine.generation == generation else None
-        engine.load(pulled.tensors, version=pulled.version, generation=generation)
+        engine.load({**pulled.tensors, **others}, version=pulled.version, generation=generation)
         self._host.emit(
             WeightsPulled(
                 generation=generation,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from holdfast.adapters.rl.cast.others import OtherPolicies
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
@@ -33,11 +34,14 @@ class RolloutWorker(SamplingClient):
         super().__init__(
             host,
             _build_engine(each, config, host),
-            parameter_names(joined(each)),
+            parameter_names(
+                joined({name: each[name] for name in each if name not in config.elsewhere})
+            ),
             stopped=stopped,
             frozen=policies.frozen,
             retained=config.retained,
             most_tokens=config.scheduling.worker_tokens,
+            elsewhere=(OtherPolicies(config, frozen=policies.frozen) if config.elsewhere else None),
         )
         self._config, self._meter = config, Meter()
 

@@ -34,6 +34,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The offer of rank 0 of ``generation`` to samplers, at the address ``leader``.
 
     ``seed`` is that of the noise, ``names`` are the model's parameters. ``over``: no more work.
+    For runs that train one policy each, ``reached`` is the newest version that can be read,
+    ``keeps`` the lowest step that the run may train again, and ``frozen`` the digest of all frozen
+    weights, None if there are none.
     """
 
     run: str
@@ -43,6 +46,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     generation: GenerationRecord
     leader: str
     over: bool = False
+    reached: int = -1
+    keeps: int = 0
+    frozen: str | None = None
 
 
 class Lock:

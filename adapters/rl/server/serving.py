@@ -62,7 +62,7 @@ class Serving:
             digest_of=lambda place: published(names, place, reader=own_reader(run)),
         )
         self.server.lead(term, former=former)
-        record = self._record()
+        record = record_of(run)
         offer = Offer(
             run=record.snapshots.run,
             seed=session.seed,
@@ -72,16 +72,6 @@ class Serving:
             leader=self.server.address,
         )
         self._meeting.write(offer)
-
-    def _record(self) -> GenerationRecord:
-        """Return the record of the run's generation, once this process has received it."""
-        run = self._run
-        while True:
-            run.check()
-            record = self._session.roster().generation
-            if record is not None and record.number == run.generation:
-                return record
-            time.sleep(_POLL_S)
 
     def gather(self, step: int) -> list[Trajectory]:
         """Admit the ordinals that ``step`` needs and wait for its samples."""
@@ -106,3 +96,14 @@ class Serving:
         """Stop leading; samplers wait for the next leader."""
         self.server.close()
         self._lock.release()
+
+
+def record_of(run: elastic.Run) -> GenerationRecord:
+    """Return the record of the run's generation, once this process has received it."""
+    session = elastic.session_of(run)
+    while True:
+        run.check()
+        record = session.roster().generation
+        if record is not None and record.number == run.generation:
+            return record
+        time.sleep(_POLL_S)

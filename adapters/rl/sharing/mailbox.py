@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -10,12 +9,12 @@ from typing import Final
 import msgspec
 
 from holdfast.adapters.rl.samples.borrowed import GroupOrigin, SharedGroup, borrowed_from
+from holdfast.adapters.rl.samples.sealed import DIGEST_BYTES, opened, sealed
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.store.base import Store
 from holdfast.ckpt.store.places import open_store
 
 _MOST_BYTES: Final = 64 << 20
-_DIGEST_BYTES: Final = 16
 _ROOT: Final = "sharing"
 _LINEAGE: Final = re.compile("[0-9a-f]+")
 
@@ -47,7 +46,7 @@ class GroupMailbox:
     def owner(self, island: str) -> str:
         """Return the lineage of the run that shares under a name, empty if there is none."""
         try:
-            found = self.store.read(_owner(island), most_bytes=_DIGEST_BYTES * 16).decode("ascii")
+            found = self.store.read(_owner(island), most_bytes=DIGEST_BYTES * 16).decode("ascii")
         except (NotFoundError, UnicodeDecodeError):
             return ""
         return found if _LINEAGE.fullmatch(found) else ""  # it becomes a part of paths
@@ -58,10 +57,9 @@ class GroupMailbox:
         That is 0 where the group is there already. An owner that went back may have other bits of
         it now; those that were published first stay.
         """
-        data = group.encode()
-        sealed = f"{_digest(data)}\n".encode() + data
-        is_first = self.store.replace(_file(origin), sealed, expected=None)
-        return len(sealed) if is_first else 0
+        data = sealed(group.encode())
+        is_first = self.store.replace(_file(origin), data, expected=None)
+        return len(data) if is_first else 0
 
     def retain(self, island: str, lineage: str, *, keep: int) -> None:
         """Remove all but the newest ``keep`` groups of this run."""
@@ -90,10 +88,8 @@ class GroupMailbox:
         Raises ``NotFoundError`` if its owner removed it, ``CorruptError`` if it is damaged.
         """
         name = _file(origin)
-        stated, _, data = self.store.read(name, most_bytes=_MOST_BYTES).partition(b"\n")
         where = self.store.where(name)
-        if stated.decode("ascii", "replace") != _digest(data):
-            raise CorruptError(f"{where}: its bytes are not those of its digest; remove the file")
+        data = opened(self.store.read(name, most_bytes=_MOST_BYTES), where=where)
         try:
             group = msgspec.json.decode(data, type=SharedGroup)
             borrowed_from(group)  # the parts of a sample must fit each other
@@ -127,7 +123,3 @@ def _folder(island: str) -> str:
 
 def _file(origin: GroupOrigin) -> str:
     return f"{_folder(origin.island)}/{origin.lineage}/{origin.ordinal:012d}"
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,10 @@ from holdfast.adapters.rl.training.held_out_episodes import Player
 from holdfast.adapters.rl.weights.setup import Policies
 from holdfast.elastic.events import EpisodesPlayed
 
+Modules: TypeAlias = Mapping[str, nn.Module]
+Weights: TypeAlias = Mapping[str, Tensor]
+Figures: TypeAlias = dict[str, float]
+
 
 class Assessment(Protocol):
     """The trainer's source of prompts and rewards."""
@@ -36,8 +40,12 @@ class Assessment(Protocol):
     def reward(self, sample: Trajectory) -> float:
         """Return the reward of a finished sample."""
 
-    def evaluate(self, run: elastic.Run, policies: Mapping[str, nn.Module]) -> dict[str, float]:
-        """Return shares or mean rewards on held-out prompts, by name; collective."""
+    def evaluate(self, run: elastic.Run, policies: Modules, elsewhere: Weights) -> Figures:
+        """Return shares or mean rewards on held-out prompts, by name; collective.
+
+        ``elsewhere`` has the whole weights of policies that other runs train, by their names in the
+        module of all.
+        """
 
 
 def make_assessment(config: RLConfig, policies: Policies) -> Assessment:
@@ -70,7 +78,7 @@ class TaskAssessment:
         text = tokenizer.decode(tokens[:-1] if ended else tokens)
         return self._task.reward(sample.ordinal, text, ended=ended)
 
-    def evaluate(self, run: elastic.Run, policies: Mapping[str, nn.Module]) -> dict[str, float]:
+    def evaluate(self, run: elastic.Run, policies: Modules, elsewhere: Weights) -> Figures:
         """Return the first policy's shares of right answers, sampled and greedy; collective."""
         model, data = next(iter(policies.values())), run.data_mesh
 
@@ -125,9 +133,9 @@ class EpisodeAssessment:
         assert sample.reward is not None, "an episode that is over"
         return sample.reward
 
-    def evaluate(self, run: elastic.Run, policies: Mapping[str, nn.Module]) -> dict[str, float]:
+    def evaluate(self, run: elastic.Run, policies: Modules, elsewhere: Weights) -> Figures:
         """Return the mean reward of the held-out episodes; collective."""
-        weights, data = full_tensors(joined(policies)), run.data_mesh
+        weights, data = full_tensors(joined(policies)) | dict(elsewhere), run.data_mesh
         own = range(data.get_local_rank(), self._count, data.size())
         earned = torch.zeros(self._count, dtype=torch.float64)
         with run.pause():

@@ -138,18 +138,17 @@ def _restores(run: elastic.Run) -> bool:
 def make_learners(
     run: elastic.Run, config: RLConfig, makers: Mapping[str, PolicyMaker]
 ) -> dict[str, PolicyLearner]:
-    """Return a learner for each policy that is trained, by name."""
+    """Return a learner for each policy that this run trains, by name."""
     return {
         name: PolicyLearner(
             run,
             makers[name],
             config=chosen,
             name=name,
-            speaker=speaker,
+            speaker=[*config.by_policy].index(name),
             retained=config.retained,
         )
-        for speaker, (name, chosen) in enumerate(config.by_policy.items())
-        if name not in config.frozen
+        for name, chosen in config.here.items()
     }
 
 

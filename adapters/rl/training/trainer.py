@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from holdfast import elastic
+from holdfast.adapters.rl.cast.part import CastPart
 from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
@@ -36,6 +36,7 @@ from holdfast.adapters.rl.training.assessment import episode_figures, make_asses
 from holdfast.adapters.rl.training.learner import PolicyLearner, frozen_policies, make_learners
 from holdfast.adapters.rl.training.proximal import Ewma
 from holdfast.adapters.rl.training.recheck import row_at
+from holdfast.adapters.rl.training.together import Cast, from_leader
 from holdfast.adapters.rl.training.update import Update
 from holdfast.adapters.rl.weights.places import RETAINED
 from holdfast.adapters.rl.weights.pull import own_reader, published
@@ -72,6 +73,7 @@ class _TrainerJob:
     history: dict[str, Any]
     retained: Retained | None
     sharing: GroupSharing | None
+    cast: Cast | None
 
 
 class Trainer:
@@ -89,14 +91,15 @@ class Trainer:
     def run(self) -> None:
         """Train to the end, through every change of the world."""
         config = self._config
+        own = config if config.join is None else config.here[config.policy]
         resilient = elastic.resilient(
-            mesh=elastic.Mesh(dp="auto", min_dp=config.min_dp, tp=config.tp),
+            mesh=elastic.Mesh(dp="auto", min_dp=own.min_dp, tp=own.tp),
             batch=elastic.Batch(microbatches=config.microbatches),
             snapshots=elastic.Snapshots(
                 every=1, parity=config.parity, keep=config.keep, disk=config.disk
             ),
-            checkpoint=config.checkpoint
-            and elastic.Checkpoints(config.checkpoint, every=config.checkpoint_every),
+            checkpoint=config.root
+            and elastic.Checkpoints(config.root, every=config.checkpoint_every),
             exact="float32",
             seed=config.seed,
             rehearse=False,  # terms of the rollout server begin before the first step
@@ -110,10 +113,10 @@ class Trainer:
         learners = make_learners(run, config, self._policies.makers)
         policies = frozen_policies(config, self._policies.makers)
         policies |= {name: learner.model for name, learner in learners.items()}
-        policies = {name: policies[name] for name in config.by_policy}
+        policies = {name: policies[name] for name in config.by_policy if name in policies}
         model = joined(policies)
         ledger, checker = (
-            Ledger(config.plan, policies=[*policies], reward_of=self._reward),
+            Ledger(config.plan, policies=[*config.by_policy], reward_of=self._reward),
             StepChecker(),
         )
         state = LedgerState(ledger, self._server)
@@ -161,12 +164,13 @@ class Trainer:
             history=history,
             retained=retained,
             sharing=sharing,
+            cast=Cast(run, config, self._policies.makers) if config.join is not None else None,
         )
         for reference in references.values():
             reference.require(run.completed)
         try:
             if run.is_leader:
-                self._lead(run, model, ledger, state)
+                self._lead(job, state)
             for step in run.steps(config.steps):
                 if step % config.evaluate_every == 0:
                     self._evaluate(job)
@@ -174,13 +178,19 @@ class Trainer:
             self._finish(job)
         finally:
             self._server.retire()
+            if job.cast is not None:
+                job.cast.close()
 
     # -- beginning ---------------------------------------------------------------------------
 
     def _retained(self, run: elastic.Run) -> Retained | None:
         if not self._config.retained:
             return None
-        versions = [self._policies.each() for _ in range(self._config.retained)]
+        makers, away = self._policies.makers, self._config.elsewhere
+        versions = [
+            {name: each.build() for name, each in makers.items() if name not in away}
+            for _ in range(self._config.retained)
+        ]
         for policies in versions:
             for name, policy in policies.items():
                 if name not in self._config.frozen:
@@ -209,9 +219,10 @@ class Trainer:
         digest = self._policies.frozen
         return {} if digest is None else {"frozen": digest}
 
-    def _lead(self, run: elastic.Run, model: nn.Module, ledger: Ledger, state: LedgerState) -> None:
+    def _lead(self, job: _TrainerJob, state: LedgerState) -> None:
+        run, ledger, session = job.run, job.ledger, job.session
         ledger.resume(run.generation, restored=run.completed)
-        names, session = parameter_names(model), elastic.session_of(run)
+        names = parameter_names(job.model)
         term = Term(
             generation=run.generation,
             ledger=ledger,
@@ -222,6 +233,16 @@ class Trainer:
             began=time.monotonic(),
             digest_of=lambda place: published(names, place, reader=own_reader(run)),
         )
+        if job.cast is not None:
+            job.cast.part = CastPart(
+                run,
+                self._config,
+                self._server,
+                ledger=ledger,
+                names=names,
+                frozen=self._policies.frozen,
+                prompt_of=self._prompt,
+            )
         self._server.lead(term, former=state.workers)
 
     # -- one step ----------------------------------------------------------------------------
@@ -259,29 +280,34 @@ class Trainer:
 
     def _batches(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
         """Return the batch of ``step`` of each policy: rank 0 waits for it and sends it to all."""
-        config, run = self._config, job.run
-        found = self._gather(job, step) if run.is_leader else {}
+        config, run, began = self._config, job.run, time.perf_counter()
+        if job.cast is not None:
+            job.cast.await_groups(step)
+        found = self._gather(job, step, began=began) if run.is_leader else {}
         batches: dict[str, TrainingBatch] = {}
         for name in job.learners:
             shape = packed_shape(config.rows, config.model.context)
             packed = torch.zeros(shape, dtype=torch.float64)
             if name in found:
                 packed.copy_(found[name].pack())
-            for axis in range(run.mesh.ndim):  # the leader is the first along each
-                dist.broadcast(packed, group=run.mesh.get_group(axis), group_src=0)
+            from_leader(run, packed)
             batches[name] = TrainingBatch.unpack(packed)
         return batches
 
-    def _gather(self, job: _TrainerJob, step: int) -> dict[str, TrainingBatch]:
+    def _gather(self, job: _TrainerJob, step: int, *, began: float) -> dict[str, TrainingBatch]:
         config, run, ledger = self._config, job.run, job.ledger
         session = job.session
         protected = session.sidecar.protected_step(generation=run.generation)
-        self._server.advance(step, protected=max(0, protected))
-        samples, began = None, time.perf_counter()
+        part = job.cast.part if job.cast is not None else None
+        admitted_by = step if part is None else part.admitted_by
+        self._server.advance(admitted_by, protected=max(0, protected))
+        samples = None
         while samples is None:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
         session.emit(RolloutsAwaited(step=step + 1, seconds=time.perf_counter() - began))
+        if part is not None:
+            part.publish(step, samples)
         self._await_release(job, step)
         rewards = [self._reward(sample) for sample in samples]
         island = job.sharing.share.name if job.sharing else ""
@@ -379,15 +405,21 @@ class Trainer:
 
     def _evaluate(self, job: _TrainerJob) -> None:
         run, history = job.run, job.history
-        found = self._assessment.evaluate(run, job.policies)
+        if job.cast is None:
+            found = self._assessment.evaluate(run, job.policies, {})
+        else:
+            found = job.cast.evaluate(self._assessment, job.policies)
         for name, share in found.items():
             history[name].append([run.completed, share])
-        run.log(**{_LOGGED_AS[name]: share for name, share in found.items()})
+        if found:
+            run.log(**{_LOGGED_AS[name]: share for name, share in found.items()})
 
     def _finish(self, job: _TrainerJob) -> None:
         self._evaluate(job)
         run, ledger, history = job.run, job.ledger, job.history
         digest = weights_hash(full_tensors(job.model))
+        if job.cast is not None:
+            job.cast.await_end()
         if not run.is_leader:
             return
         self._server.finish()
@@ -413,6 +445,8 @@ class Trainer:
                 outcome |= {"rewards": history["rewards"], "policies": ledger.books.report()}
         if self._result is not None:
             write_result(self._result, outcome)
+        if job.cast is not None and job.cast.part is not None:
+            job.cast.part.end()
 
 
 def _import_early() -> None:

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from large_bodies import all_collectives_of_large
 from rank_bodies import (
     all_collectives,
     await_files,
@@ -24,8 +27,13 @@ from holdfast.elastic.channel.base import WORKER_ENV
 from holdfast.elastic.errors import GenerationOverError
 
 
-def test_every_collective_gives_what_gloo_gives(tmp_path: Path) -> None:
-    with ranks(3, all_collectives, tmp_path) as running:
+@pytest.mark.parametrize(
+    ("body", "with_world"), [(all_collectives, True), (all_collectives_of_large, False)]
+)
+def test_every_collective_gives_what_gloo_gives(
+    tmp_path: Path, body: Callable[..., Any], with_world: bool
+) -> None:
+    with ranks(3, body, tmp_path, with_world=with_world) as running:
         for rank, found in enumerate(running.results()):
             assert found["all_reduce"] == [6.0] * 3
             assert found["max"] == 2.0

@@ -61,8 +61,11 @@ def lose_a_worker(running: Job, *, left: int) -> Event:
 
 
 @pytest.mark.exhaustive
-def test_a_group_that_lost_a_worker_leaves_and_comes_back_without_a_trace(tmp_path: Path) -> None:
-    flags = ("--tp", "2", "--kind", "fsdp_tp", "--exact", "--then", "6")
+@pytest.mark.parametrize("more", [(), ("--large",)])
+def test_a_group_that_lost_a_worker_leaves_and_comes_back_without_a_trace(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    flags = ("--tp", "2", "--kind", "fsdp_tp", "--exact", "--then", "6", *more)
     with training(tmp_path, *flags) as running:
         smaller = lose_a_worker(running, left=2)
     mesh = "mesh dp 1 × tp 2, 1 groups of 2 ranks, 1 of 1 groups within a node"

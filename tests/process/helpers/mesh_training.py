@@ -19,11 +19,15 @@ from mesh_bodies import BATCH
 
 from holdfast import elastic
 from holdfast.elastic.events import TrainingHeld
+from holdfast.elastic.groups import reform
+from holdfast.elastic.groups.circles import WorldScale
 
 
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
+    if args.large:
+        reform.SCALE = WorldScale(many=1, fan_out=2)
     mesh = elastic.Mesh(tp=args.tp, ep=args.ep, pp=args.pp, shard=args.shard)
     batch = elastic.Batch(microbatches=args.microbatches, size=BATCH.size)
     train = mesh_bodies.train if args.pp == 1 else pipeline_bodies.train
@@ -68,6 +72,7 @@ if __name__ == "__main__":
     parser.add_argument("--microbatches", type=int, default=BATCH.microbatches)
     parser.add_argument("--kind", required=True)
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--large", action="store_true", help="form as a large world does")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--first", type=int, default=3)
     parser.add_argument("--then", type=int, default=0)

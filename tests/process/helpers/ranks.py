@@ -18,6 +18,7 @@ from fork_servers import forking
 from holdfast.ckpt.memory.records import SidecarPeer, SnapshotWorld
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.groups import reform
+from holdfast.elastic.groups.circles import WorldScale
 from holdfast.elastic.groups.waits import WaitGuard
 from holdfast.elastic.meeting.point import LOOPBACK, MeetingPoint
 from holdfast.elastic.membership.records import GenerationRecord, Member, MeshSize
@@ -29,14 +30,18 @@ GRACE_S = 10.0
 
 
 def record_of(
-    stores: list[str], *, number: int = 1, mesh: MeshSize | None = None
+    stores: list[str], *, number: int = 1, mesh: MeshSize | None = None, node_ranks: int = 0
 ) -> GenerationRecord:
-    """Return a generation of as many ranks as there are stores."""
+    """Return a generation of as many ranks as there are stores, ``node_ranks`` of them on a node.
+
+    On one node if none are given.
+    """
+    nodes = [f"n{i // node_ranks if node_ranks else 0}" for i in range(len(stores))]
     return GenerationRecord(
         number=number,
         members=tuple(
-            Member(rank=i, seat=f"trainer/{i}", node="n0", incarnation=str(i), info={"store": s})
-            for i, s in enumerate(stores)
+            Member(rank=i, seat=f"trainer/{i}", node=node, incarnation=str(i), info={"store": s})
+            for i, (s, node) in enumerate(zip(stores, nodes, strict=True))
         ),
         snapshots=SnapshotWorld(
             run="r",
@@ -74,18 +79,21 @@ def enter(
     number: int = 1,
     mesh: MeshSize | None = None,
     axes: tuple[str, ...] = reform.AXES,
+    scale: WorldScale | None = None,
+    node_ranks: int = 0,
 ) -> reform.GenerationWorld:
     """Form a generation in this process."""
     fence = fence_file(folder, number)
     guard = WaitGuard(number, fence.exists, grace_s=GRACE_S)
     return reform.form(
-        record_of(stores, number=number, mesh=mesh),
+        record_of(stores, number=number, mesh=mesh, node_ranks=node_ranks),
         incarnation=str(rank),
         guard=guard,
         key=KEY,
         host=LOOPBACK,
         timeout_s=60.0,
         axes=axes,
+        scale=scale,
     )
 
 

@@ -42,16 +42,18 @@ def alone(directory: Path, config: RLConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
+def rl_job(directory: Path, config: RLConfig, *, rollouts: int = 2) -> Iterator[Job]:
     save_config(config, directory / "config.json")
     words = ("--config", str(directory / "config.json"), "--result", str(directory / "result.json"))
+    wanted = {"trainer": 2} | ({"rollout": rollouts} if rollouts else {})
     order = LaunchConfig(
         command=(*MAIN, *words),
         nodes=tuple(
-            NodeSpec(name=name, domain=name, slots=dict.fromkeys(roles, 1))
+            NodeSpec(name=name, domain=name, slots={role: 1 for role in roles if role in wanted})
             for name, roles in NODES.items()
+            if wanted.keys() & set(roles)
         ),
-        wanted={"trainer": 2, "rollout": 2},
+        wanted=wanted,
         run_dir=directory / "run",
         timing=PATIENT,
         preload=PRELOAD,
@@ -70,14 +72,17 @@ def rl_job(directory: Path, config: RLConfig) -> Iterator[Job]:
 
 
 class CommandedJob:
-    """A job that ``holdfast run`` started: two trainers and a rollout worker on two nodes."""
+    """A job that ``holdfast run`` started: two trainers and rollout workers on two nodes."""
 
-    def __init__(self, directory: Path, config: RLConfig, *flags: str | Path) -> None:
+    def __init__(
+        self, directory: Path, config: RLConfig, *flags: str | Path, rollouts: int = 1
+    ) -> None:
         directory.mkdir()
         save_config(config, directory / "config.json")
         self.run_dir, self._result = directory / "run", directory / "result.json"
         self.run_dir.mkdir()
-        words = ["--nodes", "2", "--role", "rollout=1", "--run-dir", str(self.run_dir)]
+        words = ["--nodes", "2", "--run-dir", str(self.run_dir)]
+        words += ["--role", f"rollout={rollouts}"] if rollouts else []
         words += map(str, flags)
         script = ["--config", str(directory / "config.json"), "--result", str(self._result)]
         self._said = directory / "said.txt"
@@ -121,9 +126,11 @@ class CommandedJob:
 
 
 @contextmanager
-def commanded(directory: Path, config: RLConfig, *flags: str | Path) -> Iterator[CommandedJob]:
+def commanded(
+    directory: Path, config: RLConfig, *flags: str | Path, rollouts: int = 1
+) -> Iterator[CommandedJob]:
     """Start a job by the command with these flags; on leaving nothing of it is left."""
-    command = CommandedJob(directory, config, *flags)
+    command = CommandedJob(directory, config, *flags, rollouts=rollouts)
     try:
         yield command
     finally:

@@ -45,7 +45,7 @@ ONCE = {"first copy, new memory"}
 APART = {
     *("plan", "lost", "memory", "mttr", "resize", "goodput", "join", "start", "control", "exact"),
     *("rl", "environments", "vllm", "store", "tuning", "islands", "learning", "lines", "surface"),
-    *("watches", "neighbors", "returns", "ledger"),
+    *("watches", "neighbors", "returns", "ledger", "meeting"),
 }
 """Sections that are not measured together with the others: long, or with tables of their own."""
 

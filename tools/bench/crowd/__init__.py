@@ -1,1 +1,1 @@
-"""Many agents without processes of their own, on a real coordinator: what its watches deliver."""
+"""Many agents, or many ranks, without a job of their own: what their watches and groups cost."""

@@ -8,28 +8,27 @@ run a second time with every agent watching every node.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
-from holdfast.ckpt.errors import HoldfastError, PeerError
+from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.coordinator.connecting import connect
 from holdfast.elastic.coordinator.embedded import EmbeddedServer
 from holdfast.elastic.decisions.deciding import MOST_WATCHERS
 from holdfast.elastic.membership.view import run_prefix
 from holdfast.tools.bench.crowd.agents import RUN, CrowdCounts, CrowdPlan, serve
+from holdfast.tools.bench.crowd.processes import answer, process
 from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
 from holdfast.tools.chaos.faults.etcd.own_etcd import OwnEtcd
 
@@ -131,9 +130,9 @@ class _Processes:
                 plan = CrowdPlan(
                     coordinator=address, key=key, names=tuple(mine), nodes=nodes, most=most
                 )
-                pipes[stack.enter_context(_process(serve, plan))] = mine
+                pipes[stack.enter_context(process(serve, plan))] = mine
             for pipe in pipes:
-                _answer(pipe, limit_s=_START_S)
+                answer(pipe, limit_s=_START_S)
             yield cls(address, key, pipes)
 
     def lose(self, *, a_decider: bool) -> _Change:
@@ -150,7 +149,7 @@ class _Processes:
         names.remove(name)
         began_s = time.monotonic()
         pipe.send(name)
-        _answer(pipe, limit_s=_CHANGE_S)
+        answer(pipe, limit_s=_CHANGE_S)
         self._generation += 1
         knows_s, in_s = self._settle(self._generation, limit_s=_CHANGE_S)
         after = self._counts()
@@ -166,7 +165,7 @@ class _Processes:
     def _counts(self) -> list[CrowdCounts]:
         for pipe in self._pipes:
             pipe.send(None)
-        return [_answer(pipe, limit_s=_CHANGE_S) for pipe in self._pipes]
+        return [answer(pipe, limit_s=_CHANGE_S) for pipe in self._pipes]
 
     def _settle(self, generation: int, *, limit_s: float) -> tuple[float, float]:
         """Wait until all agents are in a generation and nothing more comes.
@@ -196,35 +195,9 @@ class _Processes:
 
 
 @contextmanager
-def _process(serve: Callable[..., None], *words: object) -> Iterator[Connection]:
-    """Run a function in a process of its own, which ends with the pipe that it gets."""
-    ours, theirs = multiprocessing.Pipe()
-    process: BaseProcess = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(*words, theirs), daemon=True
-    )
-    process.start()
-    theirs.close()
-    try:
-        yield ours
-    finally:
-        ours.close()
-        process.kill()
-        process.join()
-
-
-def _answer(pipe: Connection, *, limit_s: float) -> Any:
-    if not pipe.poll(limit_s):
-        raise PeerError(f"a process of agents did not answer within {limit_s:g} s")
-    try:
-        return pipe.recv()
-    except EOFError as error:
-        raise PeerError("a process of agents ended early") from error
-
-
-@contextmanager
 def _embedded(key: RunKey, folder: Path) -> Iterator[str]:
-    with _process(serve_embedded, key) as pipe:
-        yield str(_answer(pipe, limit_s=_START_S))
+    with process(serve_embedded, key) as pipe:
+        yield str(answer(pipe, limit_s=_START_S))
 
 
 def serve_embedded(key: RunKey, pipe: Connection) -> None:

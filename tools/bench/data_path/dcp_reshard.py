@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ Parts = Mapping[str, TensorShard]
 """The shards that one rank holds, by the name of their tensor."""
 
 
-def save_parts(ranks: list[Parts], path: Path) -> None:
+def save_parts(ranks: Sequence[Parts], path: Path) -> None:
     """Write float32 shards as torch's checkpoint, in about as many files as ``ranks``."""
     specs = {
         name: TensorSpec(fqn=name, dtype="float32", shape=part.shape)

@@ -27,8 +27,8 @@ from holdfast.tools.bench.exact.extras import PriceTask
 from holdfast.tools.bench.exact.summands import (
     RankTask,
     Sum,
-    Summing,
     SummingSeat,
+    SummingWay,
     Times,
     TimingTask,
     TrainingTask,
@@ -97,7 +97,7 @@ class _Bench:
         """Measure one world."""
         found: dict[str, list[Times]] = {}
         for method, exact_ in METHODS.items():
-            how = Summing(exact=exact_, elements=self._elements, microbatches=_MICROBATCHES)
+            how = SummingWay(exact=exact_, elements=self._elements, microbatches=_MICROBATCHES)
             found[method] = _ask(pipes, TimingTask(how=how, repeat=self._repeat))
         alone = _slowest([times.alone_s for each in found.values() for times in each])
         self._add_times(f"{world_size} ranks, {ALONE}", alone, beside=alone)
@@ -152,7 +152,7 @@ class _Bench:
         self, name: str, method: str, pipes: Sequence[Connection], exact_: Exact
     ) -> None:
         for spread, truth in self._truth.items():
-            how = Summing(
+            how = SummingWay(
                 exact=exact_, elements=self._checked, microbatches=_MICROBATCHES, spread=spread
             )
             mean = _ask(pipes, Sum(how=how))[0]

@@ -96,7 +96,7 @@ def _magnitudes(elements: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summing:
+class SummingWay:
     """The way of summing gradients, and their number."""
 
     exact: Exact
@@ -108,7 +108,7 @@ class Summing:
 class _GradientStep:
     """The gradients of a step, microbatch by microbatch."""
 
-    def __init__(self, seat: SummingSeat, how: Summing) -> None:
+    def __init__(self, seat: SummingSeat, how: SummingWay) -> None:
         sizes = [len(part) for part in torch.empty(how.elements).tensor_split(PARAMETERS)]
         self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
         self._given = [
@@ -158,7 +158,7 @@ class Times:
 class TimingTask:
     """Time the gradients of a step ``repeat`` times."""
 
-    how: Summing
+    how: SummingWay
     repeat: int
 
     def run(self, seat: SummingSeat) -> Times:
@@ -182,7 +182,7 @@ class TimingTask:
 class Sum:
     """Compute the gradients of one step."""
 
-    how: Summing
+    how: SummingWay
 
     def run(self, seat: SummingSeat) -> Any:
         """Return the mean on rank 0, None on others."""

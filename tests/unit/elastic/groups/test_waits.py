@@ -50,7 +50,12 @@ GLOO = (
 )
 
 
-@pytest.mark.parametrize("text", [GLOO, "Connection closed by peer [10.0.0.2]:9", "Broken pipe"])
+POINT = "tcp://10.0.0.2:9: the server has ended: no answer to await"
+
+
+@pytest.mark.parametrize(
+    "text", [GLOO, "Connection closed by peer [10.0.0.2]:9", "Broken pipe", POINT]
+)
 def test_an_error_of_a_connection_waits_for_a_fence_that_comes_late(text: str) -> None:
     looks = iter(range(50))
     guard = WaitGuard(1, lambda: next(looks, None) is None, grace_s=0.0, lost_peer_grace_s=60)
