@@ -31,9 +31,10 @@ class Arrival:
     """One arrival. It ends when the merge of the work under way is adopted.
 
     With ``wait="all"`` exactly one merge is adopted, so that a run that goes back adopts each at
-    the step where it did before; otherwise all that are there. ``adopted()`` counts the merges that
-    the island has adopted; ``nbytes(portion)`` is the size of payloads; ``dealt()`` counts the
-    samples that it has got.
+    the step where it did before; otherwise all that are there, up to one whose dealt samples it has
+    to train again. ``adopted()`` counts the merges that the island has adopted; ``nbytes(portion)``
+    is the size of payloads; ``dealt()`` counts the samples that it has got, ``taken()`` those of
+    them that it has trained.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place, all by keyword
@@ -48,12 +49,13 @@ class Arrival:
         check: Callable[[], None],
         clock: Callable[[], float],
         dealt: Callable[[], int] = lambda: 0,
+        taken: Callable[[], int] = lambda: 0,
         hurries: bool = False,
     ) -> None:
         self._courier, self._islands = courier, islands
         self._adopted, self._weight, self._nbytes = adopted, weight, nbytes
         self._await_news, self._check, self._clock = await_news, check, clock
-        self._dealt = dealt
+        self._dealt, self._taken = dealt, taken
         self._first, self._began_s = adopted(), clock()
         if hurries:
             courier.hurry()
@@ -70,6 +72,8 @@ class Arrival:
         has_adopted = tide > self._first
         if self._islands.is_dealt and self._courier.is_put_out:
             return EnterAnew(keeps=True), []  # others have its samples
+        if self._islands.is_dealt and self._is_ahead(tide):
+            return self._on(tide), []
         if tide in logbook.merged and not (has_adopted and self._takes_one):
             if (said := self._adoption(tide)) is None:
                 self._await_news(ROUND_S)
@@ -82,9 +86,7 @@ class Arrival:
                 return EnterAnew(keeps=True), []
             self._courier.rejoin(tide=tide, weight=self._weight)
         if has_adopted:
-            more = logbook.dealt_since(self._dealt())
-            stride = logbook.stride(tide)
-            return GoOn(place=logbook.place(tide), stride=stride, dealt=more), []
+            return self._on(tide), []
         if (request := self._courier.request()) is not None:
             root = self._courier.mailbox.given_root(request, by=self._islands.name)
             return GiveWeights(request=request, root=root), []
@@ -93,6 +95,19 @@ class Arrival:
         self._courier.awaited()
         self._await_news(ROUND_S)
         return AwaitNews(), []
+
+    def _on(self, tide: int) -> GoOn:
+        logbook = self._courier.logbook
+        more = logbook.dealt_since(self._dealt())
+        return GoOn(place=logbook.place(tide), stride=logbook.stride(tide), dealt=more)
+
+    def _is_ahead(self, tide: int) -> bool:
+        """True if the sea has samples from this island that it has gone back before.
+
+        It trains them again before it adopts that merge: its next work must not have fewer.
+        """
+        lineage, own = self._courier.logbook.mine.get(tide, (-1, None))
+        return own is not None and lineage == self._courier.lineage and own.trained > self._taken()
 
     @property
     def _takes_one(self) -> bool:

@@ -47,6 +47,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "damage": sea.damaged_trial,
     "dealt": sea.dealt_trial,
     "guarded": sea.guarded_trial,
+    "guarded-dealt": sea.guarded_dealt_trial,
     "pairs": sea.paired_trial,
     "engines": engines.trial,
 }

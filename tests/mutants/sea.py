@@ -36,6 +36,11 @@ def guarded_trial(seed: int) -> str:
     return _sailed(guarded(voyage(seed), seed), seed)
 
 
+def guarded_dealt_trial(seed: int) -> str:
+    """Run the same with both: islands go back to before samples that they were dealt."""
+    return _sailed(guarded(dealt(voyage(seed), seed), seed), seed)
+
+
 def _sailed(drawn: Voyage, seed: int) -> str:
     try:
         found = sail(drawn.crews, drawn.strikes, seed=seed, exact=drawn.exact)
@@ -328,6 +333,17 @@ def _forgets_what_is_held(real: Callable[..., Any]) -> Any:
         return found
 
     return due
+
+
+@_bug(
+    "adopted-ahead",
+    "an island that went back adopts merges of its own samples before it has trained them again",
+    f"{_ISLANDS}.arriving:Arrival._is_ahead",
+    seed=737,
+    trial="guarded-dealt",
+)
+def _adopts_ahead(_real: Any) -> Any:
+    return lambda self, _tide: False
 
 
 @_bug(

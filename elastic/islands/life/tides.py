@@ -146,6 +146,7 @@ class Tides:
             clock=time.monotonic,
             nbytes=p.tensors.nbytes,
             dealt=lambda: counters.now.dealt,
+            taken=lambda: counters.now.taken,
             hurries=hurries,
         ).next
 

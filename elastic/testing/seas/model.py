@@ -404,6 +404,7 @@ class SeaLife:
             clock=self._m.tasks.clock,
             nbytes=lambda _portion: ledger.PAYLOAD_BYTES,
             dealt=lambda: self._s.numbers.dealt,
+            taken=lambda: self._s.numbers.taken,
             hurries=hurries,
         )
 
