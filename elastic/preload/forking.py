@@ -204,7 +204,8 @@ def _set_streams(output: str) -> None:
 def _draw_anew() -> None:
     """Seed anew what a fresh process seeds from the system, so that workers do not share it.
 
-    The interpreter does so for ``random``; torch's generators begin with a fixed seed.
+    The interpreter does so for ``random``. torch's generator keeps the state that the server's
+    imports left: they may have seeded it, and a run seeds it before each microbatch.
     """
     if numpy_random := sys.modules.get("numpy.random"):
         drawing: Any = numpy_random
