@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 
 from debian import unpack
 from etcd_security import Certificates
-from keeper import DidNotStart, Facts, end, keep, launch, tail
+from keeper import DidNotStart, Facts, end, hang, keep, launch, tail
 from ports import free_ports
 
 _READY_S: Final = 60.0
@@ -80,10 +80,10 @@ class Member:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal: SIGSTOP has the member hang with its connections open."""
         assert self.process is not None, f"{self.name} does not run"
-        self.process.send_signal(number)
-        state = Path("/proc", str(self.process.pid), "stat")
-        while number == signal.SIGSTOP and ") T " not in state.read_text():
-            time.sleep(_POLL_S / 10)
+        if number == signal.SIGSTOP:
+            hang(self.process)
+        else:
+            self.process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL the member and wait for its end; its data stays."""

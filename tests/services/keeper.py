@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 START_S: Final = 300.0
+_LOOK_S: Final = 0.002
 _CANNOT: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -168,6 +169,17 @@ def launch(
         preexec_fn=die_with_parent,  # noqa: PLW1509 - it calls prctl and nothing else
         start_new_session=True,
     )
+
+
+def hang(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process with its connections open; return once none of its threads runs.
+
+    A thread on another core may go on a moment after the signal, and answer a request.
+    """
+    process.send_signal(signal.SIGSTOP)
+    tasks = Path("/proc", str(process.pid), "task")
+    while any(") T " not in (task / "stat").read_text() for task in tasks.iterdir()):
+        time.sleep(_LOOK_S)
 
 
 def end(*processes: subprocess.Popen[bytes]) -> None:

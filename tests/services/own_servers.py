@@ -77,7 +77,7 @@ class OwnServer:
 
     def stop(self) -> None:
         """Stop it without closing its connections."""
-        self.process.send_signal(signal.SIGSTOP)
+        keeper.hang(self.process)
 
     def wake(self) -> None:
         """Let it go on."""
