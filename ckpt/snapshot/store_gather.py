@@ -115,9 +115,11 @@ class StoreGather:
             if self._poll is not None:
                 self._poll()
             if time.monotonic() > deadline_s:
-                late = next(i for i, head in enumerate(heads) if not self._store.check([head]))
+                late = [i for i, head in enumerate(heads) if not self._store.check([head])]
+                if not late:
+                    return  # the last one came just now
                 raise StateError(
-                    f"rank {self._ranks[late]} did not begin to plan within {limit_s:g} s"
+                    f"rank {self._ranks[late[0]]} did not begin to plan within {limit_s:g} s"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)

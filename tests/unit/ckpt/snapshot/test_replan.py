@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -47,6 +48,25 @@ def test_what_was_read_by_all_is_removed() -> None:
         together(ranks, [turn, turn])
     together(ranks, ["last", "last"])
     assert store.num_keys() <= 2 * 2 * 2
+
+
+def test_a_rank_that_comes_as_the_others_give_up_is_in_time() -> None:
+    store, calls = HashStore(), []
+    second = StoreGather(store, rank=1, size=2)
+    with ThreadPoolExecutor(1) as pool:
+
+        def come_late() -> None:
+            if first.timeout_s < 1 and len(calls) < 2:
+                calls.append(pool.submit(second, 1))
+                store.wait(["1/1"])
+                time.sleep(2 * first.timeout_s)  # now the time is over, and nobody is late
+
+        first = StoreGather(store, rank=0, size=2, poll=come_late)
+        calls.append(pool.submit(second, 0))
+        assert first(0) == [0, 0]
+        first.timeout_s = 0.05
+        assert first(1) == [1, 1]
+        assert [call.result(20) for call in calls] == [[0, 0], [1, 1]]
 
 
 def test_a_rank_that_waits_alone_is_told_so_and_plans_no_more() -> None:

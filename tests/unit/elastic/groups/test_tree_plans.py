@@ -61,7 +61,7 @@ def test_all_ranks_are_told_if_one_does_not_come(late: int) -> None:
     members = gathers(HashStore())
     together(members, [0] * len(NODES))
     for member in members:
-        member.timeout_s = 0.3
+        member.timeout_s = 1.0
     others = [member for number, member in enumerate(members) if number != late]
     said = together(others, [1] * len(others))
     assert all("begin to plan" in each or "gave up" in each for each in said), said
