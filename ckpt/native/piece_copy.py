@@ -13,7 +13,7 @@ import functools
 from typing import Any
 
 from holdfast.ckpt.native import crc, isal
-from holdfast.ckpt.native.streaming import library
+from holdfast.ckpt.native.streaming import folding
 
 _WHOLE = 0xFFFFFFFF
 
@@ -21,16 +21,8 @@ _WHOLE = 0xFFFFFFFF
 @functools.cache
 def kernel() -> Any:
     """Return the compiled function that copies and checksums, or None if there is none."""
-    found = library()
-    try:
-        if found is None or not found.checked_prepare():
-            return None
-        copy = found.checked_copy
-    except AttributeError:  # compiled from an earlier version of the source
-        return None
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    copy.argtypes, copy.restype = [pointer, pointer, size, size, pointer, pointer], None
-    return copy
+    return folding("checked_copy", pointer, pointer, size, size, pointer, pointer)
 
 
 class PieceCopy:

@@ -33,6 +33,23 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def folding(name: str, *types: Any) -> Any:
+    """Return a compiled function of the library that folds checksums, with its argument types.
+
+    None if there is no library, if it was compiled from a source without that function, or if the
+    processor lacks wide carry-less products.
+    """
+    found = library()
+    try:
+        if found is None or not found.checked_prepare():
+            return None
+        function = getattr(found, name)
+    except AttributeError:  # compiled from an earlier version of the source
+        return None
+    function.argtypes, function.restype = types, None
+    return function
+
+
 @functools.cache
 def kernel() -> Any:
     """Return the compiled function that copies runs, or None if there is none."""

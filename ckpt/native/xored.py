@@ -13,23 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.ckpt.native.streaming import library
+from holdfast.ckpt.native.streaming import folding
 from holdfast.ckpt.native.sums import Lengths, Sums
 
 
 @functools.cache
 def kernel() -> Any:
     """Return the compiled function, or None if there is none."""
-    found = library()
-    try:
-        if found is None or not found.checked_prepare():
-            return None
-        mix = found.stream_xor
-    except AttributeError:  # compiled from an earlier version of the source
-        return None
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    mix.argtypes, mix.restype = [pointer, size, pointer, size, pointer, pointer], None
-    return mix
+    return folding("stream_xor", pointer, size, pointer, size, pointer, pointer)
 
 
 def xor_runs(sources: Sequence[int], target: int, stops: Lengths) -> Sums:

@@ -13,14 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 from jobs import Job, hurt
+from policy_jobs import job_of_policies
 from rl_jobs import alone, commanded, rl_job
 
-from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
-from holdfast.adapters.rl.environments.registry import EnvironmentConfig
-from holdfast.adapters.rl.ledger.checker import CheckConfig
-from holdfast.adapters.rl.loss.ppo import LossConfig
-from holdfast.adapters.rl.policy.settings import PolicyConfig
-from holdfast.adapters.rl.weights import warm_up
+from holdfast.adapters.rl.config import RLConfig
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.exhaustive]
 
@@ -30,27 +26,7 @@ TEAM = ("solver", "critic")
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RLConfig:
     """Return a job in which a critic helps a solver, and a copy of the solver stays as it was."""
-    tiny = preset("tiny")
-    config = msgspec.structs.replace(
-        tiny,
-        environment=EnvironmentConfig(factory="reviewed"),
-        model=msgspec.structs.replace(tiny.model, context=40),
-        policies={
-            "solver": PolicyConfig(),
-            "critic": PolicyConfig(lr=1e-4, loss=LossConfig(proximal="ewma", baseline="median")),
-            "old": PolicyConfig(frozen=True),
-        },
-        warm=WarmStart(steps=20, rows=16, lr=3e-3),
-        warm_start=str(tmp_path_factory.mktemp("warm")),
-        steps=6,
-        lr=3e-4,
-        held_out=2,
-        evaluate_every=6,
-        check=CheckConfig(recompute_every=2, fatal=True),
-        log_every_ticks=1,
-    )
-    assert warm_up.prepare(config)
-    return config
+    return job_of_policies(tmp_path_factory.mktemp("warm"), steps=6)
 
 
 @pytest.fixture(scope="module")

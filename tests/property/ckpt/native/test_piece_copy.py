@@ -8,7 +8,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.ckpt.native import crc, isal, piece_copy
+from holdfast.ckpt.native import crc, isal, piece_copy, streaming
 from holdfast.ckpt.native.piece_copy import PieceCopy
 
 EDGES = [1, 7, 8, 63, 255, 256, 257, 511, 512, 513, 4096, 70_001]
@@ -74,5 +74,5 @@ def test_more_than_there_is_and_checksums_of_a_part_are_refused() -> None:
 def test_what_was_compiled_from_an_earlier_source_is_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(piece_copy, "library", object)
+    monkeypatch.setattr(streaming, "library", object)
     assert piece_copy.kernel.__wrapped__() is None
