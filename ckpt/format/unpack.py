@@ -207,7 +207,9 @@ class ChunkReader:
     def check_piece(self, piece: Piece, sums: Sequence[int], tail: memoryview) -> None:
         """Raise ``CorruptError`` if what was read of a piece is damaged."""
         low = piece.at - self._chunk.at
-        for number, (found, wanted) in enumerate(zip(sums, crc.from_bytes(piece.sums), strict=True)):
+        for number, (found, wanted) in enumerate(
+            zip(sums, crc.from_bytes(piece.sums), strict=True)
+        ):
             self._expect(found, wanted, at=low + number * crc.BLOCK_BYTES)
         if tail:
             self._finish(self._chunk.crc32c, tail)

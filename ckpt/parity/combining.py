@@ -98,7 +98,7 @@ def _compiled(coefficients: Coefficients) -> _Pass | None:
     )
 
 
-def _in_one_pass(  # noqa: PLR0913 - the addresses and lengths of `combine`
+def _in_one_pass(
     compiled: _Pass,
     inputs: Sequence[int],
     lengths: Sequence[int],
