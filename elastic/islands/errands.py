@@ -103,6 +103,7 @@ class Errands(Closing):
             pause_s = _SHORTEST_S if changed else min(pause_s * _GROWTH, _LONGEST_S)
             if self._called.wait(0.0 if changed else pause_s):
                 self._called.clear()
+                pause_s = _SHORTEST_S  # a work was sent: its step is protected soon
 
     def _moved(self) -> None:
         """Begin the next round at once: a transfer has ended."""
