@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,43 +231,64 @@ class PackSource(Closing):
 
 
 class _Reading:
-    """The reading of tasks by some threads, of which the caller's is one."""
+    """The reading of tasks by some threads, of which the caller's is one.
+
+    ``sizes`` are the bytes of the tasks. ``progress`` is called by the caller's thread, for each
+    task that is read, with the bytes of all that are.
+    """
 
     def __init__(
         self, tasks: Sequence[_Task], sizes: Sequence[int], progress: Callable[[int], None]
     ) -> None:
         self._waiting = deque(zip(tasks, sizes, strict=True))
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._read = self._done = 0
+        self._progress, self._left, self._done = progress, len(tasks), 0
+        self._finished = queue.SimpleQueue[tuple[int, int] | None]()  # None: a thread failed
 
     def together(self, threads: int) -> int:
         """Read all; return the bytes read. After an error no thread writes to any target."""
-        pool = ThreadPoolExecutor(max(threads - 1, 1), thread_name_prefix="ckpt-read")
-        with pool:
+        with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-read") as pool:
             others = [pool.submit(self._some) for _ in range(threads - 1)]
-            self._some(lambda: self._progress(self._done))
+            try:
+                read = 0
+                while self._next():
+                    read += self._tell(wait=False)
+                while self._left:
+                    read += self._tell(wait=True)
+            finally:
+                self._waiting.clear()
             for each in others:
                 each.result()
-        self._progress(self._done)
-        return self._read
+        return read
 
-    def _some(self, after: Callable[[], None] = lambda: None) -> None:
-        """Read one task after the other, as long as there are any."""
+    def _some(self) -> None:
         try:
-            while self._waiting:
-                try:
-                    task, nbytes = self._waiting.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                read = _run(task)
-                with self._lock:
-                    self._read += read
-                    self._done += nbytes
-                after()
-        except BaseException:
+            while self._next():
+                pass
+        except BaseException:  # the caller's thread stops waiting and raises it
             self._waiting.clear()
+            self._finished.put(None)
             raise
+
+    def _next(self) -> bool:
+        """Read the next task; return False if there is none."""
+        try:
+            task, nbytes = self._waiting.popleft()
+        except IndexError:
+            return False
+        self._finished.put((_run(task), nbytes))
+        return True
+
+    def _tell(self, *, wait: bool) -> int:
+        """Tell of the tasks that were read meanwhile; return the bytes read for them."""
+        read = 0
+        while self._left and (wait or not self._finished.empty()):
+            if (found := self._finished.get()) is None:
+                self._left = 0
+                break
+            self._left -= 1
+            read, self._done = read + found[0], self._done + found[1]
+            self._progress(self._done)
+        return read
 
 
 def _wanted(task: _Task) -> int:
