@@ -94,6 +94,20 @@ def test_a_reply_is_the_environments_and_its_process_serves_again(
     assert len(set(calls_of(tmp_path))) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no groups by session here")
+@pytest.mark.parametrize("yields", [True, False])
+def test_the_session_of_the_environments_comes_after_others(
+    start: Start, tmp_path: Path, yields: bool
+) -> None:
+    """The policy of a process alone does not yield to a process of another session."""
+    calls = start(processes={"yields": yields, "sandbox": "off"})
+    assert reply(calls, "fine") == FINE
+    (pid,) = set(calls_of(tmp_path))
+    group, own = (Path(f"/proc/{each}/autogroup").read_text().split() for each in (pid, "self"))
+    assert group[0] != own[0]
+    assert group[-1] == ("19" if yields else "0")
+
+
 def gather(calls: ProcessCalls, count: int) -> dict[SampleId, Reply]:
     """Return so many replies."""
     found: dict[SampleId, Reply] = {}
