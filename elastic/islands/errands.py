@@ -49,7 +49,7 @@ class Errands(Closing):
             raise self._error
 
     def call(self) -> None:
-        """Begin the next round at once, and others soon: a work waits until its step is protected."""
+        """Begin the next round at once, and others soon: a work waits for its protection."""
         self._comes = True
         self._called.set()
 
