@@ -62,8 +62,8 @@ def serve(config: wire.EnvironmentServerConfig) -> Place | None:
 def _yield_session() -> None:
     """Let other sessions have the processor before this one, which is the environments' alone.
 
-    Where the kernel groups processes by their session (``sched_autogroup_enabled``), it divides the
-    processor among the sessions first: there, the policy of a process counts in its own one only.
+    A kernel that groups processes by session (``sched_autogroup_enabled``) divides the processor
+    among sessions first: there, the policy of a process counts in its own one only.
     """
     with contextlib.suppress(OSError):  # the kernel has no such groups
         _AUTOGROUP.write_bytes(_AUTOGROUP_NICE)
