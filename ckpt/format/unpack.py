@@ -183,7 +183,7 @@ class ChunkReader:
     def piece(self, region: Box, target: Array) -> Piece | None:
         """Return the bytes to read for a region; None if they are not one run of checked blocks."""
         chunk, block = self._chunk, crc.BLOCK_BYTES
-        if not self._by_blocks() or not target.flags.c_contiguous:
+        if not self._by_blocks() or not target.flags.c_contiguous or not target.flags.writeable:
             return None
         first, end = (0, chunk.nbytes) if region.shape == chunk.box.shape else self._span(region)
         if end - first != target.nbytes:

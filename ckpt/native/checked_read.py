@@ -77,11 +77,15 @@ def read_pieces(file: int, pieces: Pieces) -> tuple[Sums, int, int]:
 
     Returns the CRC32C of each ``crc.BLOCK_BYTES`` of each piece, one piece after the other; the
     number of pieces that were read to their ends; and the bytes read of the next one, where the
-    file ends. Raises ``OSError``. `pieces_kernel` must not be None.
+    file ends. Raises ``OSError``, and ``ValueError`` for pieces that cannot be. `pieces_kernel`
+    must not be None.
     """
-    blocks = -(-pieces[:, FIELDS.index("size")] // crc.BLOCK_BYTES)
-    sums = np.zeros(int(blocks.sum()), dtype=np.uint32)
-    table, found = np.ascontiguousarray(pieces), ctypes.c_int64()
+    table = np.ascontiguousarray(pieces, dtype=np.int64)
+    size, first, last = (table[:, FIELDS.index(name)] for name in ("size", "first", "last"))
+    if (table < 0).any() or (first > last).any() or (last > size).any():
+        raise ValueError("a piece has a negative number, or more of it is wanted than it has")
+    blocks = -(-size // crc.BLOCK_BYTES)
+    sums, found = np.zeros(int(blocks.sum()), dtype=np.uint32), ctypes.c_int64()
     done = pieces_kernel()(
         file,
         len(table),

@@ -45,8 +45,11 @@ def combine_runs(
     ``coefficients`` has the shape (targets, sources), at most `most_inputs` of these. ``sources``
     and ``targets`` are addresses; no target may be a source, or overlap another target. The caller
     keeps the memory alive. Returns the CRC32C of the bytes between neighbouring ``stops``, for each
-    target. `kernel` must not be None.
+    target. Raises ``ValueError`` for coefficients of another shape. `kernel` must not be None.
     """
+    shape = (len(targets), len(sources))
+    if coefficients.shape != shape or len(sources) > most_inputs():
+        raise ValueError(f"coefficients of shape {coefficients.shape} for {shape} runs of memory")
     sums = np.zeros((len(targets), len(stops) - 1), dtype=np.uint32)
     words = np.ascontiguousarray(stops, dtype=np.uint64)
     factors = np.ascontiguousarray(coefficients, dtype=np.uint8)

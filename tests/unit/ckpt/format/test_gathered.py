@@ -89,6 +89,9 @@ def test_regions_that_are_no_run_of_bytes_are_left_to_others(tmp_path: Path) -> 
     assert not calls.add(reader, [(columns, np.empty((8, 4), dtype="<f4"))])
     apart = np.empty((8, 18), dtype="<f4")[:, ::2]
     assert not calls.add(reader, [(all_of_it, apart)])
+    fixed = np.empty((8, 9), dtype="<f4")
+    fixed.flags.writeable = False
+    assert not calls.add(reader, [(all_of_it, fixed)])
     room = np.empty((8, 9), dtype="<f4")
     assert not calls.add(reader, [(all_of_it, room), (columns, apart[:, :4])])
     assert calls.read() == 0

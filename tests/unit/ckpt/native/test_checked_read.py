@@ -112,3 +112,18 @@ def test_an_error_of_the_system_in_pieces_is_an_error_here(tmp_path: Path) -> No
     with pytest.raises(IsADirectoryError):
         checked_read.read_pieces(folder, rows)
     os.close(folder)
+
+
+@needs_pieces
+@pytest.mark.parametrize(
+    ("field", "value"), [("size", -1), ("size", 3), ("first", 8), ("last", 11), ("rest", -1)]
+)
+def test_pieces_that_cannot_be_are_refused_before_anything_is_read(
+    file: Path, field: str, value: int
+) -> None:
+    rooms: list[bytearray] = []
+    rows = np.array([piece(0, 10, 2, 7, 4, rooms)] * 2, dtype=np.int64)
+    rows[1, checked_read.FIELDS.index(field)] = value
+    with file.open("rb") as opened, pytest.raises(ValueError, match="a piece has"):
+        checked_read.read_pieces(opened.fileno(), rows)
+    assert not any(map(any, rooms))

@@ -66,3 +66,13 @@ def test_every_coefficient_multiplies_every_byte() -> None:
         np.array([0, SIZE]),
     )
     assert (made == by_isal(values.reshape(-1, 1), [source])).all()
+
+
+@pytest.mark.parametrize("inputs", [1, 3, mixed.most_inputs() + 1])
+def test_coefficients_of_another_number_of_inputs_are_refused(inputs: int) -> None:
+    room = np.zeros(8, dtype=np.uint8)
+    sources = [int(room.ctypes.data)] * (inputs if inputs > 3 else 2)
+    with pytest.raises(ValueError, match="coefficients of shape"):
+        mixed.combine_runs(
+            np.ones((1, inputs), dtype=np.uint8), sources, [int(room.ctypes.data)], np.array([0, 8])
+        )
