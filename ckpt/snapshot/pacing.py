@@ -7,7 +7,7 @@ back slowly (additive increase, multiplicative decrease).
 
 A step that is not copied yet is lost with its worker. So the copy is not spread without end: in a
 long step, its thread works for a fixed part of the time and is done early. Its bytes take the same
-work at any speed, and so small a part of a core slows training no more than a smaller one.
+work at any speed.
 """
 
 from __future__ import annotations
