@@ -23,8 +23,9 @@ STARTED = ("vocabulary_of_a_set", "environment")
 """Those that show only in processes that are started, with an environment of their own."""
 
 OFTEN = (
-    "hidden_state", "leader_breaks", "lr_by_rank", "never_stepped", "own_generator", "own_loader_in_order",
-    "own_state_half_restored", "stepped_by_hand", "untracked_counter", "zero_grad_in_the_pass",
+    "hidden_state", "leader_breaks", "lr_by_rank", "never_stepped", "own_generator",
+    "own_loader_in_order", "own_state_half_restored", "stepped_by_hand",
+    "untracked_counter", "zero_grad_in_the_pass",
 )  # fmt: skip
 """Those that are looked for in every test run in forked processes."""
 
