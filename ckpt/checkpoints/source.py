@@ -149,7 +149,7 @@ class PackSource(Closing):
         if len(tasks) <= 1:
             return sum(map(_run, tasks))
         sizes = [_wanted(task) for task in tasks]
-        work = _Reading(tasks, sizes, lambda done: self._progress(done, sum(sizes)))
+        work = _SharedReading(tasks, sizes, lambda done: self._progress(done, sum(sizes)))
         return work.together(min(self._threads, len(tasks)))
 
     def _tasks(self, deliveries: ByChunk) -> Iterator[_Task]:
@@ -230,7 +230,7 @@ class PackSource(Closing):
             self._found.clear()
 
 
-class _Reading:
+class _SharedReading:
     """The reading of tasks by some threads, of which the caller's is one.
 
     ``sizes`` are the bytes of the tasks. ``progress`` is called by the caller's thread, for each

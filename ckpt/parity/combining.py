@@ -1,7 +1,7 @@
 """Combination of fragments over GF(256) in pieces that fit into the cache, with checksums.
 
-Where the processor can, one compiled pass does all of it (`holdfast.ckpt.native.xored`, and
-`holdfast.ckpt.native.mixed` for other coefficients than one). Elsewhere ISA-L writes a piece into
+One compiled pass does all of it on processors that can: `holdfast.ckpt.native.xored`, and
+`holdfast.ckpt.native.mixed` for other coefficients than one. Elsewhere ISA-L writes a piece into
 memory of the thread's own. From there the piece is copied past the cache to its destination and
 checksummed on the way (`holdfast.ckpt.native.streaming`). That takes no longer than to let ISA-L
 store it there directly, which makes the processor fetch the memory that is about to be overwritten;
