@@ -144,7 +144,7 @@ def test_versions_within_a_run_are_those_of_the_tokens() -> None:
     rollouts = Job().enter("p")
     answers = list(rollouts.samples())
     EnginePool([Changing()], pinned=False).finish(answers)
-    assert {1} < {len(each.tokens) for each in answers}
+    assert all(len(each.tokens) > 2 for each in answers)
     for each in answers:
         assert each.trajectory().token_versions == [0] + [1] * (len(each.tokens) - 1)
 
