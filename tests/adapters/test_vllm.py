@@ -102,7 +102,7 @@ def test_answers_go_on_under_new_weights(
 ) -> None:
     server, new = engine_of(ports[0], folder, pinned=False), weights_of(2)
     server.load(weights_of(1), version=1)
-    loads = {30: lambda: server.load(new, version=2)}
+    loads = {6: lambda: server.load(new, version=2)}
     found = answers(TokenSink(LIMITS, lambda count: loads.pop(count, lambda: None)()))
     pool = EnginePool([server], pinned=False)
     pool.finish(found)
