@@ -36,7 +36,7 @@ from holdfast.tools.vllm.rates import PATIENCE_S, SECTION, SEED, RatedServer, ra
 from holdfast.tools.vllm.servers import SLOTS, VLLMServers, engine_of, kill
 
 _GROUPS: Final = 6
-_LARGER_GROUPS: Final = 3
+_LARGER_GROUPS: Final = 4
 _KILLS: Final = 3
 _AT_TOKEN: Final = 25
 _BEGUN: Final = 10

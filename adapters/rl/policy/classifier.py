@@ -62,7 +62,13 @@ class Classifier:
                 f"{self._room}"
             )
         given = {name: each for name, each in row.items() if name in self._takes}
-        found: list[float] = self._model(**given).logits[0].float().tolist()
+        try:
+            found: list[float] = self._model(**given).logits[0].float().tolist()
+        except (IndexError, RuntimeError) as error:  # RoBERTa has fewer places than positions
+            raise JobFailedError(
+                f"classifier {self.name} cannot score a text of {count} tokens: {error}; give it "
+                "fewer"
+            ) from error
         return found
 
     def tensors(self) -> dict[str, Tensor]:

@@ -102,6 +102,25 @@ def test_a_text_that_it_cannot_read_is_refused(tmp_path: Path, text: str) -> Non
         made.scores(text)
 
 
+def test_a_model_whose_positions_begin_later_refuses_as_well(tmp_path: Path) -> None:
+    config = transformers.RobertaConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        num_labels=1,
+        pad_token_id=1,
+    )
+    directory = save_classifier(tmp_path)
+    transformers.RobertaForSequenceClassification(config).save_pretrained(directory)
+    made = Classifier("judge", directory)
+    assert made.scores("a" * 30)
+    with pytest.raises(JobFailedError, match=r"score a text of 31 tokens.*give it fewer"):
+        made.scores("a" * 31)
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
