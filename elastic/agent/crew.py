@@ -6,7 +6,7 @@ import errno
 import selectors
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, server_spec
+from holdfast.elastic.decisions import moving
 from holdfast.elastic.decisions.detect import (
     park_limit_s,
     probe_limit_s,
@@ -26,6 +27,7 @@ from holdfast.elastic.events import (
     DataWorkerDeath,
     DataWorkerHang,
     Detected,
+    RolesAsked,
     StepDone,
     WorkerExited,
     WorkerHalted,
@@ -83,6 +85,11 @@ class Crew:
         self._unstarted: dict[str, Restarts] = {}
 
     @property
+    def seats(self) -> list[str]:
+        """The seats of its workers, ended ones included."""
+        return [worker.seat for worker in self.table]
+
+    @property
     def suspicious(self) -> bool:
         """True if a worker is stopped or its stacks are being read; it will be ended soon."""
         return any(worker.stopped_s is not None or worker.probe for worker in self.table.living())
@@ -108,23 +115,56 @@ class Crew:
 
     # -- the seating -------------------------------------------------------------------------
 
-    def follow(self, seats: Sequence[Seating], *, sidecar: str, progress: int = -1) -> None:
+    def follow(
+        self,
+        seats: Sequence[Seating],
+        *,
+        sidecar: str,
+        progress: int = -1,
+        gone: Collection[str] = (),
+    ) -> None:
         """Start workers that are seated here but not running; end those no longer seated here.
 
-        ``progress`` grows with every newly protected step.
+        ``progress`` grows with every newly protected step. Workers of seats that are ``gone``, as
+        they moved to another role, end once that costs nothing; their successors wait for that.
         """
         orders = {order.seat: order for order in seats}
         for worker in self.table:
-            if worker.seat not in orders:
+            order = orders.get(worker.seat)
+            again = order is not None and order.attempt > worker.attempt
+            if worker.seat in gone or (again and worker.dismissed_s is not None):
+                self._lead_out(worker)
+            elif order is None:
                 worker.child.kill()
-                if not worker.alive:
-                    self.table.drop(worker.seat)
+            if order is None and not worker.alive:
+                self.table.drop(worker.seat)
+        parting = any(worker.dismissed_s is not None for worker in self.table.living())
         for order in seats:
             known = self.table.get(order.seat)
             due = known is None or (not known.alive and order.attempt > known.attempt)
+            if parting and (known is None or known.dismissed_s is not None):
+                continue  # its slot is not free yet
             held = self._preloading.holds or self._waits(order, known) or self._yields(known)
             if due and not held:
                 self._start(order, sidecar=sidecar, progress=progress)
+
+    def _lead_out(self, worker: SeatProcess) -> None:
+        """End a worker whose seat is gone: first let it hand over, then ask it, then kill it."""
+        now_s = time.monotonic()
+        if worker.dismissed_s is None:
+            worker.dismissed_s = now_s
+        since_s = now_s - worker.dismissed_s
+        match moving.farewell(
+            worker.role, worker.state, handed=worker.handed > 0, since_s=since_s
+        ):
+            case moving.Farewell.HAND_OVER:
+                worker.page.set_leaving()
+            case moving.Farewell.END if worker.alive and worker.ends_by_s is None:
+                worker.ends_by_s = now_s + self._timing.stop_timeout_s
+                worker.stop("it moved to another role")
+                self._adjust(worker)
+            case moving.Farewell.END if worker.ends_by_s is not None and now_s > worker.ends_by_s:
+                worker.child.kill()
 
     def _waits(self, order: Seating, lost: SeatProcess | None) -> bool:
         """Return whether the seat failed so often in a row that its cause gets time to pass."""
@@ -259,6 +299,8 @@ class Crew:
         match event := decode(message.event):
             case StepDone():
                 worker.stepped_in(event)
+            case RolesAsked():
+                worker.asked(event)
             case DataWorkerDeath() | DataWorkerHang():
                 worker.data_failed(event)
         self._reporter.relay(worker.seat, event)
@@ -400,7 +442,7 @@ class Crew:
             if code == 0 and worker.state is WorkerState.STARTING:
                 self._never_trained(worker)
             worker.state = WorkerState.DEAD
-            if worker.verdict is None and not self._over:
+            if worker.verdict is None and not self._over and worker.dismissed_s is None:
                 self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
         self._reporter.emit(
             WorkerExited(seat=worker.seat, pid=worker.child.pid, status=worker.ending)
@@ -418,6 +460,8 @@ class Crew:
 
     def _describe(self, worker: SeatProcess, code: int) -> str:
         ending = describe_exit(code)
+        if worker.dismissed_s is not None and not worker.verdict:
+            return "it moved to another role"
         if self._over and worker.state is not WorkerState.DONE and not worker.verdict:
             return "it ended with the job"  # it came too late to train
         if code == 0 and worker.state is not WorkerState.DONE:

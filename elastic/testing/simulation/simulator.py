@@ -23,6 +23,7 @@ from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobOutcome,
     JobSpec,
+    RoleAsk,
     WorkerState,
 )
 from holdfast.elastic.membership.view import (
@@ -66,6 +67,8 @@ class SimulationConfig:
 
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then all faults end, and
     the job must end within ``patience_s``.
+
+    At each time of ``asks`` rank 0 asks for the numbers of workers given there, by role.
     """
 
     nodes: int = 3
@@ -90,6 +93,7 @@ class SimulationConfig:
     payload_bytes: int = PAYLOAD_BYTES
     most_watchers: int = MOST_WATCHERS
     deciders: int = PLACES
+    asks: tuple[tuple[float, dict[str, int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +310,8 @@ class Simulation:
         for number in range(config.nodes):
             self.schedule.soon(0.0, 0.2, partial(self.start_node, f"n{number}"))
         self.injection.begin(self.faults)
+        for at_s, roles in config.asks:
+            self.schedule.after(at_s, partial(self._ask, roles))
         self.schedule.after(config.calm_s + 0.5, self.injection.mend)
         self._expire()
         try:
@@ -325,6 +331,19 @@ class Simulation:
             faults=dict(sorted(self.injection.counts.items())),
             restores=self.training.restores,
         )
+
+    def _ask(self, roles: dict[str, int]) -> None:
+        """Let rank 0 ask for other numbers of workers, if it acts."""
+        record = self.generations.get(self.newest)
+        first = record.members[0] if record else None
+        agent = self.agents.get(first.node) if first else None
+        if first is None or agent is None or not agent.alive:
+            return
+        worker = agent.crew.workers.get(first.seat)
+        if worker is not None and worker.incarnation == first.incarnation and worker.acts:
+            self.log(f"{first.seat} on {first.node} asks for {roles}")
+            worker.asks = RoleAsk(generation=self.newest, roles=roles)
+            agent.publish()
 
     def start_node(self, name: str) -> None:
         """Start a node, unless it lives."""
