@@ -159,6 +159,11 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
     from holdfast.adapters.rl.rollout.worker import RolloutWorker
     from holdfast.adapters.rl.weights import warm_up
 
+    if config.balance is not None:
+        raise ConfigError(
+            "balance moves workers of 'holdfast run --role rollout=N', and here one process is the "
+            "whole job: start it so, or set balance to null"
+        )
     over = threading.Event()
     with tempfile.TemporaryDirectory(prefix="holdfast-warm-", dir=temporary_place()) as directory:
         if config.warm.steps and config.warm_start is None and config.start is None:

@@ -12,10 +12,10 @@ import msgspec
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.parting import ENDING, Parting
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, server_spec
-from holdfast.elastic.decisions import moving
 from holdfast.elastic.decisions.detect import (
     park_limit_s,
     probe_limit_s,
@@ -82,6 +82,7 @@ class Crew:
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
         self._over = False
+        self._parting = Parting(stop_timeout_s=config.timing.stop_timeout_s)
         self._unstarted: dict[str, Restarts] = {}
 
     @property
@@ -132,39 +133,22 @@ class Crew:
         for worker in self.table:
             order = orders.get(worker.seat)
             again = order is not None and order.attempt > worker.attempt
-            if worker.seat in gone or (again and worker.dismissed_s is not None):
-                self._lead_out(worker)
+            if worker.seat in gone or (again and worker in self._parting):
+                self._parting.lead_out(worker)
+                self._adjust(worker)
             elif order is None:
                 worker.child.kill()
             if order is None and not worker.alive:
                 self.table.drop(worker.seat)
-        parting = any(worker.dismissed_s is not None for worker in self.table.living())
+        parting = any(worker in self._parting for worker in self.table.living())
         for order in seats:
             known = self.table.get(order.seat)
             due = known is None or (not known.alive and order.attempt > known.attempt)
-            if parting and (known is None or known.dismissed_s is not None):
+            if parting and (known is None or known in self._parting):
                 continue  # its slot is not free yet
             held = self._preloading.holds or self._waits(order, known) or self._yields(known)
             if due and not held:
                 self._start(order, sidecar=sidecar, progress=progress)
-
-    def _lead_out(self, worker: SeatProcess) -> None:
-        """End a worker whose seat is gone: first let it hand over, then ask it, then kill it."""
-        now_s = time.monotonic()
-        if worker.dismissed_s is None:
-            worker.dismissed_s = now_s
-        since_s = now_s - worker.dismissed_s
-        match moving.farewell(
-            worker.role, worker.state, handed=worker.handed > 0, since_s=since_s
-        ):
-            case moving.Farewell.HAND_OVER:
-                worker.page.set_leaving()
-            case moving.Farewell.END if worker.alive and worker.ends_by_s is None:
-                worker.ends_by_s = now_s + self._timing.stop_timeout_s
-                worker.stop("it moved to another role")
-                self._adjust(worker)
-            case moving.Farewell.END if worker.ends_by_s is not None and now_s > worker.ends_by_s:
-                worker.child.kill()
 
     def _waits(self, order: Seating, lost: SeatProcess | None) -> bool:
         """Return whether the seat failed so often in a row that its cause gets time to pass."""
@@ -442,7 +426,7 @@ class Crew:
             if code == 0 and worker.state is WorkerState.STARTING:
                 self._never_trained(worker)
             worker.state = WorkerState.DEAD
-            if worker.verdict is None and not self._over and worker.dismissed_s is None:
+            if worker.verdict is None and not self._over and worker not in self._parting:
                 self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
         self._reporter.emit(
             WorkerExited(seat=worker.seat, pid=worker.child.pid, status=worker.ending)
@@ -460,8 +444,8 @@ class Crew:
 
     def _describe(self, worker: SeatProcess, code: int) -> str:
         ending = describe_exit(code)
-        if worker.dismissed_s is not None and not worker.verdict:
-            return "it moved to another role"
+        if worker in self._parting and not worker.verdict:
+            return ENDING
         if self._over and worker.state is not WorkerState.DONE and not worker.verdict:
             return "it ended with the job"  # it came too late to train
         if code == 0 and worker.state is not WorkerState.DONE:

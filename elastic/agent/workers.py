@@ -78,8 +78,7 @@ class SeatProcess:
     ``stands`` is the place in the user's code where it waits, ``asked_ns`` the time of the beat
     since when it does.
 
-    ``dismissed_s`` is the time since when its seat is gone, None while it has one, ``ends_by_s`` the
-    time at which it is killed then; ``asks`` is the newest ask for other numbers of workers.
+    ``asks`` is its newest ask for other numbers of workers.
 
     ``unready`` counts the previous workers of the seat in a row that died before they were ready.
     """
@@ -99,8 +98,7 @@ class SeatProcess:
         self.incarnation = uuid.uuid4().hex
         self.state = WorkerState.STARTING
         self.ready_after = 0
-        self.generation = 0
-        self.stepped = 0
+        self.generation = self.stepped = 0
         self.halted = self.handed = 0  # generations
         self.stalled = 0
         self.stands = ""
@@ -116,8 +114,6 @@ class SeatProcess:
         self.started_s = time.monotonic()
         self.stopped_s: float | None = None
         self.ended_s = 0.0
-        self.dismissed_s: float | None = None
-        self.ends_by_s: float | None = None
         self.asks: RoleAsk | None = None
         self.park_by_s = 0.0
         self.probe: StackProbe | None = None
@@ -262,6 +258,7 @@ class SeatProcess:
         self.asks = RoleAsk(
             generation=self.generation,
             roles=event.roles,
+            reason=event.reason,
             waits=event.waits,
             works=event.works,
             step_s=event.step_s,

@@ -172,7 +172,9 @@ def _moved(
     seats = [order for order in view.seating if order.seat not in gone]
     seats = sorted([*seats, *added], key=lambda order: seat_order(order.seat))
     why = ask.why if ask else f"{target} has too few workers and no free slot"
-    clauses = [f"{each.was} on {each.node or 'a lost node'} becomes {each.becomes}" for each in moves]
+    clauses = [
+        f"{each.was} on {each.node or 'a lost node'} becomes {each.becomes}" for each in moves
+    ]
     return tuple(seats), tuple(moves), f"{', '.join(clauses)}: {why}"
 
 
@@ -239,4 +241,3 @@ def farewell(role: str, state: WorkerState, *, handed: bool, since_s: float) -> 
     if state not in _AT_WORK or handed or since_s >= LINGER_S:
         return Farewell.END
     return Farewell.HAND_OVER
-

@@ -88,10 +88,7 @@ def seat(
     if not view.seating_revision and len(view.nodes) < expect_nodes:
         return Keep(), f"{len(view.nodes)} of {expect_nodes} nodes have registered"
     if reason := _unchanged(view):
-        if (found := move(view, progress=progress)) is None:
-            return Keep(), reason
-        seats, moves, reason = found
-        return ChangeSeats(seats=seats, expected=view.seating_revision, moves=moves), reason
+        return _moved(view, progress=progress) or (Keep(), reason)
     kept: dict[str, Seating] = {}
     reasons: list[str] = []
     last: WorkerRecord | None = None
@@ -118,6 +115,13 @@ def seat(
     if seats == view.seating:
         return Keep(), _unseated(seats) or "every seat is taken"
     return ChangeSeats(seats=seats, expected=view.seating_revision), "; ".join(reasons + placed)
+
+
+def _moved(view: JobView, *, progress: int) -> tuple[SeatingDecision, str] | None:
+    if (found := move(view, progress=progress)) is None:
+        return None
+    seats, moves, reason = found
+    return ChangeSeats(seats=seats, expected=view.seating_revision, moves=moves), reason
 
 
 def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:

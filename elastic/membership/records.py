@@ -193,7 +193,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RoleAsk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The numbers of workers, by role, that rank 0 of ``generation`` asks for, and why.
+    """The numbers of workers, by role, that rank 0 of ``generation`` asks for, and the ``reason``.
 
     ``waits`` is the share of a step's time for which the trainers waited for the others, ``works``
     the share for which the others were at work. A step takes ``step_s``, and ``expected_s`` with
@@ -202,6 +202,7 @@ class RoleAsk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     generation: int
     roles: dict[str, int]
+    reason: str = ""
     waits: float = 0.0
     works: float = 0.0
     step_s: float = 0.0
@@ -209,11 +210,8 @@ class RoleAsk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def why(self) -> str:
-        """The measured shares as a clause."""
-        return (
-            f"trainers wait {self.waits:.0%} of a step for the others, which work "
-            f"{self.works:.0%} of it; {self.step_s:.3g} s a step, {self.expected_s:.3g} s expected"
-        )
+        """The reason with the seconds of a step, as a clause."""
+        return f"{self.reason}; {self.step_s:.3g} s a step, {self.expected_s:.3g} s expected"
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -146,9 +146,9 @@ class JobView:
     """A job at one store revision: live nodes, newest generation, seating, outcome.
 
     ``wanted`` is the number of seats that the job needs of each role, ``configured`` the one that
-    it was started with (None: the same): workers may move between roles. The revisions are those that
-    the next compare-and-set of each record must expect (0: absent). ``deciders`` are the agents
-    that decide for all, by place.
+    it was started with (None: the same): workers may move between roles. The revisions are those
+    that the next compare-and-set of each record must expect (0: absent). ``deciders`` are the
+    agents that decide for all, by place.
     """
 
     run: str

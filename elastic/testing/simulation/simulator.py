@@ -342,7 +342,7 @@ class Simulation:
         worker = agent.crew.workers.get(first.seat)
         if worker is not None and worker.incarnation == first.incarnation and worker.acts:
             self.log(f"{first.seat} on {first.node} asks for {roles}")
-            worker.asks = RoleAsk(generation=self.newest, roles=roles)
+            worker.asks = RoleAsk(generation=self.newest, roles=roles, reason="a test")
             agent.publish()
 
     def start_node(self, name: str) -> None:
