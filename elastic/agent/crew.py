@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
-from holdfast.elastic.agent.parting import ENDING, Parting
+from holdfast.elastic.agent.parting import Parting
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, server_spec
@@ -36,6 +36,7 @@ from holdfast.elastic.events import (
     WorkerStarted,
     decode,
 )
+from holdfast.elastic.events.job import MOVED
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
@@ -445,7 +446,7 @@ class Crew:
     def _describe(self, worker: SeatProcess, code: int) -> str:
         ending = describe_exit(code)
         if worker in self._parting and not worker.verdict:
-            return ENDING
+            return MOVED
         if self._over and worker.state is not WorkerState.DONE and not worker.verdict:
             return "it ended with the job"  # it came too late to train
         if code == 0 and worker.state is not WorkerState.DONE:

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.decisions.moving import Farewell, farewell
-
-ENDING = "it moved to another role"
-"""The ending of such a worker, in words."""
-
+from holdfast.elastic.events.job import MOVED
 
 @dataclass(slots=True)
 class _Times:
@@ -42,6 +39,6 @@ class Parting:
                 worker.page.set_leaving()
             case Farewell.END if worker.alive and times.ends_by_s is None:
                 times.ends_by_s = now_s + self._stop_timeout_s
-                worker.stop(ENDING)
+                worker.stop(MOVED)
             case Farewell.END if times.ends_by_s is not None and now_s > times.ends_by_s:
                 worker.child.kill()

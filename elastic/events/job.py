@@ -82,6 +82,10 @@ class WorkerStarted(Event, frozen=True, kw_only=True, tag="worker_started"):
     """Number of the seat's start, the first is 1."""
 
 
+MOVED = "it moved to another role"
+"""The end, in words, of a worker whose place moved to another role."""
+
+
 class WorkerExited(Event, frozen=True, kw_only=True, tag="worker_exited"):
     """The process of a seat ended."""
 

@@ -6,6 +6,7 @@ equal runs on every machine.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 from holdfast.elastic.coordinator.memory import KeyValueTable
-from holdfast.elastic.decisions import agree
+from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.decisions.deciding import MOST_WATCHERS, PLACES
 from holdfast.elastic.events import Event, GenerationProposed, JobEnded, RankReformed
 from holdfast.elastic.membership.records import (
@@ -35,6 +36,7 @@ from holdfast.elastic.membership.view import (
     outcome_key,
     role_of,
     run_prefix,
+    slot_of,
 )
 from holdfast.elastic.testing.simulation.agent import SimulatedAgent
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, draw_faults
@@ -231,8 +233,10 @@ class Simulation:
             return
         view, record = agent.view, decision.record
         ready = {w.incarnation for _, w in view.workers() if w.state is WorkerState.READY}
+        seats = {order.seat for order in view.seating}
         for member in record.members:
             require(member.incarnation in ready, f"{member.seat} was not READY when proposed")
+            require(member.seat in seats, f"{member.seat} is a member without a seat")
         living = {name: each.sidecar for name, each in self.agents.items() if each.alive}
         size = self.config.payload_bytes
         if record.restore and (
@@ -241,6 +245,19 @@ class Simulation:
             require(False, f"generation {record.number} restores what cannot be read: {lack}")
         spec = self.config.spec
         require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")
+
+    def judge_seats(self, agent: SimulatedAgent, decision: seating.ChangeSeats) -> None:
+        """Check a new seating against the view it was made from."""
+        wanted, view = self.config.wanted, agent.view
+        roles = Counter(role_of(order.seat) for order in decision.seats)
+        require(
+            roles.total() == sum(wanted.values()) and roles.keys() == wanted.keys(),
+            f"{dict(roles)} are seated, {wanted} were configured",
+        )
+        used = Counter((order.node, slot_of(order)) for order in decision.seats if order.node)
+        for (name, role), count in used.items():
+            has = view.nodes[name].slots.get(role, 0) if name in view.nodes else count
+            require(count <= has, f"{name} has {has} slots of {role} and is to use {count}")
 
     def entered(self, agent: SimulatedAgent, worker: SimulatedWorker) -> None:
         """Note that a worker has entered a generation."""
