@@ -12,6 +12,7 @@ from holdfast.elastic.agent.workers import SeatProcess
 from holdfast.elastic.decisions.moving import Farewell, farewell
 from holdfast.elastic.events.job import MOVED
 
+
 @dataclass(slots=True)
 class _Times:
     since_s: float

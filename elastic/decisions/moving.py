@@ -151,9 +151,12 @@ def _last(seats: Iterable[Seating], role: str) -> list[Seating]:
 def _moved(
     view: JobView, source: str, target: str, *, count: int, ask: RoleAsk | None, progress: int
 ) -> Moved:
-    """Return the seating in which the last ``count`` places of ``source`` are ``target``'s."""
+    """Return the seating in which the last ``count`` places of ``source`` are ``target``'s.
+
+    The last one goes first: so the last seats of a role are those in slots of others.
+    """
     first = len(_last(view.seating, target))
-    taken = _last(view.seating, source)[-count:]
+    taken = _last(view.seating, source)[-count:][::-1]
     attempts = _attempts(view)
     added, moves = [], []
     for number, old in enumerate(taken, first):

@@ -49,7 +49,6 @@ class MovingSimulation(Simulation):
         }
         require(busy == orders, f"workers move while others come and go: {orders}, {busy}")
 
-
     def lingering(self) -> list[str]:
         """Return the workers that are at work without a seat, though seats are long as they are."""
         if self.now_s - self.seated_s < _LONG_S:

@@ -99,13 +99,14 @@ class Shares:
 
     def after(self, now: Roles, then: Roles, shape: JobShape) -> float:
         """Return the expected seconds of a step with other numbers of workers."""
-        training_s = self.step_s * (1 - self.waits)
-        training_s *= shape.passes(then) / shape.passes(now)
+        slower, more = shape.passes(then) / shape.passes(now), now.rollouts / then.rollouts
+        waits_s = self.step_s * self.waits
+        training_s = (self.step_s - waits_s) * slower
         if not shape.overlaps:
-            return training_s + self.step_s * self.waits * now.rollouts / then.rollouts
-        is_held_up = self.waits > _HELD_UP
-        sampling_s = self.step_s if is_held_up else self.step_s * self.works
-        return max(training_s, sampling_s * now.rollouts / then.rollouts)
+            return training_s + waits_s * more
+        if self.waits > _HELD_UP:  # the trainers are held up: sampling takes all of the step
+            return max(training_s, self.step_s * more)
+        return max(self.step_s * slower, self.step_s * self.works * more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

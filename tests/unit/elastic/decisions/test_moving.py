@@ -191,9 +191,7 @@ def test_it_is_no_part_of_the_next_generation_and_does_not_join_again() -> None:
             msgspec.structs.replace(each, state=WorkerState.READY, ready_after=1)
             for each in view.nodes[name].workers
         )
-        view = with_node(
-            view, msgspec.structs.replace(view.nodes[name], workers=workers, fenced=1)
-        )
+        view = with_node(view, msgspec.structs.replace(view.nodes[name], workers=workers, fenced=1))
     assert [worker.seat for _, worker in ready_trainers(view)] == ["trainer/0"]
     a = view.nodes["a"]
     later = fakes.generation(2, list(view.nodes.values()), ranks=[("a", a.workers[1])])
