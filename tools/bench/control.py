@@ -28,7 +28,7 @@ from rich.console import Console
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry
 from holdfast.ckpt.parity.stripes import Geometry
-from holdfast.elastic.agent.garbage import collect_rarely
+from holdfast.elastic.processes.garbage import collect_rarely
 from holdfast.elastic.coordinator.base import EventKind
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree, deciding, seating

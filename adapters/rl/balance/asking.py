@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from holdfast import elastic
-from holdfast.adapters.rl.balance.choosing import Balancer, Choice, Roles, StepTime
+from holdfast.adapters.rl.balance.choosing import Balancer, RoleChoice, Roles, StepTime
 from holdfast.elastic.events import RolesAsked
 from holdfast.elastic.membership.records import TRAINER, WorkerState
 from holdfast.elastic.membership.view import role_of
@@ -80,7 +80,7 @@ class RoleBalance:
             return None
         return Roles(trainers=found[TRAINER], rollouts=found[self._role])
 
-    def _ask(self, choice: Choice) -> None:
+    def _ask(self, choice: RoleChoice) -> None:
         shares = choice.shares
         self._asked = True
         self._emit(

@@ -1,10 +1,10 @@
 """The choice of the worker that should move between training and sampling. Pure.
 
-A step's time has two parts: the trainers' and the rollout workers'. Where sampling runs ahead of
-training (``eta`` above 0) a step takes as long as the longer part, otherwise as long as both. From
-the measured shares follows each part, and from that the time of a step after a move. The trainers'
-part changes with the most microbatches that any group of ranks has, the other one with the number
-of workers.
+A step's time has two parts: the trainers' and the rollout workers'. If sampling runs ahead of
+training (``staleness`` above 0), a step takes as long as the longer part, otherwise as long as
+both. From the measured shares follows each part, and from that the time of a step after a move. The
+trainers' part changes with the most microbatches that any group of ranks has, the other one with
+the number of workers.
 
 That is an estimate: a machine may be busy, and long answers do not become shorter with more
 workers. So every move is judged by the steps that follow it. One that gained too little is not
@@ -110,7 +110,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RoleChoice:
     """The numbers of workers that a job should have, and why."""
 
     roles: Roles
@@ -150,7 +150,7 @@ class Balancer:
         self._steps.clear()
         self._settling = SETTLING_STEPS
 
-    def step(self, time: StepTime, roles: Roles, *, left: int) -> Choice | None:
+    def step(self, time: StepTime, roles: Roles, *, left: int) -> RoleChoice | None:
         """Take over a step that ``roles`` took, with ``left`` more to come; return a due move."""
         self._pauses = {way: steps - 1 for way, steps in self._pauses.items() if steps > 1}
         if self._settling:
@@ -173,7 +173,7 @@ class Balancer:
     def _is_worth(self, gain_s: float, *, left: int) -> bool:
         return gain_s * left >= _WORTH * self.move_s
 
-    def _judged(self, shares: Shares, roles: Roles, *, left: int) -> Choice | None:
+    def _judged(self, shares: Shares, roles: Roles, *, left: int) -> RoleChoice | None:
         """Judge the last move; return the way back if it cost time."""
         trial, self._trial = self._trial, None
         if trial is None or roles != trial.after:
@@ -187,7 +187,7 @@ class Balancer:
         lost_s = shares.step_s - trial.step_s
         if lost_s < half * trial.step_s or not self._is_worth(lost_s, left=left):
             return None
-        return Choice(
+        return RoleChoice(
             roles=trial.before,
             shares=shares,
             expected_s=trial.step_s,
@@ -197,9 +197,9 @@ class Balancer:
             ),
         )
 
-    def _best(self, shares: Shares, roles: Roles, *, left: int) -> Choice | None:
+    def _best(self, shares: Shares, roles: Roles, *, left: int) -> RoleChoice | None:
         unit, least = self.shape.unit, self.settings.least_gain
-        found: list[Choice] = []
+        found: list[RoleChoice] = []
         for way in (unit, -unit):
             then = roles.moved(way)
             if self._pauses.get(way) or not self.shape.allows(then):
@@ -209,7 +209,7 @@ class Balancer:
             if gain_s < least * shares.step_s or not self._is_worth(gain_s, left=left):
                 continue
             found.append(
-                Choice(
+                RoleChoice(
                     roles=then, shares=shares, expected_s=expected_s, reason=_reason(shares, way)
                 )
             )

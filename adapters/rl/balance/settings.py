@@ -19,8 +19,8 @@ _RULES: Final[Mapping[str, checks.Rule]] = {
 class BalanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings for moving workers between training and sampling.
 
-    Who waits for whom is measured over ``window`` steps. A worker moves if a step should then take
-    less time by the share ``least_gain`` of it.
+    The shares of waiting are measured over ``window`` steps. A worker moves if a step should then
+    take less time by the share ``least_gain`` of it.
     """
 
     window: int = 8

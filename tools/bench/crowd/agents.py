@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.agent.garbage import collect_rarely
+from holdfast.elastic.processes.garbage import collect_rarely
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.watch import KeyWatch
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent

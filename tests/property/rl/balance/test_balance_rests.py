@@ -1,4 +1,4 @@
-"""Whatever the step times are, moves come to rest, keep the bounds, and leave no job slower."""
+"""Moves come to rest, keep the bounds, and leave no job slower, with any times of steps."""
 
 from __future__ import annotations
 
