@@ -513,16 +513,18 @@ def _proposal(record: GenerationRecord, reason: str) -> GenerationProposed:
 
 
 def _role_moved(found: moving.Move, reason: str) -> RoleMoved:
-    ask = found.ask
+    ask, was, becomes = found.ask, found.was, found.becomes
+    if ask is None:
+        return RoleMoved(was=was, becomes=becomes, on=found.node, why=reason)
     return RoleMoved(
-        was=found.was,
-        becomes=found.becomes,
+        was=was,
+        becomes=becomes,
         on=found.node,
-        why=reason if ask is None else ask.why,
-        waits=ask and ask.waits,
-        works=ask and ask.works,
-        step_s=ask and ask.step_s,
-        expected_s=ask and ask.expected_s,
+        why=ask.why,
+        waits=ask.waits,
+        works=ask.works,
+        step_s=ask.step_s,
+        expected_s=ask.expected_s,
     )
 
 

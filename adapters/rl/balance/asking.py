@@ -68,7 +68,7 @@ class RoleBalance:
             self._balancer.move_s = median(self._changes_s)
 
     def _roles(self) -> Roles | None:
-        """Return the numbers of workers at work, None while one is missing."""
+        """Return the numbers of workers at work, None while one is missing or none samples."""
         found = Counter(
             role_of(worker.seat)
             for node in (self._session.roster().nodes if self._session else ())
@@ -76,7 +76,7 @@ class RoleBalance:
             if worker.state in _AT_WORK
         )
         self._most = max(self._most, found.total())
-        if found.total() < self._most:
+        if found.total() < self._most or not found[self._role]:
             return None
         return Roles(trainers=found[TRAINER], rollouts=found[self._role])
 

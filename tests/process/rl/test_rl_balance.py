@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs import Job, hurt
+from jobs import Job
 from rl_jobs import alone, rl_job
 
 from holdfast.adapters.rl.balance.settings import BalanceConfig
