@@ -220,7 +220,12 @@ class Conductor:
         )
         match decision:
             case seating.ChangeSeats(seats=seats, expected=expected):
-                if self._registry.seat(seats, expected=expected):
+                if self._registry.seat(
+                    seats,
+                    expected=expected,
+                    before=self.view.seating,
+                    divide=self._part.is_crowd,
+                ):
                     self._reporter.emit(JobSeated(reason=reason))
                 self._again(now_s + _RETRY_S)
             case seating.SeatExhausted():
@@ -246,7 +251,12 @@ class Conductor:
             case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason=reason)
             case agree.Propose(record=record, expected=expected):
-                if self._registry.propose(record, expected=expected):
+                if self._registry.propose(
+                    record,
+                    expected=expected,
+                    before=self.view.generation,
+                    divide=self._part.is_crowd,
+                ):
                     self._reporter.emit(_proposal(record, reason))
                 self._again(now_s + _RETRY_S)
             case agree.Finish(outcome=outcome):
