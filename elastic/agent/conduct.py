@@ -220,12 +220,8 @@ class Conductor:
         )
         match decision:
             case seating.ChangeSeats(seats=seats, expected=expected):
-                if self._registry.seat(
-                    seats,
-                    expected=expected,
-                    before=self.view.seating,
-                    divide=self._part.is_crowd,
-                ):
+                beside = self.view if self._part.is_crowd else None
+                if self._registry.seat(seats, expected=expected, beside=beside):
                     self._reporter.emit(JobSeated(reason=reason))
                 self._again(now_s + _RETRY_S)
             case seating.SeatExhausted():
@@ -251,12 +247,8 @@ class Conductor:
             case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason=reason)
             case agree.Propose(record=record, expected=expected):
-                if self._registry.propose(
-                    record,
-                    expected=expected,
-                    before=self.view.generation,
-                    divide=self._part.is_crowd,
-                ):
+                beside = self.view if self._part.is_crowd else None
+                if self._registry.propose(record, expected=expected, beside=beside):
                     self._reporter.emit(_proposal(record, reason))
                 self._again(now_s + _RETRY_S)
             case agree.Finish(outcome=outcome):

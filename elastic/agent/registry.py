@@ -21,6 +21,7 @@ from holdfast.elastic.membership.records import (
     Seating,
 )
 from holdfast.elastic.membership.view import (
+    JobView,
     bulletin_key,
     decider_key,
     encode,
@@ -75,35 +76,25 @@ class Registry:
             self.forget()
 
     def seat(
-        self,
-        seats: tuple[Seating, ...],
-        *,
-        expected: int,
-        before: tuple[Seating, ...] = (),
-        divide: bool = False,
+        self, seats: tuple[Seating, ...], *, expected: int, beside: JobView | None = None
     ) -> bool:
-        """Change the seating, which was ``before``; ``divide``: many nodes read it.
+        """Change the seating; divide it if it is given the view from which it was made.
 
         Returns False if another node was faster or the coordinator is unreachable.
         """
         key = seating_key(self._run)
-        if divide:
-            return self._set_divided(key, seats, expected=expected, before=before)
-        return self._set(key, seats, expected=expected)
+        if beside is None:
+            return self._set(key, seats, expected=expected)
+        return self._set_divided(key, seats, expected=expected, before=beside.seating)
 
     def propose(
-        self,
-        record: GenerationRecord,
-        *,
-        expected: int,
-        before: GenerationRecord | None = None,
-        divide: bool = False,
+        self, record: GenerationRecord, *, expected: int, beside: JobView | None = None
     ) -> bool:
-        """Append a generation to the chain; ``before``, ``divide`` and False as for `seat`."""
+        """Append a generation to the chain; ``beside`` and False as for `seat`."""
         key = generation_key(self._run)
-        if divide:
-            return self._set_divided(key, record, expected=expected, before=before)
-        return self._set(key, record, expected=expected)
+        if beside is None:
+            return self._set(key, record, expected=expected)
+        return self._set_divided(key, record, expected=expected, before=beside.generation)
 
     def finish(self, outcome: JobOutcome) -> bool:
         """Write the job's outcome; False if there is one already, or as for `seat`."""
