@@ -79,6 +79,8 @@ _COLUMNS: Final = {
     "events per node": "events/node",
     "events per node, all watching": "all watching",
     "delivered per node": "KiB/node",
+    "events per node, following": "following",
+    "delivered per node, following": "KiB following",
     "generation's record": "record KiB",
     "read of it": "KiB read of it",
 }
@@ -138,6 +140,8 @@ class _Costs:
         crowd = self.nodes > deciding.MOST_WATCHERS
         yield from self._delivered("", watchers=deciding.PLACES if crowd else self.nodes)
         yield from self._delivered(", all watching", watchers=self.nodes)
+        if crowd:
+            yield from self._delivered(", following", watchers=0)
         yield self._figure("generation's record", [self.record_bytes / 1024], unit="KiB")
         yield self._figure("read of it", [self.read_bytes / 1024], unit="KiB")
 

@@ -126,7 +126,7 @@ def check_parts(sim: Simulation, key: str) -> None:
     parts = {each.key: each.value for each in sim.table.range(parts_of(key))[0]}
     kind = GenerationRecord if key == generation_key(sim.run_id) else tuple[Seating, ...]
     try:
-        whole = decode(key, whole_text(key, head, parts), kind)  # type: ignore[arg-type]
+        whole = decode(key, whole_text(key, head, parts), kind)
     except CoordinatorError as error:
         require(False, f"nobody new can read {error}")
     require(sim.view().decoded[key][1] == whole, f"{key}: difference and parts are two records")
