@@ -1,8 +1,8 @@
 """The keys of the whole job as one simulated agent reads and writes them.
 
 A follower has no other view of the job: it takes over the difference of each new record from the
-one that it has, and reads parts where it has none, as `holdfast.elastic.agent.watch` does. What it
-then has is compared with the record that was proposed.
+one that it has, and reads parts where it has none, as `holdfast.elastic.agent.watch` does. Its
+record is then compared with the one that was proposed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def record(number: int, nodes: int) -> GenerationRecord:
 
 
 class Follower:
-    """What an agent makes of a prefix's keys, and the bytes that it was told."""
+    """An agent that watches a prefix: its view, and the bytes that it was told."""
 
     def __init__(self, coordinator: MemoryCoordinator, prefix: str) -> None:
         self.view = JobView(run=RUN, nodes={}, wanted=WANTED)
