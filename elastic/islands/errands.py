@@ -1,4 +1,8 @@
-"""The thread on which a courier goes round beside the training of rank 0."""
+"""The thread on which a courier goes round beside the training of rank 0.
+
+Training that waits for others has rounds made, at first at once and then less and less often: so
+an island that waits long for another one takes neither a core nor requests of the store.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +19,27 @@ _log = logging.getLogger(__name__)
 
 _SHORTEST_S: Final = 0.01
 _LONGEST_S: Final = 0.5
+_LONGEST_AWAITED_S: Final = 0.1
 _GROWTH: Final = 1.5
 _CLOSE_S: Final = 5.0
 
 
 class Errands(Closing):
-    """Goes round until it is closed; training waits for what it brings with `await_news`.
+    """Goes round until it is closed; training waits for what it brings with a `NewsWait`.
 
     A store that fails is tried again for ``patience_s`` seconds. Other errors end the rounds;
     `check` raises them.
+    `rounds` have ended, and `brought` of them something; both change under `news`.
     """
 
     def __init__(self, courier: Courier, *, patience_s: float) -> None:
         self.courier, self._patience_s = courier, patience_s
-        self._news = threading.Condition()
-        self._rounds = 0
+        self.news = threading.Condition()
+        self.rounds = self.brought = 0
         self._closed, self._called = False, threading.Event()
+        self._has_moved = False
         self._error: HoldfastError | None = None
-        courier.freight.wake = self.call
+        courier.freight.wake = self._moved
         self._thread = threading.Thread(target=self._run, name="islands-courier", daemon=True)
         self._thread.start()
 
@@ -45,12 +52,14 @@ class Errands(Closing):
         """Begin the next round at once."""
         self._called.set()
 
-    def await_news(self, timeout_s: float) -> None:
-        """Wait for the end of a round that begins now, at most so long."""
-        with self._news:
-            seen = self._rounds
-            self.call()
-            self._news.wait_for(lambda: self._rounds > seen or self._error, timeout_s)
+    @property
+    def has_ended(self) -> bool:
+        """True if an error has ended the rounds."""
+        return self._error is not None
+
+    def waiting(self) -> NewsWait:
+        """Return a wait for news that begins now."""
+        return NewsWait(self)
 
     def close(self) -> None:
         """End the rounds and transfers; what is under way is waited for a few seconds."""
@@ -72,6 +81,7 @@ class Errands(Closing):
     def _run(self) -> None:
         pause_s, failing_s = _SHORTEST_S, 0.0
         while not self._closed:
+            has_moved, self._has_moved = self._has_moved, False
             try:
                 changed = self.courier.turn()
                 failing_s = 0.0
@@ -86,17 +96,53 @@ class Errands(Closing):
             except HoldfastError as error:
                 self._fail(error)
                 return
-            with self._news:
-                self._rounds += 1
-                self._news.notify_all()
+            with self.news:
+                self.rounds += 1
+                self.brought += changed or has_moved
+                self.news.notify_all()
             pause_s = _SHORTEST_S if changed else min(pause_s * _GROWTH, _LONGEST_S)
             if self._called.wait(0.0 if changed else pause_s):
                 self._called.clear()
+                pause_s = _SHORTEST_S  # a work was sent: its step is protected soon
+
+    def _moved(self) -> None:
+        """Begin the next round at once: a transfer has ended."""
+        self._has_moved = True
+        self.call()
 
     def _fail(self, error: HoldfastError) -> None:
-        with self._news:
+        with self.news:
             self._error = error
-            self._news.notify_all()
+            self.news.notify_all()
+
+
+class NewsWait:
+    """A wait of training for what rounds bring: has them made, less and less often.
+
+    Called again and again, it returns at the end of a round that was made for it, or as soon as a
+    round since its last return brought something.
+    """
+
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
+        self._seen, self._pause_s = errands.brought, 0.0
+
+    def __call__(self, timeout_s: float) -> None:
+        """Wait; for the round itself at most ``timeout_s`` seconds."""
+        errands = self._errands
+        with errands.news:
+            if errands.news.wait_for(self._has_news, self._pause_s):
+                self._seen, self._pause_s = errands.brought, 0.0
+                return
+            self._pause_s = min(max(_SHORTEST_S, self._pause_s * _GROWTH), _LONGEST_AWAITED_S)
+            rounds = errands.rounds
+            errands.call()
+            errands.news.wait_for(lambda: errands.rounds > rounds or self._has_news(), timeout_s)
+            if errands.brought > self._seen:
+                self._seen, self._pause_s = errands.brought, 0.0
+
+    def _has_news(self) -> bool:
+        return self._errands.brought > self._seen or self._errands.has_ended
 
 
 def _given_up(error: Exception, seconds: float) -> HoldfastError:

@@ -172,6 +172,6 @@ class SeaEntry:
             errands.courier,
             upto=upto,
             dealt=lambda: counters.now.dealt,
-            await_news=errands.await_news,
+            await_news=errands.waiting(),
             check=errands.check,
         ).next

@@ -141,7 +141,7 @@ class Tides:
             p.islands,
             adopted=lambda: counters.now.adopted,
             weight=counters.weight(counters.now.adopted % p.islands.portions),
-            await_news=errands.await_news,
+            await_news=errands.waiting(),
             check=errands.check,
             clock=time.monotonic,
             nbytes=p.tensors.nbytes,
