@@ -5,8 +5,8 @@
     holdfast run --nodes 2 -m holdfast.tools.chaos.workloads.policies \\
         --policy critic --join DIR --folder DIR
 
-Rank 0 reports every sample with a digest of all its tokens, turns and rewards; each other rank one
-name for the batch. Every rank reports the digest of all weights after every step. A finding of a
+Rank 0 reports every sample with a digest of all its tokens, turns and rewards; the other ranks
+report none, for their number changes. Every rank reports the digest of all weights after every step. A finding of a
 ledger's checker ends the job. A folder keeps the run's checkpoints.
 """
 
@@ -57,7 +57,7 @@ class TellingTrainer(Trainer):
 
     def _batches(self, job: Any, step: int) -> Any:
         found, run = super()._batches(job, step), job.run
-        ids = self._keeping.ids if run.is_leader else [f"batch {step} of rank {run.rank}"]
+        ids = self._keeping.ids if run.is_leader else ()
         chaos.samples(step + 1, ids, rank=run.rank, attempt=run.generation)
         return found
 
