@@ -286,8 +286,8 @@ def _judge(
         return story.judge(place.history, place.work, calm=undisturbed, checks=checks)
     if scenario.workload.policies:
         lead = next(iter(scenario.workload.policies))
-        reference = calm.history if calm else None
-        return policies.judge(place.history, lead=lead, calm=reference, checks=checks)
+        calmly = calm.history if calm else None
+        return policies.judge(place.history, lead=lead, calm=calmly, checks=checks)
     try:
         history = read(place.history)
     except HistoryError as error:
