@@ -100,7 +100,9 @@ def test_a_policy_whose_heads_are_shared_by_two_ranks_loses_one_and_nothing_show
 ) -> None:
     config = job_of_policies(tmp_path / "warm", steps=5)
     critic = msgspec.structs.replace(config.policies["critic"], tp=2)
-    config = msgspec.structs.replace(config, policies={**config.policies, "critic": critic})
+    config = msgspec.structs.replace(
+        config, policies={**config.policies, "critic": critic}, join="below", policy="solver"
+    )
     calm, struck = tmp_path / "calm", tmp_path / "struck"
     with runs_of(calm, config) as jobs:
         expected = finished(calm, jobs)

@@ -6,8 +6,8 @@
         --policy critic --join DIR --folder DIR
 
 Rank 0 reports every sample with a digest of all its tokens, turns and rewards; the other ranks
-report none, for their number changes. Every rank reports the digest of all weights after every step. A finding of a
-ledger's checker ends the job. A folder keeps the run's checkpoints.
+report none, for their number changes. Every rank reports the digest of all weights after every
+step. A finding of a ledger's checker ends the job. A folder keeps the run's checkpoints.
 """
 
 from __future__ import annotations
