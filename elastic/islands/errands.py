@@ -37,7 +37,7 @@ class Errands(Closing):
         self.news = threading.Condition()
         self.rounds = self.brought = 0
         self._closed, self._called = False, threading.Event()
-        self._has_moved = False
+        self._comes = self._has_moved = False
         self._error: HoldfastError | None = None
         courier.freight.wake = self._moved
         self._thread = threading.Thread(target=self._run, name="islands-courier", daemon=True)
@@ -49,7 +49,12 @@ class Errands(Closing):
             raise self._error
 
     def call(self) -> None:
-        """Begin the next round at once."""
+        """Begin the next round at once, and others soon: a work waits for its protection."""
+        self._comes = True
+        self._called.set()
+
+    def look(self) -> None:
+        """Begin the next round at once; those that nobody asks for come as before."""
         self._called.set()
 
     @property
@@ -100,15 +105,15 @@ class Errands(Closing):
                 self.rounds += 1
                 self.brought += changed or has_moved
                 self.news.notify_all()
-            pause_s = _SHORTEST_S if changed else min(pause_s * _GROWTH, _LONGEST_S)
+            has_come, self._comes = self._comes, False
+            pause_s = _SHORTEST_S if changed or has_come else min(pause_s * _GROWTH, _LONGEST_S)
             if self._called.wait(0.0 if changed else pause_s):
                 self._called.clear()
-                pause_s = _SHORTEST_S  # a work was sent: its step is protected soon
 
     def _moved(self) -> None:
         """Begin the next round at once: a transfer has ended."""
         self._has_moved = True
-        self.call()
+        self.look()
 
     def _fail(self, error: HoldfastError) -> None:
         with self.news:
@@ -136,7 +141,7 @@ class NewsWait:
                 return
             self._pause_s = min(max(_SHORTEST_S, self._pause_s * _GROWTH), _LONGEST_AWAITED_S)
             rounds = errands.rounds
-            errands.call()
+            errands.look()
             errands.news.wait_for(lambda: errands.rounds > rounds or self._has_news(), timeout_s)
             if errands.brought > self._seen:
                 self._seen, self._pause_s = errands.brought, 0.0

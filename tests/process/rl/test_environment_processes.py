@@ -94,6 +94,22 @@ def test_a_reply_is_the_environments_and_its_process_serves_again(
     assert len(set(calls_of(tmp_path))) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no groups by session here")
+@pytest.mark.parametrize("yields", [True, False])
+def test_the_session_of_the_environments_comes_after_others(
+    start: Start, tmp_path: Path, yields: bool
+) -> None:
+    """The policy of a process alone does not yield to a process of another session."""
+    calls = start(processes={"yields": yields, "sandbox": "off"})
+    assert reply(calls, "fine") == FINE
+    (pid,) = set(calls_of(tmp_path))
+    group = Path(f"/proc/{pid}/autogroup").read_text()
+    if not group:
+        pytest.skip("the kernel gives no session a group here")
+    assert group != Path("/proc/self/autogroup").read_text()  # empty outside every session's group
+    assert group.endswith(" nice 19\n" if yields else " nice 0\n")
+
+
 def gather(calls: ProcessCalls, count: int) -> dict[SampleId, Reply]:
     """Return so many replies."""
     found: dict[SampleId, Reply] = {}

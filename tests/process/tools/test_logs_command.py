@@ -34,7 +34,7 @@ def test_a_follower_sees_a_loss_in_time_order_and_ends_with_the_job(tmp_path: Pa
     run_dir = tmp_path / "run"
     options = {"capture_output": True, "stamp_output": True}
     with job(tmp_path, script=REMEMBERING, nodes=2, per_node=1, **options) as running:
-        running.await_step(2)
+        running.await_event(lambda each: each["kind"] == "step" and each["node"] == "n1")
         with subprocess.Popen(
             [*COMMAND, str(run_dir), "--follow", "--json"],
             stdout=subprocess.PIPE,

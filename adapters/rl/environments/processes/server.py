@@ -23,6 +23,8 @@ from holdfast.ckpt.errors import CorruptError
 from holdfast.elastic.preload.loading import UnfitModuleError, load
 
 _ENDING_S: Final = 0.05
+_AUTOGROUP: Final = Path("/proc/self/autogroup")
+_AUTOGROUP_NICE: Final = b"19"
 
 Place = tuple[wire.FrameStream, int]
 """The connection of an environment process, and its number."""
@@ -38,6 +40,8 @@ def serve(config: wire.EnvironmentServerConfig) -> Place | None:
         if not Path(each).is_dir():
             _refuse(frames, f"writable has {each!r}, which is no directory here")
             return None
+    if config.processes.yields:
+        _yield_session()
     missing = sandbox.enter(config.processes)
     if missing and config.processes.sandbox == "require":
         _refuse(frames, f"the sandbox is required, and this machine lacks it: {told(missing)}")
@@ -53,6 +57,16 @@ def serve(config: wire.EnvironmentServerConfig) -> Place | None:
     sys.stdout.flush()  # else each fork would write it again
     frames.send(wire.SERVER, wire.encode(wire.ServerLoaded(missing=missing)))
     return _EnvironmentServer(frames).run()
+
+
+def _yield_session() -> None:
+    """Let other sessions have the processor before this one, which is the environments' alone.
+
+    A kernel that groups processes by session (``sched_autogroup_enabled``) divides the processor
+    among sessions first: there, the policy of a process counts in its own one only.
+    """
+    with contextlib.suppress(OSError):  # the kernel has no such groups
+        _AUTOGROUP.write_bytes(_AUTOGROUP_NICE)
 
 
 def told(missing: dict[str, str]) -> str:

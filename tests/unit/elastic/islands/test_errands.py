@@ -52,14 +52,47 @@ def test_training_can_wait_for_the_next_round() -> None:
 
 
 def test_a_long_wait_makes_few_rounds() -> None:
-    rounds = Rounds()
+    rounds, waits = Rounds(), 30
     with _errands(rounds) as errands:
         wait = errands.waiting()
         began_s = time.monotonic()
-        for _ in range(20):
+        for _ in range(waits):
             wait(DEADLINE_S)
-    # 0 + 0.01 + 0.015 + ... up to 0.1 s each
-    assert time.monotonic() - began_s > 1.0
+        elapsed_s, count = time.monotonic() - began_s, rounds.count
+    assert elapsed_s > 2.0  # the pauses: 0, 0.01, 0.015 and so on to 0.1 s each
+    # the thread's own pauses grow too: however slow the machine, it makes few more
+    assert count <= waits + 10 + elapsed_s / 0.1
+
+
+class Pauses(threading.Event):
+    """Stands for the event that ends a pause: notes how long the pauses may last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = threading.Event()
+        self.since: list[float] = []
+        self.several = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        if timeout == 0.5:
+            self.longest.set()
+        self.since.append(timeout)
+        if len(self.since) > 2:
+            self.several.set()
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_rounds_come_soon_after_a_work_was_sent_and_only_then(sends: bool) -> None:
+    with _errands(Rounds()) as errands:
+        errands._called = pauses = Pauses()
+        assert pauses.longest.wait(DEADLINE_S)
+        pauses.since.clear()
+        pauses.several.clear()
+        (errands.call if sends else errands.look)()
+        assert pauses.several.wait(DEADLINE_S)
+    assert (min(pauses.since) < 0.5) == sends
 
 
 def test_news_end_a_wait_at_once_and_the_next_begins_anew() -> None:
