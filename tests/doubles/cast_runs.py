@@ -60,12 +60,11 @@ class MortalStore(MemoryStore):
     def delete(self, names: Iterable[str]) -> None:
         """See `MemoryStore`; each name is a change."""
         for name in names:
-            if dies := self._burnt():
+            if self._burnt():
                 if self.after:
                     super().delete([name])
                 raise KilledError
             super().delete([name])
-            assert not dies
 
     def _burnt(self) -> bool:
         self.fuse = max(-1, self.fuse - 1)
