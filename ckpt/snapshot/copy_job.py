@@ -18,6 +18,9 @@ from holdfast.ckpt.snapshot.tearing import ChecksumSample, DeviceSample
 
 _POLL_S = 0.005
 _GROUP_BYTES = 64 << 20
+_RATED_BYTES = 1 << 20
+"""The least bytes of which the time says how fast the thread copies."""
+
 CLOSED = "(closed)"
 
 
@@ -25,6 +28,8 @@ class CopyJob:
     """Copies a program's units into a slot; safe to share between two threads.
 
     ``torn`` is, once ``finished``, the name of a tensor that was written to during the copy, or "".
+    ``rate`` is the speed of the background thread so far, without its rests, in bytes per second of
+    a processor; 0: it copied too little to tell.
     ``ready`` marks per lane the position of the training stream at the time of the snapshot, and
     ``look`` is a sample of the device tensors at that time.
     """
@@ -39,6 +44,7 @@ class CopyJob:
         self.program, self._ready, self._look = program, ready, look
         self.torn = ""
         self.copied_bytes = 0
+        self.rate = 0.0
         self.sample: ChecksumSample | None = None
         self._versions = program.versions()
         self._room: PayloadBuffer | None = None
@@ -110,8 +116,11 @@ class CopyJob:
         return self._sums
 
     def _copy_paced(self, speed: float) -> None:
-        began_s = time.perf_counter()
-        while self._copy_next():
+        began_s, before_s, own_bytes = time.perf_counter(), time.thread_time(), 0
+        while nbytes := self._copy_next():
+            own_bytes, own_s = own_bytes + nbytes, time.thread_time() - before_s
+            if own_bytes >= _RATED_BYTES and own_s > 0:
+                self.rate = own_bytes / own_s
             elapsed_s = time.perf_counter() - began_s
             rest_s = pause_s(speed=speed, copied_bytes=self.copied_bytes, elapsed_s=elapsed_s)
             if rest_s and not self._hurried.is_set():

@@ -291,7 +291,7 @@ class Snapshotter:
                 self._stalled(waited_s)
             self._held = task.job
             self._pacer = self._pacer.after(
-                window_s=max(began_s - task.began_s, 0.0), waited_s=waited_s
+                window_s=max(began_s - task.began_s, 0.0), waited_s=waited_s, rate=task.job.rate
             )
         if self._pending is not None and self._pending.done():
             self.fence()

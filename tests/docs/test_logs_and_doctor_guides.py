@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from document_blocks import blocks
+from session_imports import IMPORTING_ONCE
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to"
 
@@ -27,6 +29,7 @@ def called(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=250,
         check=False,
+        env={**os.environ, **IMPORTING_ONCE},
     )
 
 

@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -26,7 +25,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import IO, Final
 
-from keeper import CannotInstall, DidNotStart, Facts, end, keep, launch, tail
+from keeper import CannotInstall, DidNotStart, Facts, end, launch, tail, words_by_hand
 from ports import free_ports
 
 VERSION: Final = "3.37.0"
@@ -152,13 +151,8 @@ def _make_container(facts: Facts) -> None:
 
 def main() -> None:
     """Keep the service for the tests, or run it by hand."""
-    if sys.argv[1:2] == ["--keep"]:
-        keep(Path(sys.argv[2]), server)
-        return
-    if sys.argv[1:2] == ["--install"]:
-        program()
-        return
-    folder = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="holdfast-azurite-"))
+    words = words_by_hand(str(__doc__), server, program)
+    folder = Path(words[0] if words else tempfile.mkdtemp(prefix="holdfast-azurite-"))
     folder.mkdir(parents=True, exist_ok=True)
     with server(folder) as facts:
         print(f"export AZURE_STORAGE_ENDPOINT={facts['endpoint']}")

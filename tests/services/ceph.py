@@ -11,7 +11,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import apt
-from keeper import DidNotStart, Facts, end, keep, launch, tail
+from keeper import DidNotStart, Facts, end, launch, tail, words_by_hand
 from ports import free_ports
 
 PACKAGES: Final = {
@@ -225,13 +224,8 @@ def await_gateway(facts: Facts) -> None:
 
 def main() -> None:
     """Keep the service for the tests, or run it by hand."""
-    if sys.argv[1:2] == ["--keep"]:
-        keep(Path(sys.argv[2]), cluster)
-        return
-    if sys.argv[1:2] == ["--install"]:
-        install()
-        return
-    folder = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="holdfast-s3-"))
+    words = words_by_hand(str(__doc__), cluster, install)
+    folder = Path(words[0] if words else tempfile.mkdtemp(prefix="holdfast-s3-"))
     folder.mkdir(parents=True, exist_ok=True)
     with cluster(folder) as facts:
         print(f"export AWS_ENDPOINT_URL_S3={facts['endpoint']}")

@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -24,7 +23,7 @@ from typing import IO, Any, Final
 
 from debian import unpack
 from etcd_security import Certificates
-from keeper import DidNotStart, Facts, end, hang, keep, launch, tail
+from keeper import DidNotStart, Facts, end, hang, launch, tail, words_by_hand
 from ports import free_ports
 
 _READY_S: Final = 60.0
@@ -245,14 +244,9 @@ def both(folder: Path) -> Iterator[Facts]:
 
 def main() -> None:
     """Keep both clusters for the tests, or run one by hand."""
-    if sys.argv[1:2] == ["--keep"]:
-        keep(Path(sys.argv[2]), both)
-        return
-    if sys.argv[1:2] == ["--install"]:
-        program()
-        return
-    folder = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="holdfast-etcd-"))
-    with running(folder, int(sys.argv[2]) if sys.argv[2:] else 1) as cluster:
+    words = words_by_hand(str(__doc__), both, program)
+    folder = Path(words[0] if words else tempfile.mkdtemp(prefix="holdfast-etcd-"))
+    with running(folder, int(words[1]) if words[1:] else 1) as cluster:
         print(f"{cluster.url}\n# Ctrl-C ends it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()

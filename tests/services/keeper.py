@@ -90,6 +90,29 @@ def keep(folder: Path, service: Callable[[Path], AbstractContextManager[Facts]])
             shutil.rmtree(data, ignore_errors=True)
 
 
+def words_by_hand(
+    about: str,
+    service: Callable[[Path], AbstractContextManager[Facts]],
+    install: Callable[[], object],
+) -> list[str]:
+    """Return the words of a user's command; carry out any other order, and exit.
+
+    ``--keep FOLDER`` comes from the tests, ``--install`` from anybody. Another option gets
+    ``about``.
+    """
+    match words := sys.argv[1:]:
+        case ["--keep", folder]:
+            keep(Path(folder), service)
+            sys.exit()
+        case ["--install"]:
+            install()
+            sys.exit()
+        case [word, *_] if word.startswith("-"):
+            print(about)
+            sys.exit(word not in ("-h", "--help"))
+    return words
+
+
 def _publish(path: Path, facts: Facts) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(facts))

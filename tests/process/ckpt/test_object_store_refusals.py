@@ -78,7 +78,7 @@ def test_a_missing_container_is_named(object_place: ObjectPlace) -> None:
 
 def test_an_endpoint_where_nobody_listens(object_place: ObjectPlace) -> None:
     place = object_place.through(f"http://127.0.0.1:{free_ports(1)[0]}")
-    store, start_s = place.store(stall_s=0.3, deadline_s=1.0), time.monotonic()
+    store, start_s = place.store(stall_s=0.1, deadline_s=0.3), time.monotonic()
     for action in every_action(store):
         with pytest.raises(StoreError, match=r"tried \d+ times.*check the.*then try again"):
             action()

@@ -123,19 +123,17 @@ def test_what_a_first_optimizer_imports_is_there_before_others_wait_for_it(
 def test_a_torch_that_was_never_tested_is_refused_by_name_unless_it_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = tmp_path / "result.json"
-    code = (
-        "import runpy, sys, torch; torch.__version__ = '2.99.1+cpu';"
-        f"sys.argv = [{str(SCRIPT)!r}, '--steps', '2', '--result', {str(result)!r}];"
-        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    script, result = tmp_path / "script.py", tmp_path / "result.json"
+    script.write_text(
+        "import runpy, sys, torch\ntorch.__version__ = '2.99.1+cpu'\n"
+        f"sys.argv = [{str(SCRIPT)!r}, '--steps', '2', '--result', {str(result)!r}]\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
     )
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
+    done = ran([sys.executable, script])
     assert done.returncode == 1
     assert "torch 2.99.1+cpu was never tested" in done.stderr
     assert "HOLDFAST_UNTESTED_TORCH=1" in done.stderr and "Traceback" not in done.stderr
     monkeypatch.setenv("HOLDFAST_UNTESTED_TORCH", "1")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ran([sys.executable, script], check=True)
     assert done.stderr.count("torch 2.99.1+cpu was never tested") == 1
     assert result.exists()

@@ -1,8 +1,8 @@
 """A small training in which every rank plays a game of its own, kept in a `PerRank`.
 
 A game's score depends on nothing but its seat and the number of its turns, so `expected` is the
-oracle. With ``--until FILE`` steps take a moment until the file exists; with ``--differ`` a tracked
-tensor is another on every rank.
+oracle. With ``--until FILE`` steps take a moment until the file exists, and the last waits for it;
+with ``--differ`` a tracked tensor is another on every rank.
 """
 
 from __future__ import annotations
@@ -92,15 +92,18 @@ def main(args: argparse.Namespace) -> None:
         )
         assert best["seen"] == run.completed
         data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
-        for _ in run.steps(args.steps):
+        for step in run.steps(args.steps):
+            while args.until and not args.until.exists():
+                time.sleep(PACE_S)
+                run.check()
+                if step < args.steps - 1:
+                    break
             for x in run.microbatches(data):
                 run.backward(model(x).square().mean())
             run.step(optimizer)
             game.value.play()
             dice.random()
             best["seen"] += 1
-            if args.until and not args.until.exists():
-                time.sleep(PACE_S)
         tell(
             rank=run.rank,
             world=run.world_size,

@@ -2,7 +2,8 @@
 
     python ray_parts.py FOLDER SCRIPT NODES    prints how each part ended, one JSON line each
 
-A file FOLDER/drain-N foretells the end of node N.
+A file FOLDER/drain-N foretells the end of node N. If this process is killed, the coordinator's
+waits for it for a second.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
+from holdfast.adapters.ray import coordinator
 from holdfast.adapters.ray.child import HoldfastRun, JobPlace
 from holdfast.adapters.ray.coordinator import RayCoordinator
 from holdfast.adapters.ray.job import RayJob
@@ -22,6 +24,7 @@ from holdfast.adapters.ray.job import RayJob
 def main() -> None:
     """Run the parts to their ends."""
     folder, script, nodes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    vars(coordinator)["RETURN_S"] = 1.0
     job = RayJob(script=script, least=nodes, most=nodes, resources={"CPU": 1})
     with RayCoordinator.opened(job, host="127.0.0.1") as served:
         place = JobPlace(coordinator=served.address, job=served.job)

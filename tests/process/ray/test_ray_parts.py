@@ -10,7 +10,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 DEADLINE_S = 200.0
 PARTS = HELPERS / "ray_parts.py"
+STAYS = """
+import json, os, time
+from pathlib import Path
+with Path(os.environ["HOLDFAST_TEST_LOG"]).open("a") as log:
+    log.write(json.dumps({"waits": 0, "world": 2}) + "\\n")
+time.sleep(600)
+"""
+"""A script without torch that ends only with those who started it."""
 
 
 class Parts:
     """The process that has the parts, and the lines that their workers told."""
 
-    def __init__(self, folder: Path, *, nodes: int) -> None:
+    def __init__(self, folder: Path, script: Path, env: Mapping[str, str], *, nodes: int) -> None:
         self.folder, self.log, self.end = folder, folder / "log.jsonl", folder / "end"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.env = {
             **os.environ,
-            **IMPORTING_ONCE,
+            **env,
             "HOLDFAST_TEST_LOG": str(self.log),
             "HOLDFAST_TEST_END": str(self.end),
             "TMPDIR": str(self.temporary),
@@ -45,7 +54,7 @@ class Parts:
         }
         with (folder / "said").open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, str(PARTS), str(folder), str(WAITING), str(nodes)],
+                [sys.executable, str(PARTS), str(folder), str(script), str(nodes)],
                 env=self.env,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -88,13 +97,29 @@ class Parts:
         return f"HOLDFAST_TEST_LOG={self.log}".encode()
 
 
+@contextmanager
+def started(folder: Path, script: Path, env: Mapping[str, str]) -> Iterator[Parts]:
+    found = Parts(folder, script, env, nodes=2)
+    try:
+        yield found
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            found.process.kill()
+        found.process.wait()
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Parts]:
-    found = Parts(tmp_path, nodes=2)
-    yield found
-    with contextlib.suppress(ProcessLookupError):
-        found.process.kill()
-    found.process.wait()
+    with started(tmp_path, WAITING, IMPORTING_ONCE) as found:
+        yield found
+
+
+@pytest.fixture
+def parts_that_stay(tmp_path: Path) -> Iterator[Parts]:
+    script = tmp_path / "stays.py"
+    script.write_text(STAYS)
+    with started(tmp_path, script, {}) as found:
+        yield found
 
 
 def test_a_node_whose_end_is_foretold_leaves_and_the_key_is_in_no_command(parts: Parts) -> None:
@@ -120,7 +145,8 @@ def test_a_node_whose_end_is_foretold_leaves_and_the_key_is_in_no_command(parts:
     assert list(parts.temporary.glob("holdfast-*")) == []
 
 
-def test_all_of_a_job_ends_with_the_process_that_has_its_parts(parts: Parts) -> None:
+def test_all_of_a_job_ends_with_the_process_that_has_its_parts(parts_that_stay: Parts) -> None:
+    parts = parts_that_stay
     parts.await_world(2)
     assert len(parts.commands()) > 6, "two launchers, agents, sidecars and workers at least"
     parts.process.send_signal(signal.SIGKILL)

@@ -55,14 +55,19 @@ def test_a_stopped_run_ends_in_the_bits_of_an_undisturbed_one(kind: str, tmp_pat
 
 
 def test_a_loader_with_worker_processes_goes_on_alike(tmp_path: Path) -> None:
-    from accelerate_runs import Script
+    from accelerate_runs import Script, StoppedError
 
     whole = Script("workers").run(tmp_path / "whole", every=100)
     wanted = whole.outcome
-    stopped(tmp_path / "a", "workers", every=2, stop_at=9)
+    whole.end_workers()
+    broken_off = Script("workers")
+    with pytest.raises(StoppedError):
+        broken_off.run(tmp_path / "a", every=2, stop_at=9)
+    broken_off.end_workers()
     found = Script("workers").run(tmp_path / "a", every=2)
     assert found.seen == whole.seen[-len(found.seen) :]
     assert found.outcome == wanted
+    found.end_workers()
 
 
 def test_a_run_that_is_stopped_twice_in_an_epoch_goes_on_alike(tmp_path: Path) -> None:

@@ -192,6 +192,14 @@ class Script:
         self.optimizer.zero_grad()
         self.step += 1
 
+    def end_workers(self) -> None:
+        """End the loader's worker processes, while what asks them to end is still there.
+
+        If the collector of garbage finds the loader, the queues to its workers are closed before
+        they are told, and torch waits five seconds for each.
+        """
+        self.loader.base_dataloader._copy._iterator._shutdown_workers()
+
     @property
     def outcome(self) -> tuple[int, str, float]:
         """The step, the weights as a hash, and the next random number."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -28,6 +29,7 @@ from holdfast.ckpt.errors import (
 from holdfast.ckpt.memory.block import verify_block
 from holdfast.ckpt.memory.maps import SlotMaps
 from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.snapshot.pacing import LEAST_WORK
 from holdfast.ckpt.snapshot.snapshotter import CopySettings, Snapshotter
 from holdfast.ckpt.state.capture import gather_alone
 from holdfast.ckpt.state.restore import restore
@@ -340,6 +342,21 @@ def test_the_waiting_thread_copies_too(sidecar: FakeSidecar) -> None:
     assert snapshotter.meters.status()["copy"]["bytes"] == snapshotter.stats.bytes
     assert {"copy", "stall", "wait"} <= snapshotter.meters.status().keys()
     snapshotter.close()
+
+
+def test_in_a_step_of_an_hour_the_copy_is_done_at_once(
+    sidecar: FakeSidecar, snapshotter: Snapshotter
+) -> None:
+    state = {"model": nn.Linear(1024, 1024)}
+    for step in range(2):
+        pacer = snapshotter._pacer
+        snapshotter.snapshot(state, step)
+        assert snapshotter._pending is not None
+        snapshotter._pending.result(timeout=300)  # nobody helps the copying thread
+        snapshotter.fence()
+        snapshotter._pacer = replace(snapshotter._pacer, window_s=3600.0)
+    assert snapshotter.stats.pace == LEAST_WORK * pacer.rate > 1e6
+    assert sorted(sidecar.sealed) == [(0, 0), (1, 0)]
 
 
 def test_tensors_may_change_before_the_slot_is_sealed(sidecar: FakeSidecar) -> None:

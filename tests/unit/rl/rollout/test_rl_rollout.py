@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,8 +53,28 @@ class Pulls:
         raise self.error
 
 
+class SteppedTime:
+    """Stands for `time`: it passes while somebody sleeps, and at no other moment."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+def time(monkeypatch: pytest.MonkeyPatch) -> SteppedTime:
+    found = SteppedTime()
+    monkeypatch.setattr(sampling_client, "time", found)
+    return found
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, time: SteppedTime) -> Any:
     monkeypatch.setattr(sampling_client, "_PULL_LIMIT_S", 0.05)
     monkeypatch.setattr(sampling_client, "_MISSING_LIMIT_S", 0.2)
     events: list[Event] = []
@@ -117,11 +136,10 @@ def test_a_version_that_stays_gone_ends_the_worker_with_the_reason(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(worker, monkeypatch, protected=6, error=GONE)
-    deadline_s = time.monotonic() + 10
     with pytest.raises(
         JobFailedError, match=r"version 3 cannot be fetched any more.*keep more snapshots"
     ):
-        while time.monotonic() < deadline_s:
+        for _ in range(10):
             worker._ready_for(3)
 
 
@@ -173,10 +191,10 @@ def test_the_leader_is_asked_for_the_digest(worker: Any, answer: ToldDigest, sai
 
 
 def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(
-    worker: Any, monkeypatch: pytest.MonkeyPatch
+    worker: Any, monkeypatch: pytest.MonkeyPatch, time: SteppedTime
 ) -> None:
     pulls = ask(worker, monkeypatch, protected=2, error=GONE)
-    began_s, sidecar = time.monotonic(), worker._sidecar
+    sidecar = worker._sidecar
 
     def protected_step(**_: Any) -> int:
         sidecar.requests += 1
@@ -187,7 +205,7 @@ def test_a_version_still_to_be_protected_is_waited_for_until_the_leader_changes(
 
     sidecar.protected_step = protected_step
     assert worker._ready_for(3) is False
-    assert time.monotonic() - began_s > 0.1, "longer than it looks for one that is gone"
+    assert time.monotonic() > 0.1, "longer than it looks for one that is gone"
     assert not any(pulls.everywhere)
     assert worker._host.events == []
 
@@ -260,7 +278,7 @@ def test_told_to_leave_it_hands_over_what_it_is_at_work_on_once_to_every_leader(
 
 
 def test_what_it_is_told_to_set_aside_goes_back_at_once_and_is_kept_until_it_is_trained(
-    worker: Any,
+    worker: Any, time: SteppedTime
 ) -> None:
     leader = Leader(
         Answer(leading=True, set_aside=((3, 1),), allowance=5),
@@ -282,7 +300,9 @@ def test_what_it_is_told_to_set_aside_goes_back_at_once_and_is_kept_until_it_is_
     assert worker._holding() == [first]
 
 
-def test_it_asks_again_after_as_many_tokens_as_it_is_allowed(worker: Any) -> None:
+def test_it_asks_again_after_as_many_tokens_as_it_is_allowed(
+    worker: Any, time: SteppedTime
+) -> None:
     leader = Leader(Answer(leading=True, allowance=3))
     put_to_work(worker, leader, *[(3, sample) for sample in range(8)])
     worker._exchange()
