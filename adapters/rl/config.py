@@ -56,7 +56,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     the weight of the exact match in the reward; the rest is the task's shaped score.
     ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
     ``max_new_tokens`` each; the warm-up still learns the task's answers. ``length`` are penalties
-    that are subtracted from the reward of long answers.
+    that are subtracted from the reward of long answers. ``classifiers`` are the directories of
+    models that score texts for the environment, by name.
 
     With ``share`` finished groups go to other jobs, and some of theirs are trained on.
 
@@ -87,6 +88,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warm_start: str | None = None
     start: StartWeights | None = None
     policies: dict[str, PolicyConfig] = {}
+    classifiers: dict[str, str] = {}
     join: str | None = None
     policy: str = ""
     environment: EnvironmentConfig | None = None
@@ -146,12 +148,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 "start and warm_start both name weights to begin with: set one to null"
             )
+        plays = self.environment is not None
+        check_policies(self.policies, classifiers=self.classifiers, plays=plays)
         if self.policies:
             self._check_policies()
         self._check_join()
 
     def _check_policies(self) -> None:
-        check_policies(self.policies, plays=self.environment is not None)
         if self.share is not None:
             raise ValueError("share: samples of several policies are not shared; set it to null")
         if self.start is not None:
