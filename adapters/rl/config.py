@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.adapters.rl.balance.choosing import JobShape
+from holdfast.adapters.rl.balance.settings import BalanceConfig
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.checker import CheckConfig
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
@@ -56,7 +58,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     the weight of the exact match in the reward; the rest is the task's shaped score.
     ``environment`` gives prompts and rewards instead of the task, for episodes of several turns of
     ``max_new_tokens`` each; the warm-up still learns the task's answers. ``length`` are penalties
-    that are subtracted from the reward of long answers.
+    that are subtracted from the reward of long answers. ``classifiers`` are the directories of
+    models that score texts for the environment, by name.
 
     With ``share`` finished groups go to other jobs, and some of theirs are trained on.
 
@@ -70,7 +73,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     one are written to, and from which the same command resumes after everything was killed.
     ``disk`` is the directory on every node's own disk that snapshots are spilled to, for the same
     purpose (``holdfast run --disk``). No step begins while the file ``hold`` exists (None: no such
-    file). ``check`` are the settings of the always-on checker.
+    file). ``check`` are the settings of the always-on checker. With ``balance`` workers move
+    between training and sampling as one waits for the other.
     """
 
     task: str = "spell_backward"
@@ -87,6 +91,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warm_start: str | None = None
     start: StartWeights | None = None
     policies: dict[str, PolicyConfig] = {}
+    classifiers: dict[str, str] = {}
     join: str | None = None
     policy: str = ""
     environment: EnvironmentConfig | None = None
@@ -116,6 +121,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_every: int = 100
     disk: str | None = None
     hold: str | None = None
+    balance: BalanceConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots", "tp"):
@@ -146,12 +152,13 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 "start and warm_start both name weights to begin with: set one to null"
             )
+        plays = self.environment is not None
+        check_policies(self.policies, classifiers=self.classifiers, plays=plays)
         if self.policies:
             self._check_policies()
         self._check_join()
 
     def _check_policies(self) -> None:
-        check_policies(self.policies, plays=self.environment is not None)
         if self.share is not None:
             raise ValueError("share: samples of several policies are not shared; set it to null")
         if self.start is not None:
@@ -188,6 +195,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "mode 'bounded'": self.mode is Mode.BOUNDED,
                 "replay": self.replay.policy != "none",
                 "disk": self.disk is not None,
+                "balance": self.balance is not None,
             }
             check_join(self.join, self.trained, policy=self.policy, excluded=excluded)
         elif self.policy:
@@ -338,6 +346,16 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             mode=self.mode,
             scheduling=self.scheduling,
             replay=self.replay,
+        )
+
+    @property
+    def shape(self) -> JobShape:
+        """The bounds of the numbers of workers that train and sample."""
+        return JobShape(
+            unit=self.tp,
+            least_groups=self.min_dp,
+            microbatches=self.microbatches,
+            overlaps=self.staleness > 0,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -13,5 +14,6 @@ def drawn(logits: Tensor, noise: Tensor) -> Tensor:
     """
     wide = logits.double()
     cumulative = (wide - wide.amax(dim=1, keepdim=True)).exp_().cumsum(dim=1)
-    below = cumulative <= (noise * cumulative[:, -1])[:, None]
-    return below.sum(dim=1).clamp_(max=logits.shape[1] - 1)
+    limits = (noise * cumulative[:, -1])[:, None]
+    below = torch.searchsorted(cumulative, limits, right=True)[:, 0]
+    return below.clamp_(max=logits.shape[1] - 1)

@@ -1,13 +1,12 @@
 """Tokens drawn by their place: a logits processor of vLLM, and its rule.
 
 A request with ``holdfast_place`` = [seed, ordinal, sample, position] gets, for the token at each
-position, the number that every other engine draws for it. The token that the number picks is left
-as the only one. The log-probabilities that vLLM tells are taken before.
+position, the number that every other engine draws for it. The token that the number picks gets the
+largest logit, beside which no other counts. The log-probabilities that vLLM tells are taken before.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +22,9 @@ from holdfast.adapters.rl.samples.noise import uniform
 from holdfast.adapters.vllm.drawing import drawn
 
 PLACE: Final = "holdfast_place"
+DRAWN: Final = "holdfast_drawn"
+"""A request with a place that leaves all drawing to it: its temperature, 0, asks for no noise."""
+
 _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (1.0,),
     "top_p": (1.0,),
@@ -66,7 +68,9 @@ class PlacedNoise(LogitsProcessor):  # type: ignore[misc]
             return
         if not _is_place(place):
             raise ValueError(f"{PLACE}={place!r}: give [seed, ordinal, sample, position]")
-        for name, plain in _PLAIN.items():
+        drawn_here = bool((sampling_params.extra_args or {}).get(DRAWN))
+        plains = {**_PLAIN, "temperature": (0.0,)} if drawn_here else _PLAIN
+        for name, plain in plains.items():
             if (found := getattr(sampling_params, name, plain[0])) not in plain:
                 raise ValueError(
                     f"{name}={found!r} beside {PLACE}: log-probabilities would not be those of "
@@ -82,13 +86,12 @@ class PlacedNoise(LogitsProcessor):  # type: ignore[misc]
         process_dict_updates(self._requests, batch_update, _request)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Leave one token in the rows [vocabulary] of requests with a place."""
+        """Let one token win in the rows [vocabulary] of requests with a place."""
         if not self._requests:
             return logits
         rows = sorted(self._requests)
-        picked = drawn(logits[rows], self._noise(rows))
-        logits[rows] = -math.inf
-        logits[rows, picked] = 0.0
+        asked = logits if len(rows) == len(logits) else logits[rows]
+        logits[rows, drawn(asked, self._noise(rows))] = torch.finfo(logits.dtype).max
         return logits
 
     def _noise(self, rows: list[int]) -> Tensor:

@@ -18,7 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
-from holdfast.adapters.vllm.noise import PLACE
+from holdfast.adapters.vllm.noise import DRAWN, PLACE
 
 _POLL_S: Final = 0.005
 _LOAD_S: Final = 600.0
@@ -31,7 +31,8 @@ class AskedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer: what follows ``ids``, up to ``most`` tokens or the token ``end``.
 
     ``place`` is [seed, ordinal, sample, position] of the first token. A ``pinned`` answer is of one
-    version: it ends when the weights change.
+    version: it ends when the weights change. Each event has ``event_tokens``, but for the first one
+    and the last.
     """
 
     ids: list[int]
@@ -39,6 +40,7 @@ class AskedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     place: list[int]
     pinned: bool
+    event_tokens: int = 1
 
 
 class AskedWeights(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +90,8 @@ class VLLMService:
             return _refused(f"no request for an answer: {error}")
         if self.loaded.is_broken:
             return _refused("the last weights did not fit, load others", status=503)
+        if asked.event_tokens < 1:
+            return _refused(f"event_tokens is {asked.event_tokens}: give 1 or more")
         if asked.most < 1 or len(asked.ids) + asked.most > self.context:
             return _refused(
                 f"{len(asked.ids)} tokens and {asked.most} more, and --max-model-len is "
@@ -264,13 +268,14 @@ def _params(asked: AskedAnswer) -> Any:
 
     return SamplingParams(
         max_tokens=asked.most,
-        temperature=1.0,
+        temperature=0.0,  # the noise leaves one token: vLLM needs none of its own
         logprobs=0,
         stop_token_ids=[asked.end],
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={PLACE: asked.place},
+        extra_args={PLACE: asked.place, DRAWN: True},
+        stream_interval=asked.event_tokens,
     )
 
 

@@ -97,12 +97,25 @@ def test_only_what_changed_is_read(two: Any, ports: list[int], folder: WeightFol
     assert {each.version for each in server.generate(*of_ordinal(0))} == {3}
 
 
+def test_events_may_have_several_tokens_the_same_ones(
+    two: Any, ports: list[int], folder: WeightFolder
+) -> None:
+    one, more = (engine_of(ports[0], folder, event_tokens=count) for count in (1, 8))
+    one.load(weights_of(1), version=1)
+    for ordinal in range(4):
+        asked = of_ordinal(ordinal)
+        runs = list(more.generate_runs(*asked))
+        assert [each for run in runs for each in run] == list(one.generate(*asked))
+        assert [len(each) for each in runs[:-1]] == [1, *[8] * (len(runs) - 2)]
+        assert 0 < len(runs[-1]) <= 8
+
+
 def test_answers_go_on_under_new_weights(
     servers: VLLMServers, two: Any, ports: list[int], folder: WeightFolder
 ) -> None:
     server, new = engine_of(ports[0], folder, pinned=False), weights_of(2)
     server.load(weights_of(1), version=1)
-    loads = {30: lambda: server.load(new, version=2)}
+    loads = {6: lambda: server.load(new, version=2)}
     found = answers(TokenSink(LIMITS, lambda count: loads.pop(count, lambda: None)()))
     pool = EnginePool([server], pinned=False)
     pool.finish(found)

@@ -85,7 +85,7 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
 def test_the_environments_of_the_guide_to_several_policies_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    debate, judged = blocks(DOCS / "how-to" / "policies.md", "python")
+    debate, judged, scored = blocks(DOCS / "how-to" / "policies.md", "python")
     (tmp_path / "debating.py").write_text(debate)
     (tmp_path / "judging.py").write_text(judged)
     monkeypatch.syspath_prepend(tmp_path)
@@ -107,3 +107,19 @@ def test_the_environments_of_the_guide_to_several_policies_play(
     reward = judging.respond(msgspec.structs.replace(said, text="ab")).reward
     assert reward is not None
     assert reward < 0
+
+    (tmp_path / "scoring.py").write_text(scored)
+    scoring = make_environment(
+        EnvironmentConfig(factory="scoring:Scored"), seed=1, frozen_policies={"reward": Lengths()}
+    )
+    assert scoring.respond(msgspec.structs.replace(said, text="ab")).reward == 6.0
+
+
+class Lengths:
+    """A classifier with one class, which scores texts by their lengths."""
+
+    def __init__(self) -> None:
+        self.classes = ["LENGTH"]
+
+    def scores(self, text: str, answer: str | None = None) -> list[float]:
+        return [float(len(text))]

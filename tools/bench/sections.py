@@ -65,7 +65,7 @@ SECTIONS: Final = {
     "rl": Section("holdfast.tools.bench.rl", "rl", 1700),
     "ledger": Section("holdfast.tools.bench.ledger.section", "ledger", 400),
     "environments": Section("holdfast.tools.bench.environments.section", "environments", 400),
-    "vllm": Section("holdfast.tools.vllm.figures", "vllm", 400),
+    "vllm": Section("holdfast.tools.vllm.figures", "vllm", 700),
     "plan": Section("holdfast.tools.bench.plan", "plan", 60),
     "control": Section("holdfast.tools.bench.control", "control", 40),
     "watches": Section("holdfast.tools.bench.crowd.section", "watches", 180),

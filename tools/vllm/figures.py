@@ -2,57 +2,45 @@
 
 Two servers of a tiny Llama run on this machine. vLLM's own route and a pool that writes every token
 to the log of a sidecar answer the same prompts in turn. Then the servers get new weights in the
-middle of answers, answers move from one to the other, and servers are killed.
+middle of answers, answers move from one to the other, and servers are killed. One of a larger Llama
+answers prompts in the same ways.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from subprocess import Popen
-from typing import Any, Final
+from typing import Final
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-import holdfast
-from holdfast import elastic
 from holdfast.adapters.rl.engines.pool import EnginePool
 from holdfast.adapters.rl.engines.protocol import TokenPlace
 from holdfast.adapters.rl.engines.vllm import VLLMServer
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
-from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Sample
-from holdfast.adapters.rl.samples.sample import SampleSink
+from holdfast.adapters.rl.samples.sample import Sample, SampleSink
 from holdfast.adapters.rl.samples.trajectory import Delta, Trajectory
-from holdfast.elastic.errors import ConfigError
 from holdfast.tools.bench.faults.pauses import sampled as median_of
 from holdfast.tools.bench.samples import BenchSetup, Figure, Tempo
 from holdfast.tools.ports import free_ports
-from holdfast.tools.vllm.llama import END, LIMITS, VOCABULARY, save_llama, tiny_llama
+from holdfast.tools.vllm.llama import LIMITS, larger_llama, prompt_of, save_llama, tiny_llama
 from holdfast.tools.vllm.program import vllm_program
-from holdfast.tools.vllm.servers import SLOTS, VLLMServers, engine_of, kill, url_of
+from holdfast.tools.vllm.rates import PATIENCE_S, SECTION, SEED, RatedServer, rates
+from holdfast.tools.vllm.servers import SLOTS, VLLMServers, engine_of, kill
 
-_SECTION: Final = "vllm"
-_GROUPS, _GROUP = 6, 4
-_ANSWERS: Final = _GROUPS * _GROUP
+_GROUPS: Final = 6
+_LARGER_GROUPS: Final = 4
 _KILLS: Final = 3
 _AT_TOKEN: Final = 25
 _BEGUN: Final = 10
-_PATIENCE_S: Final = 600.0
-_SEED: Final = 7
 _FIRST_SWAP: Final = 1000
-
-ALONE: Final = "vLLM alone"
-ENGINE: Final = "by the engine, without a log"
-POOL: Final = "by the pool, with the log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +53,7 @@ class _ServerPair:
     folder: WeightFolder
 
     def engine(self, number: int, *, pinned: bool = True) -> VLLMServer:
-        return engine_of(self.ports[number], self.folder, pinned=pinned, silence_s=_PATIENCE_S)
+        return engine_of(self.ports[number], self.folder, pinned=pinned, silence_s=PATIENCE_S)
 
     def restart(self, number: int) -> None:
         """Start a server that was killed anew, and wait for it."""
@@ -85,7 +73,7 @@ def vllm(setup: BenchSetup) -> list[Figure]:
     )
     ports = free_ports(2)
     kills = 1 if setup.quick else _KILLS
-    with Tempo(setup, total=4 * setup.repeat + kills) as tempo:
+    with Tempo(setup, total=(4 if setup.quick else 5) * setup.repeat + kills) as tempo:
         tempo.say("two servers of vLLM start")
         with servers.serving(*ports) as processes:
             pair = _ServerPair(
@@ -98,10 +86,51 @@ def vllm(setup: BenchSetup) -> list[Figure]:
             for number in (0, 1):
                 pair.engine(number).load(weights, version=0)
                 list(pair.engine(number).generate(*_of_ordinal(0)))
-            found = _rates(pair, setup, tempo)
+            rated = RatedServer(
+                port=ports[0],
+                folder=pair.folder,
+                model=servers.model,
+                weights=weights,
+                groups=_GROUPS,
+            )
+            found = _rates(rated, setup, tempo)
             found += _swaps(pair, setup, tempo)
             found += _moves(pair, setup, tempo)
-            return found + _losses(pair, kills, tempo)
+            found += _losses(pair, kills, tempo)
+        return found if setup.quick else found + _larger(program, setup, tempo)
+
+
+def _larger(program: str, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
+    """Return the rates of a server whose token takes long enough to be of use."""
+    folder = setup.directory / "larger"
+    folder.mkdir()
+    tempo.say("a server of a larger model starts")
+    servers = VLLMServers(
+        program=program, folder=folder, model=save_llama(folder, make=larger_llama)
+    )
+    (port,) = free_ports(1)
+    weights = larger_llama(1).state_dict()
+    count = sum(each.numel() for each in weights.values()) / 1e6
+    rated = RatedServer(
+        port=port,
+        folder=WeightFolder(servers.root),
+        model=servers.model,
+        weights=weights,
+        groups=_LARGER_GROUPS,
+        title=f"{count:.0f} M parameters, ",
+    )
+    with servers.serving(port):
+        engine_of(port, rated.folder, silence_s=PATIENCE_S).load(weights, version=0)
+        return _rates(rated, setup, tempo)
+
+
+def _rates(server: RatedServer, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
+    def tell(number: int) -> None:
+        tempo.say(f"{server.title}tokens per second, {number} of {setup.repeat}")
+        if number:
+            tempo.beat()
+
+    return rates(server, setup.repeat, tell=tell)
 
 
 def _weights(version: int) -> dict[str, torch.Tensor]:
@@ -109,117 +138,9 @@ def _weights(version: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def prompt_of(ordinal: int) -> tuple[int, ...]:
-    """Return the tokens of a prompt."""
-    draw = torch.Generator().manual_seed(ordinal)
-    found = torch.randint(END + 1, VOCABULARY, (4 + ordinal % 5,), generator=draw)
-    return tuple(found.tolist())
-
-
 def _of_ordinal(ordinal: int) -> tuple[tuple[int, ...], TokenPlace]:
     prompt = prompt_of(ordinal)
-    return prompt, TokenPlace(seed=_SEED, ordinal=ordinal, sample=0, prompt=len(prompt))
-
-
-# -- tokens per second -----------------------------------------------------------------------------
-
-
-def _rates(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
-    """Answer the same prompts in turn by vLLM's own route, and by a pool with the log."""
-    rates: dict[str, list[float]] = {ALONE: [], ENGINE: [], POOL: []}
-
-    @elastic.resilient(mesh=holdfast.Mesh(dp=1), snapshots=elastic.Snapshots(keep=2))
-    def measure(run: elastic.Run) -> None:
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        steps = setup.repeat + 1  # the first one warms up
-        plan = BatchPlan(
-            mode=Mode.SYNC, eta=0, groups=_GROUPS, group=_GROUP, steps=steps, limits=LIMITS
-        )
-        rollouts = Rollouts(run, plan, prompt_of)
-        run.track(model=model, optimizer=optimizer, rollouts=rollouts)
-        pool, weights = EnginePool([pair.engine(0)]), _weights(1)
-        for step in run.steps(steps):
-            tempo.say(f"tokens per second, {step} of {setup.repeat}")
-            alone = _rate(partial(_plainly, pair, first=step * _GROUPS))
-            engine = _rate(partial(_by_engine, pair, first=step * _GROUPS))
-            answers = list(rollouts.samples())
-            pool.load(weights, version=answers[0].version)
-            pooled = _rate(partial(_finished, pool, answers))
-            for done in rollouts.batch():
-                assert LIMITS.over(len(done.prompt), len(done.tokens), done.tokens[-1])
-            for _ in run.microbatches():
-                run.backward(model(torch.ones(1, 1)).sum())
-            run.step(optimizer)
-            if step:
-                rates[ALONE].append(alone)
-                rates[ENGINE].append(engine)
-                rates[POOL].append(pooled)
-                tempo.beat()
-        if wrong := rollouts.report()["violations"]:
-            raise ConfigError(f"the ledger's checker found {wrong}; report this as a bug")
-
-    measure()
-    base = median_of(_SECTION, f"{ALONE}: tokens/s", rates[ALONE], unit="tokens/s")
-    rows = [
-        median_of(_SECTION, f"{way}: tokens/s", rates[way], unit="tokens/s", versus=base)
-        for way in (ENGINE, POOL)
-    ]
-    for beside in (ALONE, ENGINE):
-        fewer = [1 - one / other for one, other in zip(rates[POOL], rates[beside], strict=True)]
-        name = f"protecting rollouts: fewer tokens/s than {beside}"
-        rows.append(median_of(_SECTION, name, fewer, unit=""))
-    return [base, *rows]
-
-
-def _rate(work: Callable[[], int]) -> float:
-    """Return the tokens per second of some work."""
-    began_s = time.perf_counter()
-    return work() / (time.perf_counter() - began_s)
-
-
-def _finished(pool: EnginePool, answers: Sequence[Sample]) -> int:
-    pool.finish(answers)
-    return sum(len(each.tokens) for each in answers)
-
-
-def _by_engine(pair: _ServerPair, *, first: int) -> int:
-    """Ask for the same answers as the pool, and keep them nowhere; return the tokens."""
-    engine = pair.engine(0)
-
-    def answer(number: int) -> int:
-        prompt = prompt_of(first + number // _GROUP)
-        place = TokenPlace(
-            seed=_SEED, ordinal=first + number // _GROUP, sample=number % _GROUP, prompt=len(prompt)
-        )
-        return sum(1 for _ in engine.generate(prompt, place))
-
-    with ThreadPoolExecutor(SLOTS) as threads:
-        return sum(threads.map(answer, range(_ANSWERS)))
-
-
-def _plainly(pair: _ServerPair, *, first: int) -> int:
-    """Ask vLLM's own route for answers to the same prompts, on threads; return the tokens."""
-    import httpx2
-
-    client = httpx2.Client(timeout=_PATIENCE_S, trust_env=False)
-
-    def answer(number: int) -> int:
-        count = 0
-        body: dict[str, Any] = {"model": str(pair.servers.model), "seed": first + number}
-        body |= {"prompt": list(prompt_of(first + number // _GROUP)), "stream": True}
-        body |= {"return_token_ids": True, "stop_token_ids": [END], "ignore_eos": True}
-        body |= {"max_tokens": LIMITS.max_new_tokens, "temperature": 1.0}
-        url = f"{url_of(pair.ports[0])}/v1/completions"
-        with client.sse(url, method="POST", json=body) as events:
-            for event in events:
-                if event.data != "[DONE]":
-                    for choice in json.loads(event.data)["choices"]:
-                        count += len(choice.get("token_ids") or ())
-        return count
-
-    with client, ThreadPoolExecutor(SLOTS) as threads:
-        return sum(threads.map(answer, range(_ANSWERS)))
+    return prompt, TokenPlace(seed=SEED, ordinal=ordinal, sample=0, prompt=len(prompt))
 
 
 # -- new weights, and answers that move ------------------------------------------------------------
@@ -233,7 +154,7 @@ def _swaps(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
         for name, seconds in _swap(server, version=_FIRST_SWAP + number).items():
             found.setdefault(name, []).append(seconds)
         tempo.beat()
-    return [median_of(_SECTION, name, samples) for name, samples in found.items()]
+    return [median_of(SECTION, name, samples) for name, samples in found.items()]
 
 
 def _swap(server: VLLMServer, *, version: int) -> dict[str, float]:
@@ -286,7 +207,7 @@ def _moves(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
             found.append(time.perf_counter() - last_s)
         rest.close()
         tempo.beat()
-    return [median_of(_SECTION, "an answer moves: time without a token", found)]
+    return [median_of(SECTION, "an answer moves: time without a token", found)]
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -295,7 +216,7 @@ def _moves(pair: _ServerPair, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
 class _Sink(SampleSink):
     """Takes every token that is added, and calls ``after`` with their number."""
 
-    limits, seed, generation = LIMITS, _SEED, 1
+    limits, seed, generation = LIMITS, SEED, 1
 
     def __init__(self, after: Callable[[int], object]) -> None:
         self._after = after
@@ -320,8 +241,8 @@ def _losses(pair: _ServerPair, kills: int, tempo: Tempo) -> list[Figure]:
             tempo.say("the killed server starts again")
             pair.restart(0)
     return [
-        median_of(_SECTION, "a server killed: until each of its answers went on", seconds),
-        median_of(_SECTION, "a server killed: tokens sampled again", again, unit=""),
+        median_of(SECTION, "a server killed: until each of its answers went on", seconds),
+        median_of(SECTION, "a server killed: tokens sampled again", again, unit=""),
     ]
 
 
@@ -347,7 +268,7 @@ def _loss(pair: _ServerPair) -> tuple[float, float]:
         Sample(sink, Trajectory(ordinal=n, sample=0, prompt=prompt_of(n)), version=1)
         for n in range(2 * SLOTS)
     ]
-    pool = EnginePool([pair.engine(0), pair.engine(1)], retry_s=_PATIENCE_S)
+    pool = EnginePool([pair.engine(0), pair.engine(1)], retry_s=PATIENCE_S)
     pool.load(_weights(1), version=1)
     pool.finish(answers)
     share = 1 - len(set(sink.places)) / len(sink.places)

@@ -28,20 +28,13 @@ from holdfast.adapters.rl.engines.vllm import VLLMServer
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
 from holdfast.adapters.rl.library import BatchPlan, Mode, Rollouts, Trajectory
 from holdfast.adapters.rl.policy.pretrained import load_pretrained
-from holdfast.tools.vllm.llama import END, LIMITS, VOCABULARY, save_llama, tiny_llama
+from holdfast.tools.vllm.llama import LIMITS, prompt_of, save_llama, tiny_llama
 from holdfast.tools.vllm.program import READY, vllm_command, vllm_program, vllm_variables
 
 GROUPS: Final = 4
 GROUP: Final = 4
 SLOTS: Final = 4
 _WAIT_S: Final = 1800.0
-
-
-def prompt_of(ordinal: int) -> tuple[int, ...]:
-    """Return the tokens of a prompt."""
-    draw = torch.Generator().manual_seed(ordinal)
-    found = torch.randint(END + 1, VOCABULARY, (4 + ordinal % 5,), generator=draw)
-    return tuple(found.tolist())
 
 
 def reward_of(done: Trajectory) -> float:

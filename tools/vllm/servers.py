@@ -103,7 +103,12 @@ def url_of(port: int) -> str:
 
 
 def engine_of(
-    port: int, folder: WeightFolder, *, pinned: bool = True, silence_s: float = 60.0
+    port: int,
+    folder: WeightFolder,
+    *,
+    pinned: bool = True,
+    silence_s: float = 60.0,
+    event_tokens: int = 1,
 ) -> VLLMServer:
     """Return the engine of a server."""
     return VLLMServer(
@@ -113,6 +118,7 @@ def engine_of(
         weights=folder,
         pinned=pinned,
         silence_s=silence_s,
+        event_tokens=event_tokens,
     )
 
 

@@ -83,16 +83,25 @@ class CompletionServer:
 
     def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
         """Yield the tokens that follow ``ids`` (see `SamplingEngine`)."""
+        for tokens in self.generate_runs(ids, place):
+            yield from tokens
+
+    def generate_runs(
+        self, ids: Sequence[int], place: TokenPlace
+    ) -> Generator[Sequence[SampledToken]]:
+        """Yield the same tokens in runs, each those of an event."""
         most = room(self.limits, prompt=place.prompt, ids=ids)
         if not most:
             return
-        count, last, reason = 0, -1, ""
+        count, last, reason = 0, None, ""
         for chunk in self._chunks(self._body(ids, place, most)):
-            for token, logprob in zip(chunk.tokens, chunk.logprobs, strict=True):
-                count, last = count + 1, token
-                if count > most:
-                    raise CorruptError(f"{self.url}: more than the {most} tokens asked for")
-                yield SampledToken(token, logprob, self._version_of(chunk))
+            left = 0 if last == self.limits.end else most - count
+            if found := _cut(chunk, left=left, end=self.limits.end):
+                version = self._version_of(chunk)
+                yield [SampledToken(*each, version) for each in found]
+                count, last = count + len(found), found[-1][0]
+            if len(found) < len(chunk.tokens):
+                raise CorruptError(f"{self.url}: tokens after the end of an answer")
             reason = chunk.reason or reason
         self._check_end(reason, count=count, most=most, last=last)
 
@@ -186,7 +195,7 @@ class CompletionServer:
             )
         return told
 
-    def _check_end(self, reason: str, *, count: int, most: int, last: int) -> None:
+    def _check_end(self, reason: str, *, count: int, most: int, last: int | None) -> None:
         if reason not in ("stop", "length"):
             told = f"finish_reason {reason!r}" if reason else "no finish_reason, so it was lost"
             raise PeerError(f"{self.url}: the stream ended after {count} tokens with {told}")
@@ -196,6 +205,12 @@ class CompletionServer:
                 f"with the end token {self.limits.end}: let the server stop at that one alone, "
                 "return it, and have room for prompt and answer"
             )
+
+
+def _cut(chunk: CompletionChunk, *, left: int, end: int) -> list[tuple[int, float]]:
+    """Return the tokens of a chunk with their log-probabilities, up to the end of the answer."""
+    stop = chunk.tokens.index(end) + 1 if end in chunk.tokens else len(chunk.tokens)
+    return [*zip(chunk.tokens, chunk.logprobs, strict=True)][: min(stop, left)]
 
 
 def _http() -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
+import operator
 import queue
 import threading
 import time
@@ -35,7 +37,9 @@ _ASK_S: Final = 0.05
 _LOOK_S: Final = 0.2
 _LEAVE_S: Final = 1.0
 _MOST_TOKENS: Final = 4096
-"""Tokens that streams are ahead of the caller's thread."""
+"""Reports of tokens that streams are ahead of the caller's thread."""
+
+_version = operator.attrgetter("version")
 
 _MOST_TOGETHER: Final = 256
 """Reports that share a record of the log, and its wait."""
@@ -201,7 +205,7 @@ class EnginePool:
         for attempt in leaving:
             if attempt.leave_by_s is None:
                 attempt.leave_by_s = now_s + _LEAVE_S
-                attempt.leaving.set()  # it ends after its next token, so that none is lost
+                attempt.leaving.set()  # it ends after its next tokens, so that none is lost
         for attempt in list(running):
             if attempt.leave_by_s is not None and now_s > attempt.leave_by_s:
                 _end(attempt, running)
@@ -265,8 +269,8 @@ class EnginePool:
 
     def _take(self, report: Report, waiting: list[PoolWork], running: list[Attempt]) -> None:
         attempt, work = report.attempt, report.attempt.work
-        if report.token is not None:
-            if (said := self._add(report.token, attempt)) is None:
+        if report.tokens:
+            if (said := self._add(report.tokens, attempt)) is None:
                 if work.answer.finished:
                     _end(attempt, running)
                 return
@@ -285,20 +289,22 @@ class EnginePool:
         waiting.append(work)
         self._check_patience(work.since)
 
-    def _add(self, token: SampledToken, attempt: Attempt) -> str | None:
-        """Add a token to its sample, or return why it cannot be one of it."""
+    def _add(self, tokens: Sequence[SampledToken], attempt: Attempt) -> str | None:
+        """Add tokens to their sample, or return why they cannot be of it."""
         work, answer = attempt.work, attempt.work.answer
         if answer.given_up:
             return None
-        if self._pinned and token.version != answer.version:
-            return f"a token of version {token.version} for a sample of version {answer.version}"
-        if token.version < work.floor:
-            return f"a token of version {token.version} after one of version {work.floor}"
-        answer.version = work.floor = token.version
-        answer.extend([token.token], [token.logprob])
-        work.tokens += 1
+        for version, run in itertools.groupby(tokens, key=_version):
+            if self._pinned and version != answer.version:
+                return f"a token of version {version} for a sample of version {answer.version}"
+            if version < work.floor:
+                return f"a token of version {version} after one of version {work.floor}"
+            answer.version = work.floor = version
+            ids, logprobs, _ = zip(*run, strict=True)
+            answer.extend(ids, logprobs)
+            work.tokens += len(ids)
         now_s = work.since = time.monotonic()
-        pause_s = None if attempt.heard_s is None else now_s - attempt.heard_s
+        pause_s = None if attempt.heard_s is None else (now_s - attempt.heard_s) / len(tokens)
         attempt.seat.heard(answer, tokens=work.tokens, pause_s=pause_s, now_s=now_s)
         attempt.heard_s = now_s
         return None

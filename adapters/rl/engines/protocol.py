@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -65,6 +66,38 @@ class SamplingEngine(Protocol):
 
     def resume(self) -> None:
         """Go on after `pause`."""
+
+
+@runtime_checkable
+class RunsOfTokens(Protocol):
+    """An engine that also yields tokens in the runs in which they come, which cost less each."""
+
+    def generate_runs(
+        self, ids: Sequence[int], place: TokenPlace
+    ) -> Generator[Sequence[SampledToken]]:
+        """Yield the tokens of `SamplingEngine.generate`, one or more at a time."""
+
+
+def runs_of(
+    engine: SamplingEngine, ids: Sequence[int], place: TokenPlace
+) -> Generator[Sequence[SampledToken]]:
+    """Yield what an engine samples after ``ids``, in runs if it has them, else token by token.
+
+    A class that overrides `generate` alone means what that yields.
+    """
+    if isinstance(engine, RunsOfTokens) and _depth(engine, "generate_runs") <= _depth(
+        engine, "generate"
+    ):
+        yield from engine.generate_runs(ids, place)
+        return
+    with contextlib.closing(engine.generate(ids, place)) as tokens:
+        for token in tokens:
+            yield (token,)
+
+
+def _depth(engine: object, method: str) -> int:
+    """Return how many classes lie before the one that defines a method."""
+    return next(n for n, each in enumerate(type(engine).__mro__) if method in vars(each))
 
 
 def room(limits: TurnLimits, *, prompt: int, ids: Sequence[int]) -> int:

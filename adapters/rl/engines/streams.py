@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.adapters.rl.engines.protocol import SampledToken, TokenPlace
+from holdfast.adapters.rl.engines.protocol import SampledToken, TokenPlace, runs_of
 from holdfast.adapters.rl.engines.seats import EngineSeat, Weights
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.tokens import Tokens
@@ -38,7 +38,7 @@ class PoolWork:
 class Attempt:
     """A stream of an engine for an answer, after ``text``; ``heard_s`` is its last token's time.
 
-    ``stopped``: nobody wants more of it. ``leaving``: it ends after its next token, at the latest
+    ``stopped``: nobody wants more of it. ``leaving``: it ends after its next tokens, at the latest
     at ``leave_by_s``.
     """
 
@@ -54,10 +54,10 @@ class Attempt:
 
 @dataclass(slots=True)
 class Report:
-    """A token of a stream, or its end, with the error if it was none of the answer."""
+    """Tokens of a stream, or its end, with the error if it was none of the answer."""
 
     attempt: Attempt
-    token: SampledToken | None = None
+    tokens: Sequence[SampledToken] = ()
     error: Exception | None = None
 
 
@@ -73,13 +73,13 @@ def stream(
         attempt.seat.renew(newest)
         if attempt.stopped.is_set():
             return
-        tokens = attempt.seat.engine.generate(attempt.text, _place_of(attempt.work.answer))
-        for token in tokens:
-            if not _put(Report(attempt, token=token), reports):
-                tokens.close()
+        runs = runs_of(attempt.seat.engine, attempt.text, _place_of(attempt.work.answer))
+        for tokens in runs:
+            if not _put(Report(attempt, tokens=tokens), reports):
+                runs.close()
                 return
             if attempt.leaving.is_set():
-                tokens.close()
+                runs.close()
                 break
     except Exception as found:  # noqa: BLE001 - the caller's thread raises it
         error = found

@@ -12,6 +12,7 @@ from holdfast.adapters.rl.engines.chunks import CompletionChunk
 from holdfast.adapters.rl.engines.completions import CompletionServer, Load
 from holdfast.adapters.rl.engines.protocol import TokenPlace
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
+from holdfast.ckpt import checks
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.errors import ConfigError
 
@@ -22,6 +23,11 @@ _START: Final = (
 )
 
 
+_OWN_RULES: Final[Mapping[str, checks.Rule]] = {
+    "event_tokens": checks.count(1, remedy="give 1 or more tokens"),
+}
+
+
 @dataclass(kw_only=True)
 class VLLMServer(CompletionServer):
     """The vLLM server at ``url`` with Holdfast's plug-in, which samples answers of ``limits``.
@@ -30,10 +36,14 @@ class VLLMServer(CompletionServer):
     before, or from the place that its ``--additional-config`` names. A ``pinned`` answer is of one
     version: it breaks off when the weights change, and others go on under the new ones. Noise is
     drawn by the place of each token.
+
+    ``event_tokens`` come with an event, the first one alone. A server that is lost then loses up to
+    one token fewer of each answer, which another samples again, the same ones.
     """
 
     weights: WeightFolder | None = None
     pinned: bool = True
+    event_tokens: int = 1
     model: str = field(default="", init=False)
     load_with: Load | None = field(default=None, init=False)
     temperature: float = field(default=1.0, init=False)
@@ -44,6 +54,7 @@ class VLLMServer(CompletionServer):
     loaded: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        checks.check_fields(self, _OWN_RULES, error=ConfigError)
         if self.version is None:
             self.load_with = self._load
         elif self.weights is not None:
@@ -73,6 +84,7 @@ class VLLMServer(CompletionServer):
             "end": self.limits.end,
             "place": [place.seed, place.ordinal, place.sample, len(ids)],
             "pinned": self.pinned,
+            "event_tokens": self.event_tokens,
         }
 
     def _check_status(self, answer: Any) -> None:

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -148,7 +148,20 @@ class FrozenPolicy(Protocol):
         """
 
 
-NO_POLICIES: Final[Mapping[str, FrozenPolicy]] = MappingProxyType({})
+class FrozenClassifier(Protocol):
+    """A model of the job that scores texts, as environments ask it; see `Classifier`."""
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their scores."""
+
+    def scores(self, text: str, answer: str | None = None) -> list[float]:
+        """Return the score of each class for a text, or for a pair: its logits."""
+
+
+FrozenModel: TypeAlias = FrozenPolicy | FrozenClassifier
+
+NO_POLICIES: Final[Mapping[str, FrozenModel]] = MappingProxyType({})
 """The frozen policies of a job that has none."""
 
 

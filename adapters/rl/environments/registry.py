@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.adapters.rl.environments.base import NO_POLICIES, Environment, FrozenPolicy
+from holdfast.adapters.rl.environments.base import NO_POLICIES, Environment, FrozenModel
 from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
@@ -31,10 +31,11 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     ``factory`` is "package.module:name" or a name of `BUILT_IN`; it is called with ``settings`` and
     ``seed`` (the job's ``task_seed``) by keyword and returns an `Environment`. If it takes the
-    keyword ``frozen_policies``, it gets those of the job, by name (`FrozenPolicy`). Each rollout
-    worker has up to ``threads`` calls in progress and lets up to ``waiting`` episodes wait beside
-    those in its slots. A call may take ``limit_s`` seconds; one that fails or takes longer is made
-    ``attempts`` times in all, then the episode ends with reward 0 and the reason.
+    keyword ``frozen_policies``, it gets those of the job and its classifiers, by name
+    (`FrozenModel`). Each rollout worker has up to ``threads`` calls in progress and lets up to
+    ``waiting`` episodes wait beside those in its slots. A call may take ``limit_s`` seconds; one
+    that fails or takes longer is made ``attempts`` times in all, then the episode ends with reward
+    0 and the reason.
 
     With ``processes`` the environment runs in processes of its own in place of the threads.
     """
@@ -69,7 +70,7 @@ def make_environment(
     config: EnvironmentConfig,
     *,
     seed: int,
-    frozen_policies: Mapping[str, FrozenPolicy] | None = NO_POLICIES,
+    frozen_policies: Mapping[str, FrozenModel] | None = NO_POLICIES,
 ) -> Environment:
     """Import and make the environment, which may ask ``frozen_policies``; None: they are elsewhere.
 

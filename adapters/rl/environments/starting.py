@@ -11,7 +11,7 @@ from holdfast.adapters.rl.environments.base import (
     NO_POLICIES,
     Environment,
     EnvironmentCalls,
-    FrozenPolicy,
+    FrozenModel,
 )
 from holdfast.adapters.rl.environments.calls import ThreadedCalls
 from holdfast.adapters.rl.environments.processes.calls import ProcessCalls, ProcessEnvironment
@@ -29,7 +29,7 @@ def start_calls(
     seed: int,
     owner: str,
     environment: Environment | None = None,
-    frozen_policies: Mapping[str, FrozenPolicy] = NO_POLICIES,
+    frozen_policies: Mapping[str, FrozenModel] = NO_POLICIES,
     emit: Callable[[Event], None] = unheard,
 ) -> EnvironmentCalls:
     """Return the calls of an environment, on the threads or in the processes that it asks for.
@@ -57,7 +57,7 @@ def start_environment(
     *,
     seed: int,
     owner: str,
-    frozen_policies: Mapping[str, FrozenPolicy] = NO_POLICIES,
+    frozen_policies: Mapping[str, FrozenModel] = NO_POLICIES,
 ) -> Environment:
     """Return the environment, in one process of its own if it asks for processes.
 

@@ -146,7 +146,7 @@ class PretrainedTokenizer:
     """The tokenizer of a directory; see `holdfast.adapters.rl.samples.tokens.Tokenizer`."""
 
     def __init__(self, directory: str) -> None:
-        self._tokenizer = _from(directory, transformers.AutoTokenizer)
+        self._tokenizer = loaded_from(directory, transformers.AutoTokenizer)
         self.size = len(self._tokenizer)
         if self._tokenizer.eos_token_id is None:
             raise ConfigError(f"{directory}: the tokenizer has no end-of-sequence token; set one")
@@ -175,14 +175,18 @@ def load_pretrained(directory: str, *, context: int) -> Pretrained:
 
     Raises ``ConfigError`` if there is none, or if it takes fewer tokens than ``context``.
     """
-    model = _from(directory, transformers.AutoModelForCausalLM, dtype="auto")
+    model = loaded_from(directory, transformers.AutoModelForCausalLM, dtype="auto")
     room = getattr(model.config, "max_position_embeddings", context)
     if room < context:
         raise ConfigError(f"{directory}: the model takes {room} tokens, context is {context}")
     return Pretrained(model, context=context)
 
 
-def _from(directory: str, kind: Any, **options: Any) -> Any:
+def loaded_from(directory: str, kind: Any, **options: Any) -> Any:
+    """Return what a class of transformers loads from a local directory.
+
+    Raises ``ConfigError`` if it is not there.
+    """
     if not Path(directory).is_dir():
         raise ConfigError(f"{directory}: no such directory; save a model and its tokenizer there")
     transformers.utils.logging.disable_progress_bar()

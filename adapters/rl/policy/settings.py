@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -14,6 +14,9 @@ from holdfast.adapters.rl.policy.lora import LoraConfig
 from holdfast.adapters.rl.policy.model import ModelConfig
 
 MOST_POLICIES: Final = 64
+CLASSIFIERS: Final = "classifiers"
+"""The name before those of all classifiers in the frozen weights of a job."""
+
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -57,19 +60,19 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"a frozen policy has no {useless[0]}: it is never trained")
 
 
-def check_policies(policies: Mapping[str, PolicyConfig], *, plays: bool) -> None:
-    """Raise ``ValueError`` for names and numbers that no job can have.
+def check_policies(
+    policies: Mapping[str, PolicyConfig], *, classifiers: Mapping[str, str], plays: bool
+) -> None:
+    """Raise ``ValueError`` for names and numbers that no job can have; it may have no ``policies``.
 
-    ``plays``: there is an environment, which says who speaks.
+    ``plays``: there is an environment, which says who speaks, and asks ``classifiers``.
     """
+    _check_classifiers(classifiers, policies, plays=plays)
+    if not policies:
+        return
     if len(policies) > MOST_POLICIES:
         raise ValueError(f"policies: {len(policies)} of them, at most {MOST_POLICIES} are possible")
-    for name in policies:
-        if not _NAME.fullmatch(name) or hasattr(nn.ModuleDict(), name):
-            raise ValueError(
-                f"policies: {name!r} cannot be a name; choose one of lower-case letters, digits "
-                "and _ that no method of torch's ModuleDict has"
-            )
+    _check_names("policies", policies)
     trained = [name for name, each in policies.items() if not each.frozen]
     if not trained:
         raise ValueError("policies: all of them are frozen; at least one must be trained")
@@ -78,3 +81,24 @@ def check_policies(policies: Mapping[str, PolicyConfig], *, plays: bool) -> None
             "policies: without an environment only the first one speaks; set environment, or let "
             "the first policy be the only one that is not frozen"
         )
+
+
+def _check_classifiers(
+    classifiers: Mapping[str, str], policies: Collection[str], *, plays: bool
+) -> None:
+    if not classifiers:
+        return
+    _check_names("classifiers", classifiers)
+    if taken := sorted({*policies} & {CLASSIFIERS, *classifiers}):
+        raise ValueError(f"classifiers: there is a policy {taken[0]!r} too: give it another name")
+    if not plays:
+        raise ValueError("classifiers: only an environment asks them; set environment")
+
+
+def _check_names(where: str, names: Collection[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name) or hasattr(nn.ModuleDict(), name):
+            raise ValueError(
+                f"{where}: {name!r} cannot be a name; choose one of lower-case letters, digits "
+                "and _ that no method of torch's ModuleDict has"
+            )

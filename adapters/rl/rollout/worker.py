@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.adapters.rl.cast.others import OtherPolicies
 from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.environments.base import FrozenModel
 from holdfast.adapters.rl.environments.starting import start_calls
 from holdfast.adapters.rl.policy.policy import Policy, parameter_names
 from holdfast.adapters.rl.policy.team import joined
@@ -33,7 +34,7 @@ class RolloutWorker(SamplingClient):
         each = policies.each()
         super().__init__(
             host,
-            _build_engine(each, config, host),
+            _build_engine(each, config, host, classifiers=policies.classifiers),
             parameter_names(
                 joined({name: each[name] for name in each if name not in config.elsewhere})
             ),
@@ -85,7 +86,11 @@ class RolloutWorker(SamplingClient):
 
 
 def _build_engine(
-    policies: Mapping[str, Policy], config: RLConfig, host: Host
+    policies: Mapping[str, Policy],
+    config: RLConfig,
+    host: Host,
+    *,
+    classifiers: Mapping[str, FrozenModel],
 ) -> Engine | Episodes:
     engines = engines_of(
         config, policies, pinned=config.plan.pinned, precision=config.rollout_precision
@@ -96,7 +101,7 @@ def _build_engine(
         config.environment,
         seed=config.task_seed,
         owner=host.seat,
-        frozen_policies=judges_of(config, policies),
+        frozen_policies={**judges_of(config, policies), **classifiers},
         emit=host.emit,
     )
     waiting = config.environment.waiting

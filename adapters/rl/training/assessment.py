@@ -17,7 +17,7 @@ from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.environments.starting import start_environment
 from holdfast.adapters.rl.environments.task import Problem, make_task
 from holdfast.adapters.rl.loss.ppo import target_logprobs
-from holdfast.adapters.rl.policy.policy import Policy, full_tensors, reshard
+from holdfast.adapters.rl.policy.policy import full_tensors, reshard
 from holdfast.adapters.rl.policy.team import joined
 from holdfast.adapters.rl.rollout.speakers import judges_of
 from holdfast.adapters.rl.samples.tokens import Tokenizer
@@ -52,7 +52,7 @@ def make_assessment(config: RLConfig, policies: Policies) -> Assessment:
     """Return the assessment of the job's environment, or of its task if it has none."""
     if config.environment is None:
         return TaskAssessment(config)
-    return EpisodeAssessment(config, config.environment, policies.each())
+    return EpisodeAssessment(config, config.environment, policies)
 
 
 class TaskAssessment:
@@ -112,16 +112,15 @@ class TaskAssessment:
 class EpisodeAssessment:
     """Prompts of an environment, which also gives the rewards; held-out episodes are played."""
 
-    def __init__(
-        self, config: RLConfig, chosen: EnvironmentConfig, policies: Mapping[str, Policy]
-    ) -> None:
+    def __init__(self, config: RLConfig, chosen: EnvironmentConfig, policies: Policies) -> None:
+        made = policies.each()
         self._environment = start_environment(
             chosen,
             seed=config.task_seed,
             owner="a trainer",
-            frozen_policies=judges_of(config, policies),
+            frozen_policies={**judges_of(config, made), **policies.classifiers},
         )
-        self._player = Player(config, policies, self._environment, chosen)
+        self._player = Player(config, made, self._environment, chosen)
         self._count = config.held_out
 
     def prompt(self, ordinal: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -11,10 +12,14 @@ from holdfast.adapters.rl.config import RLConfig
 from holdfast.adapters.rl.policy.lora import adapt, freeze
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import Policy
+from holdfast.adapters.rl.policy.settings import CLASSIFIERS
 from holdfast.adapters.rl.policy.team import ONLY, prefix_of
 from holdfast.adapters.rl.weights.beginning import load_beginning
 from holdfast.adapters.rl.weights.initial import build_policy
 from holdfast.elastic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.adapters.rl.policy.classifier import Classifier
 
 
 class PolicyMaker:
@@ -47,7 +52,7 @@ class Policies:
     """Makes the policies of a job, each by its `PolicyMaker`, by name.
 
     ``frozen`` is the digest of all frozen weights, None if there are none, and ``frozen_weights``
-    is a module that has them under their own names.
+    is a module that has them under their own names; those of the ``classifiers`` are among them.
     """
 
     def __init__(self, config: RLConfig) -> None:
@@ -61,6 +66,12 @@ class Policies:
             f"{prefix_of(name)}{fqn}": tensor
             for name, maker in self.makers.items()
             for fqn, tensor in maker.buffers.items()
+        }
+        self.classifiers = _classifiers(config.classifiers)
+        buffers |= {
+            f"{CLASSIFIERS}.{name}.{fqn}": tensor
+            for name, each in self.classifiers.items()
+            for fqn, tensor in each.tensors().items()
         }
         self.frozen = weights_hash(buffers) if buffers else None
         self.frozen_weights = _module_of(buffers.items()) if buffers else None
@@ -81,6 +92,14 @@ def require_same(frozen: str | None, *, here: str, others: str | None) -> None:
             f"the frozen weights of {here} have the digest {frozen}, the others' {others}: give "
             "all of them the same pretrained model or warm start"
         )
+
+
+def _classifiers(directories: Mapping[str, str]) -> dict[str, Classifier]:
+    if not directories:
+        return {}
+    from holdfast.adapters.rl.policy.classifier import Classifier
+
+    return {name: Classifier(name, directory) for name, directory in directories.items()}
 
 
 def _require_one_vocabulary(directories: Collection[str | None]) -> None:

@@ -328,6 +328,7 @@ class SimulatedAgent:
         if isinstance(decision, seating.SeatExhausted):
             self._finish(JobOutcome(ok=False, message=reason))
         elif isinstance(decision, seating.ChangeSeats):
+            self.sim.judge_seats(self, decision)
             key, seats = seating_key(self.sim.run_id), decision.seats
             self._set_for_all(key, seats, decision.expected, before=self.view.seating)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from own_loops import LIMITS, Job
 from torch import Tensor
 
+from holdfast.adapters.rl.engines.protocol import runs_of
 from holdfast.ckpt.errors import PeerError
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.rl import EnginePool, SampledToken, TokenPlace, Trajectory
@@ -115,6 +117,52 @@ def test_what_no_other_try_would_mend_is_raised_at_once() -> None:
 
     with pytest.raises(ConfigError, match="never"):
         trained(Wrong())
+
+
+class InRuns(Noise):
+    """The same engine, whose tokens come two at a time."""
+
+    capacity = 4
+
+    def generate_runs(self, ids: Sequence[int], place: TokenPlace) -> Generator[list[SampledToken]]:
+        tokens = self.generate(ids, place)
+        while run := list(itertools.islice(tokens, 2)):
+            yield run
+
+
+def test_tokens_that_come_together_are_added_together() -> None:
+    assert trained(InRuns()) == trained(Noise())
+    assert trained(InRuns(lost_after=7), Noise()) == trained(Noise())
+
+
+def test_versions_within_a_run_are_those_of_the_tokens() -> None:
+    class Changing(InRuns):
+        def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
+            for number, token in enumerate(super().generate(ids, place)):
+                yield token._replace(version=0 if number == 0 else 1)
+
+    rollouts = Job().enter("p")
+    answers = list(rollouts.samples())
+    EnginePool([Changing()], pinned=False).finish(answers)
+    assert all(len(each.tokens) > 2 for each in answers)
+    for each in answers:
+        assert each.trajectory().token_versions == [0] + [1] * (len(each.tokens) - 1)
+
+
+def test_a_class_that_overrides_generate_alone_means_what_that_yields() -> None:
+    class Own(InRuns):
+        def generate(self, ids: Sequence[int], place: TokenPlace) -> Generator[SampledToken]:
+            yield from super().generate(ids, place)
+
+    assert not runs_are_asked(Own)
+    assert not runs_are_asked(Noise)
+    assert runs_are_asked(InRuns)
+
+
+def runs_are_asked(engine: type[Noise]) -> bool:
+    """Return whether tokens of an engine come in its runs."""
+    place = TokenPlace(seed=1, ordinal=0, sample=0, prompt=1)
+    return any(len(each) > 1 for each in runs_of(engine(), (5,), place))
 
 
 # -- engines that come and go --------------------------------------------------------------------

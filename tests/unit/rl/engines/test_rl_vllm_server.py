@@ -29,12 +29,19 @@ def test_a_request_has_the_place_of_its_first_token() -> None:
         "end": 1,
         "place": [7, 2, 1, 4],
         "pinned": True,
+        "event_tokens": 1,
     }
+    assert server(event_tokens=8)._body([5], place, 4)["event_tokens"] == 8
 
 
 def test_a_server_reads_weights_by_itself_unless_a_folder_is_given(tmp_path: Path) -> None:
     assert not server().takes_weights
     assert server(weights=WeightFolder(tmp_path)).takes_weights
+
+
+def test_an_event_has_a_token_or_more() -> None:
+    with pytest.raises(ConfigError, match=r"event_tokens.*give 1 or more tokens"):
+        server(event_tokens=0)
 
 
 def test_weights_that_never_change_need_no_folder(tmp_path: Path) -> None:
