@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.adapters.rl.balance.choosing import JobShape
+from holdfast.adapters.rl.balance.settings import BalanceConfig
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.checker import CheckConfig
 from holdfast.adapters.rl.ledger.plan import BatchPlan, Mode
@@ -71,7 +73,8 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     one are written to, and from which the same command resumes after everything was killed.
     ``disk`` is the directory on every node's own disk that snapshots are spilled to, for the same
     purpose (``holdfast run --disk``). No step begins while the file ``hold`` exists (None: no such
-    file). ``check`` are the settings of the always-on checker.
+    file). ``check`` are the settings of the always-on checker. With ``balance`` workers move
+    between training and sampling as one waits for the other.
     """
 
     task: str = "spell_backward"
@@ -118,6 +121,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_every: int = 100
     disk: str | None = None
     hold: str | None = None
+    balance: BalanceConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "groups", "group", "microbatches", "max_new_tokens", "slots", "tp"):
@@ -191,6 +195,7 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "mode 'bounded'": self.mode is Mode.BOUNDED,
                 "replay": self.replay.policy != "none",
                 "disk": self.disk is not None,
+                "balance": self.balance is not None,
             }
             check_join(self.join, self.trained, policy=self.policy, excluded=excluded)
         elif self.policy:
@@ -341,6 +346,16 @@ class RLConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             mode=self.mode,
             scheduling=self.scheduling,
             replay=self.replay,
+        )
+
+    @property
+    def shape(self) -> JobShape:
+        """The bounds of the numbers of workers that train and sample."""
+        return JobShape(
+            unit=self.tp,
+            least_groups=self.min_dp,
+            microbatches=self.microbatches,
+            overlaps=self.staleness > 0,
         )
 
     @property

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import torch
 
+from holdfast.adapters.rl.balance.settings import BalanceConfig
 from holdfast.adapters.rl.config import PRESETS, ROLE, RLConfig, load_config, preset
 from holdfast.ckpt.errors import HoldfastError, InternalError
 from holdfast.ckpt.types import Json
@@ -109,7 +110,9 @@ def _warm_up(options: argparse.Namespace) -> int:
 def _config(options: argparse.Namespace, overrides: Mapping[str, Json]) -> RLConfig:
     """Return the job's settings, with the command line's overrides, the same for every role."""
     config = load_config(options.config) if options.config else preset(options.preset)
-    changes: dict[str, Json] = {"policy": options.policy} if options.policy else {}
+    changes: dict[str, object] = {"policy": options.policy} if options.policy else {}
+    if options.balance and config.balance is None:
+        changes["balance"] = BalanceConfig()
     if disk := overrides.get("snapshots", {}).get("disk"):
         changes["disk"] = str(disk)
     try:
@@ -159,6 +162,11 @@ def _alone(channel: SoloChannel, config: RLConfig, result: Path | None) -> None:
     from holdfast.adapters.rl.rollout.worker import RolloutWorker
     from holdfast.adapters.rl.weights import warm_up
 
+    if config.balance is not None:
+        raise ConfigError(
+            "balance moves workers of 'holdfast run --role rollout=N', and here one process is the "
+            "whole job: start it so, or set balance to null"
+        )
     over = threading.Event()
     with tempfile.TemporaryDirectory(prefix="holdfast-warm-", dir=temporary_place()) as directory:
         if config.warm.steps and config.warm_start is None and config.start is None:
@@ -205,6 +213,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--policy",
         default="",
         help="the policy that this run trains, where each has a run of its own (join)",
+    )
+    parser.add_argument(
+        "--balance",
+        action="store_true",
+        help="move workers between training and sampling as one waits for the other",
     )
     parser.add_argument(
         "--warm-up",

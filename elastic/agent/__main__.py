@@ -7,9 +7,9 @@ import sys
 
 from holdfast.ckpt.descriptors import allow_many, read_configuration
 from holdfast.elastic.agent.config import AgentConfig
-from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.agent.loop import Agent
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.processes.garbage import collect_rarely
 
 _log = logging.getLogger(__name__)
 

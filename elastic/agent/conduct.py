@@ -21,7 +21,7 @@ from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.reporting import Reporter, public_roster
 from holdfast.elastic.agent.sidecar import SidecarKeeper
 from holdfast.elastic.coordinator.base import Entry, KeyEvent
-from holdfast.elastic.decisions import agree, leaving, seating
+from holdfast.elastic.decisions import agree, leaving, moving, seating
 from holdfast.elastic.decisions.detect import stalled
 from holdfast.elastic.decisions.part import AgentPart, Claim, Tell
 from holdfast.elastic.decisions.restarting import Restarts, again
@@ -35,6 +35,7 @@ from holdfast.elastic.events import (
     JobSeated,
     NodeLeaving,
     NodeReachable,
+    RoleMoved,
     SidecarFailed,
     SidecarStarted,
     StragglerFound,
@@ -158,7 +159,12 @@ class Conductor:
         self._enter()
         if self.sidecar.address:
             assigned = seating.assigned(self.view.seating, self._config.node)
-            self._crew.follow(assigned, sidecar=self.sidecar.address, progress=self.progress)
+            self._crew.follow(
+                assigned,
+                sidecar=self.sidecar.address,
+                progress=self.progress,
+                gone=moving.dismissed(self.view, self._crew.seats),
+            )
         self._fail_job(now_s)
         if self.view.number > self._part.standing and self._crew.stand(self.view.number):
             self._part.standing = self.view.number
@@ -219,9 +225,11 @@ class Conductor:
             expect_nodes=self._config.nodes if waiting else 0,
         )
         match decision:
-            case seating.ChangeSeats(seats=seats, expected=expected):
+            case seating.ChangeSeats(seats=seats, expected=expected, moves=moves):
                 if self._registry.seat(seats, expected=expected):
                     self._reporter.emit(JobSeated(reason=reason))
+                    for each in moves:
+                        self._reporter.emit(_role_moved(each, reason))
                 self._again(now_s + _RETRY_S)
             case seating.SeatExhausted():
                 self._finish(JobOutcome(ok=False, message=reason))
@@ -501,6 +509,22 @@ def _proposal(record: GenerationRecord, reason: str) -> GenerationProposed:
         restore_step=restore.step if restore else None,
         restore_how=how,
         reason=reason,
+    )
+
+
+def _role_moved(found: moving.Move, reason: str) -> RoleMoved:
+    ask, was, becomes = found.ask, found.was, found.becomes
+    if ask is None:
+        return RoleMoved(was=was, becomes=becomes, on=found.node, why=reason)
+    return RoleMoved(
+        was=was,
+        becomes=becomes,
+        on=found.node,
+        why=ask.why,
+        waits=ask.waits,
+        works=ask.works,
+        step_s=ask.step_s,
+        expected_s=ask.expected_s,
     )
 
 

@@ -6,12 +6,13 @@ import errno
 import selectors
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.elastic.agent.config import AgentConfig
+from holdfast.elastic.agent.parting import Parting
 from holdfast.elastic.agent.reporting import Reporter
 from holdfast.elastic.agent.stacks import stand_of
 from holdfast.elastic.agent.workers import SeatProcess, WorkerTable, server_spec
@@ -26,6 +27,7 @@ from holdfast.elastic.events import (
     DataWorkerDeath,
     DataWorkerHang,
     Detected,
+    RolesAsked,
     StepDone,
     WorkerExited,
     WorkerHalted,
@@ -34,6 +36,7 @@ from holdfast.elastic.events import (
     WorkerStarted,
     decode,
 )
+from holdfast.elastic.events.job import MOVED
 from holdfast.elastic.membership import messages
 from holdfast.elastic.membership.phases import WorkerPhase
 from holdfast.elastic.membership.records import (
@@ -80,7 +83,13 @@ class Crew:
         self.job_failure = ""
         """The first reason why the whole job fails; `Conductor` ends the job with it."""
         self._over = False
+        self._parting = Parting(stop_timeout_s=config.timing.stop_timeout_s)
         self._unstarted: dict[str, Restarts] = {}
+
+    @property
+    def seats(self) -> list[str]:
+        """The seats of its workers, ended ones included."""
+        return [worker.seat for worker in self.table]
 
     @property
     def suspicious(self) -> bool:
@@ -108,20 +117,36 @@ class Crew:
 
     # -- the seating -------------------------------------------------------------------------
 
-    def follow(self, seats: Sequence[Seating], *, sidecar: str, progress: int = -1) -> None:
+    def follow(
+        self,
+        seats: Sequence[Seating],
+        *,
+        sidecar: str,
+        progress: int = -1,
+        gone: Collection[str] = (),
+    ) -> None:
         """Start workers that are seated here but not running; end those no longer seated here.
 
-        ``progress`` grows with every newly protected step.
+        ``progress`` grows with every newly protected step. Workers of seats that are ``gone``, as
+        they moved to another role, end once that costs nothing; their successors wait for that.
         """
         orders = {order.seat: order for order in seats}
         for worker in self.table:
-            if worker.seat not in orders:
+            order = orders.get(worker.seat)
+            again = order is not None and order.attempt > worker.attempt
+            if worker.seat in gone or (again and worker in self._parting):
+                self._parting.lead_out(worker)
+                self._adjust(worker)
+            elif order is None:
                 worker.child.kill()
-                if not worker.alive:
-                    self.table.drop(worker.seat)
+            if order is None and not worker.alive:
+                self.table.drop(worker.seat)
+        parting = any(worker in self._parting for worker in self.table.living())
         for order in seats:
             known = self.table.get(order.seat)
             due = known is None or (not known.alive and order.attempt > known.attempt)
+            if parting and (known is None or known in self._parting):
+                continue  # its slot is not free yet
             held = self._preloading.holds or self._waits(order, known) or self._yields(known)
             if due and not held:
                 self._start(order, sidecar=sidecar, progress=progress)
@@ -259,6 +284,8 @@ class Crew:
         match event := decode(message.event):
             case StepDone():
                 worker.stepped_in(event)
+            case RolesAsked():
+                worker.asked(event)
             case DataWorkerDeath() | DataWorkerHang():
                 worker.data_failed(event)
         self._reporter.relay(worker.seat, event)
@@ -400,7 +427,7 @@ class Crew:
             if code == 0 and worker.state is WorkerState.STARTING:
                 self._never_trained(worker)
             worker.state = WorkerState.DEAD
-            if worker.verdict is None and not self._over:
+            if worker.verdict is None and not self._over and worker not in self._parting:
                 self._reporter.emit(Detected(what="exit", victim=worker.seat, why=worker.ending))
         self._reporter.emit(
             WorkerExited(seat=worker.seat, pid=worker.child.pid, status=worker.ending)
@@ -418,6 +445,8 @@ class Crew:
 
     def _describe(self, worker: SeatProcess, code: int) -> str:
         ending = describe_exit(code)
+        if worker in self._parting and not worker.verdict:
+            return MOVED
         if self._over and worker.state is not WorkerState.DONE and not worker.verdict:
             return "it ended with the job"  # it came too late to train
         if code == 0 and worker.state is not WorkerState.DONE:

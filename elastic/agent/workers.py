@@ -20,9 +20,15 @@ from holdfast.elastic.agent.config import AgentConfig
 from holdfast.elastic.agent.stacks import StackProbe
 from holdfast.elastic.channel.base import WORKER_ENV, WorkerConfig
 from holdfast.elastic.decisions.stragglers import STEPS, RankPace, StepTimes, pace
-from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, StepDone
+from holdfast.elastic.events import DataWorkerDeath, DataWorkerHang, RolesAsked, StepDone
 from holdfast.elastic.membership import messages
-from holdfast.elastic.membership.records import JobSpec, Seating, WorkerRecord, WorkerState
+from holdfast.elastic.membership.records import (
+    JobSpec,
+    RoleAsk,
+    Seating,
+    WorkerRecord,
+    WorkerState,
+)
 from holdfast.elastic.preload.client import ForkServer, ServerSpec
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child
@@ -72,6 +78,8 @@ class SeatProcess:
     ``stands`` is the place in the user's code where it waits, ``asked_ns`` the time of the beat
     since when it does.
 
+    ``asks`` is its newest ask for other numbers of workers.
+
     ``unready`` counts the previous workers of the seat in a row that died before they were ready.
     """
 
@@ -90,8 +98,7 @@ class SeatProcess:
         self.incarnation = uuid.uuid4().hex
         self.state = WorkerState.STARTING
         self.ready_after = 0
-        self.generation = 0
-        self.stepped = 0
+        self.generation = self.stepped = 0
         self.halted = self.handed = 0  # generations
         self.stalled = 0
         self.stands = ""
@@ -107,6 +114,7 @@ class SeatProcess:
         self.started_s = time.monotonic()
         self.stopped_s: float | None = None
         self.ended_s = 0.0
+        self.asks: RoleAsk | None = None
         self.park_by_s = 0.0
         self.probe: StackProbe | None = None
         self.pace: RankPace | None = None
@@ -245,6 +253,18 @@ class SeatProcess:
         )
         self._note_pace(pace(self._times))
 
+    def asked(self, event: RolesAsked) -> None:
+        """Record that it asks, in its present generation, for other numbers of workers."""
+        self.asks = RoleAsk(
+            generation=self.generation,
+            roles=event.roles,
+            reason=event.reason,
+            waits=event.waits,
+            works=event.works,
+            step_s=event.step_s,
+            expected_s=event.expected_s,
+        )
+
     def _note_pace(self, found: RankPace | None) -> None:
         """Publish a new pace only if it differs, and not too often."""
         if found is None:
@@ -274,6 +294,7 @@ class SeatProcess:
             lingers=self.lingers and self.alive and self.state is WorkerState.DONE,
             broke=self.broke,
             fault=self.fault,
+            asks=self.asks if self.asks and self.asks.generation == self.generation else None,
         )
 
     def send(self, message: messages.FromAgent) -> None:

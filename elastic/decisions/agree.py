@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from holdfast.elastic.decisions.moving import moved_away
 from holdfast.elastic.decisions.seating import pending_trainers
 from holdfast.elastic.decisions.validity import faults, has_left, is_broken, is_stale, worker_of
 from holdfast.elastic.membership.incremental import ahead, by_nodes, once
@@ -78,7 +79,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """Make the local trainers of ``generation`` halt at the end of their step: others join.
+    """Make the local trainers of ``generation`` halt at the end of their step: others join or part.
 
     So the change costs no work. Ask again when they halt, and at ``until_s`` at the latest.
     """
@@ -173,6 +174,7 @@ def observe(view: JobView, seen: FirstSeen, *, now_s: float) -> FirstSeen:
     out = left_out(view)  # a node that is reachable again counts as new
     names = [worker.incarnation for node, worker in outside_trainers(view) if node.node not in out]
     names += [mark for name, mark in strangers(view).items() if name not in out]
+    names += moved_away(view)
     same = seen.number == view.number
     parted_s = None
     if parted(view):
@@ -225,7 +227,7 @@ def decide(
             clauses = [*clauses_of(parted(view)), "waiting for the reports of the other nodes"]
             return Idle(until_s=until_s), "; ".join(clauses)
     if not stale:
-        joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
+        joins, at_s = _changes(view, seen, now_s=now_s, policy=policy)
         if stand and not me.leaving:
             joins = joins or [
                 ("the worker that wanted to join is gone, but the trainers have halted")
@@ -326,6 +328,29 @@ def _held_off(
     if out := left_out(view):  # their time begins when they are reachable again
         delayed = {name: until_s for name, until_s in delayed.items() if name not in out}
     return delayed
+
+
+def _changes(
+    view: JobView, seen: FirstSeen, *, now_s: float, policy: AgreePatience
+) -> tuple[list[str], float | None]:
+    """Return the joins and departures possible now, as clauses, and since when.
+
+    Or the time until which to wait.
+    """
+    joins, at_s = _joins(view, seen, now_s=now_s, policy=policy)
+    away = moved_away(view)
+    if not away or view.generation is None:
+        return joins, at_s
+    spec, left = _spec_of_generation(view), len(view.generation.members) - len(away)
+    if choose_mesh(spec, trainers=left)[0] is None:
+        return joins, at_s
+    since_s = max(seen.since.get(incarnation, now_s) for incarnation in away)
+    due_s = max(since_s, seen.number_s + policy.holdoff_s)
+    if joins and at_s is not None:
+        return [*joins, *away.values()], min(at_s, max(due_s, now_s))
+    if now_s < due_s:
+        return [], due_s if at_s is None else min(at_s, due_s)
+    return list(away.values()), due_s
 
 
 def _joins(

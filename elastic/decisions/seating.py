@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
+from holdfast.elastic.decisions.moving import NOWHERE, Move, move
 from holdfast.elastic.membership.incremental import by_node, by_nodes, once, while_same
 from holdfast.elastic.membership.records import (
     TRAINER,
@@ -18,18 +19,37 @@ from holdfast.elastic.membership.records import (
     WorkerRecord,
     WorkerState,
 )
-from holdfast.elastic.membership.view import JobView, newest_worker, role_of, seat_order
+from holdfast.elastic.membership.view import (
+    JobView,
+    newest_worker,
+    role_of,
+    seat_order,
+    slot_of,
+)
 
-NOWHERE = ""
-"""Node of a seat that waits for a free slot; the seat keeps its count of attempts."""
+__all__ = [
+    "NOWHERE",
+    "ChangeSeats",
+    "Keep",
+    "SeatExhausted",
+    "SeatingDecision",
+    "assigned",
+    "pending_trainers",
+    "seat",
+    "seated_at",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSeats:
-    """Change the seating: compare-and-set ``seats`` against ``expected``."""
+    """Change the seating: compare-and-set ``seats`` against ``expected``.
+
+    ``moves`` are the workers that thereby move between roles.
+    """
 
     seats: tuple[Seating, ...]
     expected: int
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +80,15 @@ def seat(
     all trainers as soon as each has ended with the same fault of the user's code, without a newer
     protected step: at the first time if no step was protected yet, else at the second. Before
     the first seating, ``expect_nodes`` live nodes are waited for, so that seats spread over all of
-    them; the caller lowers it to 0 when it has waited long enough.
+    them; the caller lowers it to 0 when it has waited long enough. While all workers are at work,
+    one is moved to another role if rank 0 asks for that (`moving.move`).
     """
     if view.outcome:
         return Keep(), "the job has ended"
     if not view.seating_revision and len(view.nodes) < expect_nodes:
         return Keep(), f"{len(view.nodes)} of {expect_nodes} nodes have registered"
     if reason := _unchanged(view):
-        return Keep(), reason
+        return _moved(view, progress=progress) or (Keep(), reason)
     kept: dict[str, Seating] = {}
     reasons: list[str] = []
     last: WorkerRecord | None = None
@@ -96,6 +117,13 @@ def seat(
     return ChangeSeats(seats=seats, expected=view.seating_revision), "; ".join(reasons + placed)
 
 
+def _moved(view: JobView, *, progress: int) -> tuple[SeatingDecision, str] | None:
+    if (found := move(view, progress=progress)) is None:
+        return None
+    seats, moves, reason = found
+    return ChangeSeats(seats=seats, expected=view.seating_revision, moves=moves), reason
+
+
 def assigned(seating: Collection[Seating], node: str) -> tuple[Seating, ...]:
     """Return the seats assigned to ``node``."""
     return tuple(order for order in seating if order.node == node)
@@ -115,7 +143,7 @@ def _unchanged(view: JobView) -> str | None:
     waiting = seated.get(NOWHERE, ())
     if waiting:
         offered = {role for roles in _with_room(view).values() for role in roles}
-        if not offered.isdisjoint(role_of(order.seat) for order in waiting):
+        if not offered.isdisjoint(slot_of(order) for order in waiting):
             return None
     return _unseated(waiting) or "every seat is taken"
 
@@ -150,10 +178,10 @@ def _away(view: JobView) -> set[str]:
 
 @while_same(lambda view: (view.seating,))
 def _slots_taken(seats: tuple[Seating, ...]) -> dict[str, dict[str, int]]:
-    """Return each node's number of seats of each role."""
+    """Return each node's number of taken slots of each role."""
     taken: dict[str, dict[str, int]] = {}
     for order in seats:
-        at, role = taken.setdefault(order.node, {}), role_of(order.seat)
+        at, role = taken.setdefault(order.node, {}), slot_of(order)
         at[role] = at.get(role, 0) + 1
     return taken
 
@@ -225,6 +253,7 @@ def _retry(order: Seating, worker: WorkerRecord, *, progress: int) -> Seating:
         failures=1 if moved_on else order.failures + 1,
         progress=max(progress, order.progress),
         fault=worker.fault,
+        slot=order.slot,
     )
 
 
@@ -288,7 +317,7 @@ def _place(
     room = _Room(view, kept if empty else {})
     for name in empty:
         old = seats.get(name) or Seating(seat=name, node=NOWHERE, attempt=0)
-        if (node := room.take(role_of(name))) is None:
+        if (node := room.take(slot_of(old))) is None:
             seats[name] = old
             continue
         seats[name] = msgspec.structs.replace(
@@ -307,7 +336,7 @@ class _Room:
         taken = [order for order in kept.values() if order.node]
         self._nodes = view.nodes
         self._load = Counter([order.node for order in taken])
-        self._used = Counter([(order.node, role_of(order.seat)) for order in taken])
+        self._used = Counter([(order.node, slot_of(order)) for order in taken])
         self._queues: dict[str, list[tuple[int, str]]] = {}
 
     def offers(self, role: str) -> list[tuple[int, str]]:

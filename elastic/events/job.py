@@ -82,6 +82,10 @@ class WorkerStarted(Event, frozen=True, kw_only=True, tag="worker_started"):
     """Number of the seat's start, the first is 1."""
 
 
+MOVED = "it moved to another role"
+"""The end, in words, of a worker whose place moved to another role."""
+
+
 class WorkerExited(Event, frozen=True, kw_only=True, tag="worker_exited"):
     """The process of a seat ended."""
 
@@ -133,6 +137,35 @@ class JobSeated(Event, frozen=True, kw_only=True, tag="seated"):
 
     reason: str
     """Reason of the decision, in words."""
+
+
+class RoleMoved(Event, frozen=True, kw_only=True, tag="role_moved"):
+    """A worker's place moves from one role to another, because one role waits for the other."""
+
+    was: str
+    """Seat that ends."""
+
+    becomes: str
+    """Seat that begins in its slot."""
+
+    on: str
+    """Name of the node; empty if the place has no node at present."""
+
+    why: str
+    """Reason, in words."""
+
+    waits: float | None = None
+    """Share of a step for which the trainers waited for the others, from 0 to 1; null if the place
+    goes back to its own role."""
+
+    works: float | None = None
+    """Share of a step for which the others were at work, from 0 to 1."""
+
+    step_s: float | None = None
+    """Seconds of a step before the move."""
+
+    expected_s: float | None = None
+    """Seconds of a step that are expected after it."""
 
 
 class GenerationProposed(Event, frozen=True, kw_only=True, tag="proposed"):

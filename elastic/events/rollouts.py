@@ -31,6 +31,28 @@ class PolicyAwaited(Event, frozen=True, kw_only=True, tag="policy_awaited"):
     """The newest version that can be read; -1 for none."""
 
 
+class RolesAsked(Event, frozen=True, kw_only=True, tag="roles_asked"):
+    """Rank 0 asks for other numbers of workers, or no longer does."""
+
+    roles: dict[str, int]
+    """Number of workers by role; empty if an earlier ask is withdrawn."""
+
+    reason: str
+    """Reason, in words."""
+
+    waits: float = 0.0
+    """Share of a step for which the trainers waited for samples, from 0 to 1."""
+
+    works: float = 0.0
+    """Share of a step for which the rollout workers were at work, from 0 to 1."""
+
+    step_s: float = 0.0
+    """Seconds of a step."""
+
+    expected_s: float = 0.0
+    """Seconds of a step that are expected with these numbers."""
+
+
 class StepTail(Event, frozen=True, kw_only=True, tag="rollout_tail"):
     """The figures of a step's samples: their lengths and what the slowest of them cost."""
 
@@ -57,6 +79,9 @@ class StepTail(Event, frozen=True, kw_only=True, tag="rollout_tail"):
 
     busy: float = 0.0
     """Share of the workers' slots that were busy since the step before, from 0 to 1."""
+
+    working: float = 0.0
+    """Share of the workers' time in which at least one of their slots was busy, from 0 to 1."""
 
     carried_tokens: int = 0
     """Tokens that are sampled already and stay for later steps."""

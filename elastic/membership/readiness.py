@@ -97,13 +97,14 @@ def _seat_places(seating: tuple[Seating, ...]) -> Mapping[str, int]:
 def _parked(node: NodeRecord, orders: _Orders) -> tuple[WorkerRecord, ...] | None:
     """Return the READY trainers of a node whose sidecar serves; None if there are none.
 
-    A worker whose seat was given to another is left out: its agent is about to end it.
+    A worker whose seat was given to another, or to another role, is left out: its agent is about to
+    end it.
     """
     found: tuple[WorkerRecord, ...] = ()
     for worker in node.workers if node.sidecar else ():
         if worker.state is WorkerState.READY and role_of(worker.seat) == TRAINER:
             order = orders.get(worker.seat)
-            if order is None or (order[1] == worker.attempt and order[0] == node.node):
+            if not orders or (order and order[1] == worker.attempt and order[0] == node.node):
                 found = (*found, worker) if found else (worker,)
     return found or None
 

@@ -192,6 +192,28 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None if groups is None else groups * max(self.tp) * max(self.pp)
 
 
+class RoleAsk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The numbers of workers, by role, that rank 0 of ``generation`` asks for, and the ``reason``.
+
+    ``waits`` is the share of a step's time for which the trainers waited for the others, ``works``
+    the share for which the others were at work. A step takes ``step_s``, and ``expected_s`` with
+    these numbers.
+    """
+
+    generation: int
+    roles: dict[str, int]
+    reason: str = ""
+    waits: float = 0.0
+    works: float = 0.0
+    step_s: float = 0.0
+    expected_s: float = 0.0
+
+    @property
+    def why(self) -> str:
+        """The reason with the seconds of a step, as a clause."""
+        return f"{self.reason}; {self.step_s:.3g} s a step, {self.expected_s:.3g} s expected"
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker process: its seat (``"trainer/0"``), a fresh incarnation id, its state.
 
@@ -204,7 +226,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     as in `stragglers.RankPace`. ``lingers``: it is DONE, and its script may yet come to another
     stage. ``broke``: it was DONE, and then its process ended with an error. ``fault`` is the kind
     and line of the error of the user's code that ended a DEAD one, if a retry meets it again
-    (``"KeyError at train.py:41"``); else it is empty.
+    (``"KeyError at train.py:41"``); else it is empty. ``asks`` is the newest `RoleAsk` of rank 0.
     """
 
     seat: str
@@ -224,6 +246,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lingers: bool = False
     broke: bool = False
     fault: str = ""
+    asks: RoleAsk | None = None
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -264,7 +287,8 @@ class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``attempt`` numbers the starts of this seat from 1. ``failures`` counts those in a row that
     ended without a newly protected step; ``progress`` is the newest protected step known when
     the last of them was ordered (-1: none). ``fault`` is that of the last worker which failed, as
-    in `WorkerRecord`.
+    in `WorkerRecord`. ``slot`` is the role whose slot the seat has, if that is not its own role: a
+    worker was moved between roles.
     """
 
     seat: str
@@ -273,6 +297,7 @@ class Seating(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     failures: int = 0
     progress: int = -1
     fault: str = ""
+    slot: str = ""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):

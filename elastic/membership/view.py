@@ -120,18 +120,41 @@ def seat_order(seat: str) -> tuple[str, int, str]:
     return role, int(number) if number.isdecimal() else 0, seat
 
 
+def slot_of(seating: Seating) -> str:
+    """Return the role whose slot a seat has: mostly its own."""
+    return seating.slot or role_of(seating.seat)
+
+
+def with_moves(configured: Mapping[str, int], seats: Iterable[Seating]) -> Mapping[str, int]:
+    """Return the numbers of workers by role, with the workers that were moved between roles.
+
+    It is ``configured`` itself if none was.
+    """
+    moved = [order for order in seats if order.slot]
+    if not moved:
+        return configured
+    wanted = dict(configured)
+    for order in moved:
+        role = role_of(order.seat)
+        wanted[role] = wanted.get(role, 0) + 1
+        wanted[order.slot] = wanted.get(order.slot, 0) - 1
+    return wanted
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A job at one store revision: live nodes, newest generation, seating, outcome.
 
-    ``wanted`` is the number of seats that the job needs of each role. The revisions are those that
-    the next compare-and-set of each record must expect (0: absent). ``deciders`` are the agents
-    that decide for all, by place.
+    ``wanted`` is the number of seats that the job needs of each role, ``configured`` the one that
+    it was started with (None: the same): workers may move between roles. The revisions are those
+    that the next compare-and-set of each record must expect (0: absent). ``deciders`` are the
+    agents that decide for all, by place.
     """
 
     run: str
     nodes: Mapping[str, NodeRecord]
     wanted: Mapping[str, int]
+    configured: Mapping[str, int] | None = None
     generation: GenerationRecord | None = None
     generation_revision: int = 0
     seating: tuple[Seating, ...] = ()
@@ -196,7 +219,8 @@ class JobView:
             else:
                 decoded.pop(key, None)
             changed.add(key)
-        return self._with(decoded, changed, wanted=self.wanted, revision=revision)
+        wanted = self.wanted if self.configured is None else self.configured
+        return self._with(decoded, changed, wanted=wanted, revision=revision)
 
     def _with(
         self,
@@ -206,7 +230,7 @@ class JobView:
         wanted: Mapping[str, int],
         revision: int,
     ) -> JobView:
-        """Return the view of the ``decoded`` records.
+        """Return the view of the ``decoded`` records; ``wanted`` as configured.
 
         The keys ``changed`` differ from this view.
         """
@@ -224,13 +248,16 @@ class JobView:
         of_seating = decoded.get(seating_key(self.run), (0, ()))
         outcome = decoded.get(outcome_key(self.run), (0, None))[1]
         of_bulletin = decoded.get(bulletin_key(self.run), (0, None))
+        seats = cast("tuple[Seating, ...]", of_seating[1])
+        same = seats is self.seating and wanted is self.configured
         view = JobView(
             run=self.run,
             nodes={name: nodes[name] for name in sorted(nodes)} if added else nodes,
-            wanted=wanted,
+            wanted=self.wanted if same else with_moves(wanted, seats),
+            configured=wanted,
             generation=cast("GenerationRecord | None", of_generation[1]),
             generation_revision=of_generation[0],
-            seating=cast("tuple[Seating, ...]", of_seating[1]),
+            seating=seats,
             seating_revision=of_seating[0],
             outcome=cast("JobOutcome | None", outcome),
             bulletin=cast("Bulletin | None", of_bulletin[1]),

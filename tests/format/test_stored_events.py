@@ -47,6 +47,8 @@ SINCE = {
     "ledger",
     "policy_awaited",
     "restore_progress",
+    "role_moved",
+    "roles_asked",
     "tide_adopted",
     "tide_published",
     "weights_given",

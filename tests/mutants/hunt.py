@@ -12,6 +12,7 @@ from mutants import (
     engines,
     ledger,
     memory,
+    moving,
     policies,
     sea,
     sharing,
@@ -23,6 +24,7 @@ from mutants.bug import Bug, planted
 BUGS: Final[tuple[Bug, ...]] = (
     *control.BUGS,
     *deciders.BUGS,
+    *moving.BUGS,
     *memory.BUGS,
     *store.BUGS,
     *ledger.BUGS,
@@ -36,6 +38,7 @@ BUGS: Final[tuple[Bug, ...]] = (
 TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "control": control.trial,
     "deciders": deciders.trial,
+    "moving": moving.trial,
     "scenario": control.scenario_trial,
     "memory": memory.trial,
     "store": store.trial,

@@ -28,7 +28,6 @@ from rich.console import Console
 from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import BlockEntry, Inventory, ParityEntry
 from holdfast.ckpt.parity.stripes import Geometry
-from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.coordinator.base import EventKind
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree, deciding, seating
@@ -53,6 +52,7 @@ from holdfast.elastic.membership.view import (
     run_prefix,
     seating_key,
 )
+from holdfast.elastic.processes.garbage import collect_rarely
 from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
 
 WORLDS: Final = (10, 100, 1_000, 10_000)

@@ -16,6 +16,7 @@ from holdfast.elastic.events import (
     NodeExited,
     NodeLeaving,
     NodeReachable,
+    RoleMoved,
     SidecarFailed,
     SidecarStarted,
     StateRestored,
@@ -43,6 +44,7 @@ class Worker:
     started_s: float = _NEVER
     exited_s: float = _NEVER
     ending: str = ""
+    moved_s: float = _NEVER
     step: int = -1
     generation: int = 0
     restored: int = 0
@@ -57,6 +59,11 @@ class Worker:
     def alive(self) -> bool:
         """True if it started, and its end was not told since."""
         return self.started_s > self.exited_s
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it ended since its place moved to another role."""
+        return not self.alive and self.moved_s > self.started_s
 
 
 @dataclass(slots=True)
@@ -153,6 +160,8 @@ class Crews:
                 self._machine(victim).unreached.pop(event.node, None)
             case FaultInjected(on=on, victim=victim) if on and victim == on:
                 self._machine(on).lose(event.time_s, f"fault injected: {event.what}")
+            case RoleMoved(was=was, on=on) if on:
+                self._worker(self._machine(on), was).moved_s = event.time_s
             case NodeLeaving(reason=reason):
                 machine = self._machine(event.node)
                 machine.left_s, machine.left_why = max(machine.left_s, event.time_s), reason
@@ -249,7 +258,7 @@ class Crews:
     def _shown(self, machine: Machine, here: Mapping[str, str]) -> Iterable[Worker]:
         """Yield the workers whose seats are on this node; of a lost one those that it had."""
         for seat in sorted(machine.workers, key=seat_order):
-            if here.get(seat) == machine.node:
+            if here.get(seat) == machine.node and not machine.workers[seat].is_gone:
                 yield machine.workers[seat]
 
     def _seat(

@@ -20,12 +20,14 @@ from holdfast.elastic.events import (
     JobStarted,
     MetricsLogged,
     RankReformed,
+    RoleMoved,
     StateRestored,
     StepDone,
     StepProtected,
     TokensSampled,
     TrainingHeld,
 )
+from holdfast.elastic.membership.view import role_of
 from holdfast.tools.live.checkpointing import Checkpointing
 from holdfast.tools.live.crews import Crews
 from holdfast.tools.live.generations import Chapter, Ledgered, ledger
@@ -153,6 +155,9 @@ class Fold:
             case JobEnded():
                 if self._ended is None or event.time_s > self._ended.time_s:
                     self._ended = event
+            case RoleMoved(was=was, becomes=becomes):
+                for seat, change in ((was, -1), (becomes, 1)):
+                    self._wanted[role_of(seat)] = self._wanted.get(role_of(seat), 0) + change
             case TrainingHeld(seconds=seconds):
                 self._held_s += seconds
 

@@ -28,6 +28,7 @@ from holdfast.elastic.events import (
     NodeReachable,
     RestoreFailed,
     RestoreProgressed,
+    RoleMoved,
     RolloutLeft,
     RolloutRecovered,
     RuleViolated,
@@ -43,6 +44,7 @@ from holdfast.elastic.events import (
     WorkerExited,
     WorkerHandedOver,
 )
+from holdfast.elastic.events.job import MOVED
 from holdfast.tools.live.view import Level, RunMessage, RunView
 from holdfast.tools.show.narrate import cause_of, remarks
 
@@ -121,6 +123,8 @@ def _of_job(event: Event) -> _Told | None:
             return "good", f"generation {number} trains: step {step} is complete", ""
         case JobSeated(reason=reason):
             return "note", "workers get their places", reason
+        case RoleMoved(was=was, becomes=becomes, on=on, why=why):
+            return "note", f"{was} on {on or 'a lost node'} becomes {becomes}", why
     return None
 
 
@@ -131,6 +135,8 @@ def _of_nodes(event: Event) -> _Told | None:
             return "bad", f"the agent of {victim} ended ({status}); {kept}", ""
         case NodeLeaving(reason=reason):
             return "warn", f"{event.node} leaves", reason
+        case WorkerExited(status=status) if status == MOVED:
+            return "note", f"{event.seat} on {event.node} ended: {status}", ""
         case WorkerExited(status=status) if not status.endswith("status 0"):
             return "warn", f"{event.seat or 'a worker'} on {event.node} ended: {status}", ""
         case FaultInjected(what=what, victim=victim):

@@ -25,6 +25,7 @@ from holdfast.elastic.events import (
     LossJudged,
     NodeExited,
     RestoreFailed,
+    RoleMoved,
     RolloutsAwaited,
     RuleViolated,
     SnapshotsLeftOut,
@@ -146,6 +147,9 @@ class EventTally:
                 self._count("workers_started", event.node, role_of(seat))
             case WorkerExited(seat=seat):
                 self._count("workers_exited", event.node, role_of(seat))
+            case RoleMoved(was=was, becomes=becomes):
+                more = (role_of(becomes) == TRAINER) - (role_of(was) == TRAINER)
+                self._values["ranks_wanted", ()] += more
             case NodeExited(victim=node):
                 self._count("node_exits", node)
             case Detected(what=what, victim=victim):

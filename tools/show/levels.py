@@ -14,6 +14,7 @@ from holdfast.elastic.events import (
     WorkerExited,
     WorkerRehearsed,
 )
+from holdfast.elastic.events.job import MOVED
 
 
 class Importance(IntEnum):
@@ -94,6 +95,7 @@ _OF_KIND: Final = {
         "worker_started",
     ),
 }
+_ORDERLY: Final = ("exit status 0", MOVED)
 _LEVEL: Final = {kind: level for level, kinds in _OF_KIND.items() for kind in kinds}
 assert _LEVEL.keys() <= KINDS.keys()
 
@@ -105,7 +107,7 @@ def importance(event: Event) -> Importance:
             return Importance.INFO
         case JobEnded(ok=False):
             return Importance.ERROR
-        case WorkerExited(status=status) if status != "exit status 0":
+        case WorkerExited(status=status) if status not in _ORDERLY:
             return Importance.WARNING
         case WorkerRehearsed(error=error, over=False) if error:
             return Importance.WARNING

@@ -25,6 +25,7 @@ from holdfast.elastic.events import (
     NodeExited,
     NodeLeaving,
     RestoreFailed,
+    RoleMoved,
     SidecarStarted,
     StateRestored,
     StepUnprotected,
@@ -82,6 +83,8 @@ def _of_generation(event: Event) -> str:
             return cause_of(event)
         case JobSeated(reason=reason):
             return f"seats: {reason}"
+        case RoleMoved(was=was, becomes=becomes, on=on, why=why):
+            return f"{was} on {on or 'a lost node'} becomes {becomes}: {why}"
         case GenerationProposed(generation=generation, reason=reason):
             return reason or f"generation {generation} is proposed"
         case FencingBegun(generation=generation, reason=reason):

@@ -26,6 +26,8 @@ class Tail:
     _since: dict[str, tuple[float, int, int]] = field(default_factory=dict)
     _busy_s: float = 0.0
     _slots_s: float = 0.0
+    _working_s: float = 0.0
+    _workers_s: float = 0.0
 
     def arrived(self, key: SampleId, *, now_s: float) -> None:
         """Record that a sample is finished."""
@@ -49,6 +51,8 @@ class Tail:
         since_s, busy, slots = self._since.get(worker, (now_s, 0, 0))
         self._busy_s += busy * (now_s - since_s)
         self._slots_s += slots * (now_s - since_s)
+        self._working_s += (busy > 0) * (now_s - since_s)
+        self._workers_s += now_s - since_s
 
     def step(
         self,
@@ -68,7 +72,8 @@ class Tail:
         for worker, (_, occupied, slots) in list(self._since.items()):
             self.occupied(worker, busy=occupied, slots=slots, now_s=now_s)
         busy = self._busy_s / self._slots_s if self._slots_s else 0.0
-        self._busy_s = self._slots_s = 0.0
+        working = self._working_s / self._workers_s if self._workers_s else 0.0
+        self._busy_s = self._slots_s = self._working_s = self._workers_s = 0.0
         lengths = [each.sampled for each in samples]
         return StepTail(
             step=completes,
@@ -79,6 +84,7 @@ class Tail:
             waited_p95_s=percentile(waited, 0.95),
             waited_max_s=percentile(waited, 1.0),
             busy=round(busy, 4),
+            working=round(working, 4),
             carried_tokens=carried_tokens,
             ordinals=ordinals,
         )

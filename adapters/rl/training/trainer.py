@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from holdfast import elastic
+from holdfast.adapters.rl.balance.asking import RoleBalance
+from holdfast.adapters.rl.balance.choosing import Balancer
 from holdfast.adapters.rl.cast.part import CastPart
-from holdfast.adapters.rl.config import RLConfig
+from holdfast.adapters.rl.config import ROLE, RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.loss.batch import TrainingBatch, collate, packed_shape
@@ -84,6 +86,7 @@ class Trainer:
 
     def __init__(self, config: RLConfig, server: RolloutServer, *, result: Path | None) -> None:
         self._config, self._server, self._result = config, server, result
+        self._balance = _balance(config)
         self._policies = Policies(config)
         self._assessment = make_assessment(config, self._policies)
         _import_early()
@@ -243,6 +246,8 @@ class Trainer:
                 frozen=self._policies.frozen,
                 prompt_of=self._prompt,
             )
+        if self._balance is not None:
+            self._balance.begin(session)
         self._server.lead(term, former=state.workers)
 
     # -- one step ----------------------------------------------------------------------------
@@ -305,7 +310,8 @@ class Trainer:
         while samples is None:
             run.check()
             samples = self._server.wait_batch(step, timeout_s=_WAIT_S)
-        session.emit(RolloutsAwaited(step=step + 1, seconds=time.perf_counter() - began))
+        waited_s = time.perf_counter() - began
+        session.emit(RolloutsAwaited(step=step + 1, seconds=waited_s))
         if part is not None:
             part.publish(step, samples)
         self._await_release(job, step)
@@ -322,6 +328,13 @@ class Trainer:
                     step, ledger, samples=samples, borrowed=others, protected=protected
                 )
         session.emit(tail)
+        if self._balance is not None:
+            self._balance.step(
+                now_s=time.perf_counter(),
+                waited_s=waited_s,
+                working=tail.working,
+                left=config.steps - step,
+            )
         if config.environment is not None and samples:
             session.emit(episode_figures(samples, step=step + 1))
         self._judge(job, step, job.checker.check(seen))
@@ -447,6 +460,12 @@ class Trainer:
             write_result(self._result, outcome)
         if job.cast is not None and job.cast.part is not None:
             job.cast.part.end()
+
+
+def _balance(config: RLConfig) -> RoleBalance | None:
+    if config.balance is None:
+        return None
+    return RoleBalance(Balancer(shape=config.shape, settings=config.balance), role=ROLE)
 
 
 def _import_early() -> None:

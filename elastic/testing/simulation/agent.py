@@ -315,6 +315,7 @@ class SimulatedAgent:
         if isinstance(decision, seating.SeatExhausted):
             self._finish(JobOutcome(ok=False, message=reason))
         elif isinstance(decision, seating.ChangeSeats):
+            self.sim.judge_seats(self, decision)
             self._set(seating_key(self.sim.run_id), encode(decision.seats), decision.expected)
 
     def _decide(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.elastic.decisions import seating
+from holdfast.elastic.decisions import moving, seating
 from holdfast.elastic.membership.records import (
     TRAINER,
     GenerationRecord,
@@ -44,15 +44,33 @@ class SimulatedCrew:
     def follow(self, view: JobView) -> None:
         """Start and end workers as the seating requires."""
         orders = {order.seat: order for order in seating.assigned(view.seating, self._agent.name)}
+        gone = moving.dismissed(view, self.workers)
         for seat in [seat for seat in self.workers if seat not in orders]:
-            self.workers.pop(seat).kill("seat moved")
-            self._agent.publish()
+            if seat not in gone or self._has_gone(self.workers[seat]):
+                self.workers.pop(seat).kill("seat moved")
+                self._agent.publish()
+        parting = any(seat not in orders for seat in self.workers)
         for order in orders.values():
             worker = self.workers.get(order.seat)
+            if parting and worker is None:
+                continue
             if worker is None or worker.attempt < order.attempt:
                 if worker:
                     worker.kill("superseded")
                 self._start(order)
+
+    def _has_gone(self, worker: SimulatedWorker) -> bool:
+        """Return whether a worker whose seat is gone may end; else let it hand over."""
+        role = role_of(worker.seat)
+        step = moving.farewell(role, worker.state, handed=worker.handed, since_s=0.0)
+        if step is moving.Farewell.HAND_OVER:
+
+            def hand_over() -> None:
+                worker.handed = True
+                self._agent.carry_on()
+
+            self._agent.soon(0.01, 0.2, hand_over)
+        return step is moving.Farewell.END
 
     def _start(self, order: Seating) -> None:
         is_trainer = role_of(order.seat) == TRAINER

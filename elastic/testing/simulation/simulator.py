@@ -6,6 +6,7 @@ equal runs on every machine.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 from holdfast.ckpt.sidecar.core.book import SnapshotKey
 from holdfast.elastic.coordinator.memory import KeyValueTable
-from holdfast.elastic.decisions import agree
+from holdfast.elastic.decisions import agree, seating
 from holdfast.elastic.decisions.deciding import MOST_WATCHERS, PLACES
 from holdfast.elastic.events import Event, GenerationProposed, JobEnded, RankReformed
 from holdfast.elastic.membership.records import (
@@ -23,6 +24,7 @@ from holdfast.elastic.membership.records import (
     GenerationRecord,
     JobOutcome,
     JobSpec,
+    RoleAsk,
     WorkerState,
 )
 from holdfast.elastic.membership.view import (
@@ -34,6 +36,7 @@ from holdfast.elastic.membership.view import (
     outcome_key,
     role_of,
     run_prefix,
+    slot_of,
 )
 from holdfast.elastic.testing.simulation.agent import SimulatedAgent
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, draw_faults
@@ -66,6 +69,8 @@ class SimulationConfig:
 
     ``faults`` bursts of one to three faults each happen before ``calm_s``; then all faults end, and
     the job must end within ``patience_s``.
+
+    At each time of ``asks`` rank 0 asks for the numbers of workers given there, by role.
     """
 
     nodes: int = 3
@@ -90,6 +95,7 @@ class SimulationConfig:
     payload_bytes: int = PAYLOAD_BYTES
     most_watchers: int = MOST_WATCHERS
     deciders: int = PLACES
+    asks: tuple[tuple[float, dict[str, int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +233,10 @@ class Simulation:
             return
         view, record = agent.view, decision.record
         ready = {w.incarnation for _, w in view.workers() if w.state is WorkerState.READY}
+        seats = {order.seat for order in view.seating}
         for member in record.members:
             require(member.incarnation in ready, f"{member.seat} was not READY when proposed")
+            require(member.seat in seats, f"{member.seat} is a member without a seat")
         living = {name: each.sidecar for name, each in self.agents.items() if each.alive}
         size = self.config.payload_bytes
         if record.restore and (
@@ -237,6 +245,19 @@ class Simulation:
             require(False, f"generation {record.number} restores what cannot be read: {lack}")
         spec = self.config.spec
         require(len(record.members) >= spec.least, f"{len(record.members)} members are too few")
+
+    def judge_seats(self, agent: SimulatedAgent, decision: seating.ChangeSeats) -> None:
+        """Check a new seating against the view it was made from."""
+        wanted, view = self.config.wanted, agent.view
+        roles = Counter(role_of(order.seat) for order in decision.seats)
+        require(
+            roles.total() == sum(wanted.values()) and roles.keys() == wanted.keys(),
+            f"{dict(roles)} are seated, {wanted} were configured",
+        )
+        used = Counter((order.node, slot_of(order)) for order in decision.seats if order.node)
+        for (name, role), count in used.items():
+            has = view.nodes[name].slots.get(role, 0) if name in view.nodes else count
+            require(count <= has, f"{name} has {has} slots of {role} and is to use {count}")
 
     def entered(self, agent: SimulatedAgent, worker: SimulatedWorker) -> None:
         """Note that a worker has entered a generation."""
@@ -306,6 +327,8 @@ class Simulation:
         for number in range(config.nodes):
             self.schedule.soon(0.0, 0.2, partial(self.start_node, f"n{number}"))
         self.injection.begin(self.faults)
+        for at_s, roles in config.asks:
+            self.schedule.after(at_s, partial(self._ask, roles))
         self.schedule.after(config.calm_s + 0.5, self.injection.mend)
         self._expire()
         try:
@@ -325,6 +348,19 @@ class Simulation:
             faults=dict(sorted(self.injection.counts.items())),
             restores=self.training.restores,
         )
+
+    def _ask(self, roles: dict[str, int]) -> None:
+        """Let rank 0 ask for other numbers of workers, if it acts."""
+        record = self.generations.get(self.newest)
+        first = record.members[0] if record else None
+        agent = self.agents.get(first.node) if first else None
+        if first is None or agent is None or not agent.alive:
+            return
+        worker = agent.crew.workers.get(first.seat)
+        if worker is not None and worker.incarnation == first.incarnation and worker.acts:
+            self.log(f"{first.seat} on {first.node} asks for {roles}")
+            worker.asks = RoleAsk(generation=self.newest, roles=roles, reason="a test")
+            agent.publish()
 
     def start_node(self, name: str) -> None:
         """Start a node, unless it lives."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.elastic.membership.records import JobSpec, WorkerRecord, WorkerState
+from holdfast.elastic.membership.records import JobSpec, RoleAsk, WorkerRecord, WorkerState
 
 
 @dataclass(slots=True)
@@ -20,6 +20,8 @@ class SimulatedWorker:
     active_in: int = 0
     hung: bool = False
     ending: str = ""
+    handed: bool = False
+    asks: RoleAsk | None = None
 
     @property
     def acts(self) -> bool:
@@ -37,6 +39,7 @@ class SimulatedWorker:
             ready_after=self.ready_after,
             spec=self.spec,
             ending=self.ending,
+            asks=self.asks,
         )
 
     def kill(self, ending: str) -> None:

@@ -6,12 +6,14 @@ fails at once. ``--user-error`` fails permanently. ``--hang`` stops beating at s
 generation (``hard``: inside native code that holds the interpreter's lock; ``paused``: in an
 announced pause; ``meet``: all ranks, waiting for each other; ``always``: the same in every
 generation). ``--late`` fails after its part is complete. ``--until FILE`` ends once the file
-exists.
+exists. ``--asks FILE``: rank 0 asks for the numbers of workers in the file, as JSON, once it
+exists; then trainers also halt at the end of a step when they are told to, and others hand over.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 from holdfast.elastic.channel.base import Channel, WorkerPhase
 from holdfast.elastic.channel.connecting import connect
 from holdfast.elastic.errors import Stopped
-from holdfast.elastic.events import RankReformed, StepDone, TrainingResumed
+from holdfast.elastic.events import RankReformed, RolesAsked, StepDone, TrainingResumed
 from holdfast.elastic.membership.records import GenerationRecord, JobSpec
 
 
@@ -36,6 +38,7 @@ def main() -> int:
     parser.add_argument("--late", action="store_true")
     parser.add_argument("--progress", type=Path)
     parser.add_argument("--until", type=Path)
+    parser.add_argument("--asks", type=Path)
     args = parser.parse_args()
     channel = connect()
     if args.crash:
@@ -49,7 +52,9 @@ def main() -> int:
             channel.ready(after=0, spec=None, info={"who": channel.seat})
             version = 0
             while True:
-                version = channel.await_roster(after=version, timeout_s=1.0)
+                version = channel.await_roster(after=version, timeout_s=0.1 if args.asks else 1.0)
+                if channel.leaving():
+                    channel.handed_over(generation=1, step=0)
         train(channel, args)
     except Stopped:
         return 0
@@ -79,11 +84,20 @@ def run_generation(channel: Channel, record: GenerationRecord, args: argparse.Na
     rank = next(m.rank for m in record.members if m.incarnation == channel.incarnation)
     step = int(args.progress.read_text() or 0) if args.progress.exists() else 0
     world = len(record.members)
+    asked = b""
     channel.emit(RankReformed(generation=record.number, rank=rank, world=world))
     channel.emit(TrainingResumed(generation=record.number, step=step))
     while step < args.steps and not (args.until and args.until.exists()):
         if channel.fenced(record.number):
             return False
+        if args.asks and channel.halts(record.number):
+            channel.halted(generation=record.number, step=step)
+            while not channel.fenced(record.number):
+                time.sleep(0.005)
+            return False
+        if args.asks and rank == 0 and args.asks.exists() and args.asks.read_bytes() != asked:
+            asked = args.asks.read_bytes()
+            channel.emit(RolesAsked(roles=json.loads(asked), reason="a file says so"))
         channel.beat(step=step, phase=WorkerPhase.COMPUTE)
         seconds = args.seconds * (5 if rank == args.slow else 1)
         time.sleep(seconds)

@@ -10,6 +10,7 @@ import pytest
 from tree import ROOT
 
 from holdfast.adapters.rl import main as job
+from holdfast.adapters.rl.balance.settings import BalanceConfig
 from holdfast.adapters.rl.config import RLConfig, load_config, preset, save_config
 from holdfast.adapters.rl.ledger.plan import Mode
 from holdfast.adapters.rl.ledger.replay import ReplayConfig
@@ -54,6 +55,8 @@ def test_an_unknown_preset_is_refused() -> None:
         ('{"tp": 2, "pretrained": "/model"}', "Holdfast does not split a pretrained model"),
         ('{"tp": 2, "lora": {"rank": 4}}', "tp is 2: Holdfast does not split LoRA adapters"),
         ('{"lora": {"rank": 0}}', "rank is 0, needed: at least 1"),
+        ('{"balance": {"window": 1}}', "BalanceConfig(window=1): give 2 or more steps"),
+        ('{"balance": {"least_gain": 1}}', "BalanceConfig(least_gain=1.0): give a share from"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_file(
@@ -97,6 +100,22 @@ def test_the_disk_that_the_command_line_names_is_known_to_every_role() -> None:
     assert job._config(options, {}).disk is None
     config = job._config(options, {"snapshots": {"disk": "/mnt/own", "parity": 1}})
     assert (config.disk, config.retained) == ("/mnt/own", config.eta)
+
+
+def test_the_command_line_turns_balance_on_and_leaves_the_files_settings(tmp_path: Path) -> None:
+    own = BalanceConfig(window=3)
+    save_config(msgspec.structs.replace(preset("tiny"), balance=own), tmp_path / "own.json")
+    words = ["--preset", "tiny"], ["--config", str(tmp_path / "own.json")]
+    found = [job._config(job._parse([*each, "--balance"]), {}).balance for each in words]
+    assert found == [BalanceConfig(), own]
+    assert job._config(job._parse(words[0]), {}).balance is None
+
+
+def test_balance_in_a_job_of_one_process_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--preset", "tiny", "--balance"]) == 2
+    assert "one process is the whole job" in capsys.readouterr().err
 
 
 def test_the_job_keeps_every_version_that_may_still_be_asked_to_sample() -> None:

@@ -22,7 +22,6 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.transport import RunKey
-from holdfast.elastic.agent.garbage import collect_rarely
 from holdfast.elastic.agent.registry import Registry
 from holdfast.elastic.agent.watch import KeyWatch
 from holdfast.elastic.coordinator.base import Coordinator, Entry, KeyEvent
@@ -32,6 +31,7 @@ from holdfast.elastic.decisions.part import AgentPart, Claim, Tell
 from holdfast.elastic.membership.following import following, stand_ins
 from holdfast.elastic.membership.records import NodeRecord, WorkerState
 from holdfast.elastic.membership.view import JobView, job_prefix, run_prefix
+from holdfast.elastic.processes.garbage import collect_rarely
 from holdfast.tools.bench.control import Keeper, entered, worker_of
 
 RUN: Final = "bench"

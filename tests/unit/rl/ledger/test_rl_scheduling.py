@@ -372,9 +372,18 @@ def test_the_tail_of_a_step_is_told() -> None:
         waited_p95_s=3.0,
         waited_max_s=3.0,
         busy=0.5,
+        working=1.0,
         carried_tokens=5,
     )
     assert tail.step([], completes=2, carried_tokens=0, now_s=14.0).busy == 0.25
+
+
+def test_a_worker_works_while_one_of_its_slots_is_busy() -> None:
+    tail = Tail()
+    tail.occupied("w", busy=1, slots=8, now_s=0.0)
+    tail.occupied("w", busy=0, slots=8, now_s=3.0)
+    tail.occupied("v", busy=0, slots=8, now_s=3.0)
+    assert tail.step([], completes=1, carried_tokens=0, now_s=4.0).working == 0.6
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from doubles.memory_store import MemoryStore
 
 from holdfast.adapters.rl import main as job
+from holdfast.adapters.rl.balance.settings import BalanceConfig
 from holdfast.adapters.rl.config import RLConfig, preset, save_config
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.plan import Mode
@@ -59,6 +60,7 @@ def test_a_policy_has_a_mesh_and_checkpoints_of_its_own() -> None:
         ({"mode": Mode.BOUNDED}, "join with mode 'bounded'"),
         ({"replay": ReplayConfig(policy="recent", share=0.5)}, "join with replay"),
         ({"disk": "/disk"}, "join with disk"),
+        ({"balance": BalanceConfig()}, "join with balance"),
         ({"join": None}, "policy is 'critic' without join"),
         ({"join": None, "policy": ""}, "critic has a tp or a min_dp of its own: without join"),
     ],
@@ -87,7 +89,7 @@ def test_damaged_settings_are_named() -> None:
 
 def options(path: Path, config: RLConfig, *, policy: str = "") -> Any:
     save_config(config, path)
-    return SimpleNamespace(config=path, policy=policy, warm_up=False)
+    return SimpleNamespace(config=path, policy=policy, warm_up=False, balance=False)
 
 
 def test_the_command_says_which_policy_a_run_trains(tmp_path: Path) -> None:
