@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +30,7 @@ from holdfast.ckpt.checkpoints.catalog import (
 )
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError
+from holdfast.ckpt.format.gathered import GatheredReads
 from holdfast.ckpt.format.manifest import (
     Manifest,
     PackedChunk,
@@ -53,6 +55,8 @@ _WINDOW_CHUNKS: Final = 32
 _TASK_BYTES: Final = 4 << 20
 _TASK_CHUNKS: Final = 64
 _BASE_BITS: Final = 48
+
+_Task: TypeAlias = list[tuple[ChunkReader, list[Delivery]]]
 
 ReadSoFar: TypeAlias = Callable[[int, int], None]
 """Called while a checkpoint is read: the bytes that are in place, and those that will be."""
@@ -113,6 +117,7 @@ class PackSource(Closing):
         self.origin = f"checkpoint {store.where(folder)}"
         self.packs = packs
         self._open: dict[str, Pack] = {}
+        self._found: dict[tuple[int, int | None], Pack] = {}
         self._opening = threading.Lock()
 
     @functools.cached_property
@@ -140,26 +145,16 @@ class PackSource(Closing):
         All bytes are verified, but only after they are in the targets: do not use the targets after
         a ``CorruptError``.
         """
-        tasks = list(self._tasks(deliveries))
+        tasks = [*self._tasks(deliveries)]
         if len(tasks) <= 1:
             return sum(map(_run, tasks))
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="ckpt-read") as pool:
-            futures = [pool.submit(_run, task) for task in tasks]
-            sizes = [_wanted(task) for task in tasks]
-            read, done, total = 0, 0, sum(sizes)
-            try:
-                for future, nbytes in zip(futures, sizes, strict=True):
-                    read += future.result()
-                    done += nbytes
-                    self._progress(done, total)
-                return read
-            finally:
-                for future in futures:
-                    future.cancel()
+        sizes = [_wanted(task) for task in tasks]
+        work = _SharedReading(tasks, sizes, lambda done: self._progress(done, sum(sizes)))
+        return work.together(min(self._threads, len(tasks)))
 
-    def _tasks(self, deliveries: ByChunk) -> Iterator[list[tuple[ChunkReader, list[Delivery]]]]:
+    def _tasks(self, deliveries: ByChunk) -> Iterator[_Task]:
         """Yield groups of chunks, in the order of their positions; one thread reads each group."""
-        task: list[tuple[ChunkReader, list[Delivery]]] = []
+        task: _Task = []
         size = 0
         in_order = sorted(deliveries, key=lambda item: (item[0].writer, item[0].chunk.at))
         for ref, regions in in_order:
@@ -214,6 +209,9 @@ class PackSource(Closing):
         return ChunkReader(self._pack(ref.writer, chunk), ref.fqn, tensor, chunk)
 
     def _pack(self, writer: int, chunk: PackedChunk) -> Pack:
+        known = self._found.get((writer, chunk.base))
+        if known is not None:
+            return known
         index = self.packs[writer]
         name = from_root(self._folder, path_of(chunk, index))
         with self._opening:
@@ -221,7 +219,7 @@ class PackSource(Closing):
                 file = open_listed(self._store, name)
                 ends = self._ends_of(index) if chunk.base is None else {}
                 self._open[name] = Pack(file, origin=self._store.where(name), ends=ends)
-            return self._open[name]
+            return self._found.setdefault((writer, chunk.base), self._open[name])
 
     def close(self) -> None:
         """Close the packs."""
@@ -229,16 +227,92 @@ class PackSource(Closing):
             for pack in self._open.values():
                 pack.close()
             self._open.clear()
+            self._found.clear()
 
 
-def _wanted(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+class _SharedReading:
+    """The reading of tasks by some threads, of which the caller's is one.
+
+    ``sizes`` are the bytes of the tasks. ``progress`` is called by the caller's thread, for each
+    task that is read, with the bytes of all that are.
+    """
+
+    def __init__(
+        self, tasks: Sequence[_Task], sizes: Sequence[int], progress: Callable[[int], None]
+    ) -> None:
+        self._waiting = deque(zip(tasks, sizes, strict=True))
+        self._progress, self._left, self._done = progress, len(tasks), 0
+        self._finished = queue.SimpleQueue[tuple[int, int] | None]()  # None: a thread failed
+
+    def together(self, threads: int) -> int:
+        """Read all; return the bytes read. After an error no thread writes to any target."""
+        with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-read") as pool:
+            others = [pool.submit(self._some) for _ in range(threads - 1)]
+            try:
+                read = 0
+                while self._next():
+                    read += self._tell(wait=False)
+                while self._left:
+                    read += self._tell(wait=True)
+            finally:
+                self._waiting.clear()
+            for each in others:
+                each.result()
+        return read
+
+    def _some(self) -> None:
+        try:
+            while self._next():
+                pass
+        except BaseException:  # the caller's thread stops waiting and raises it
+            self._waiting.clear()
+            self._finished.put(None)
+            raise
+
+    def _next(self) -> bool:
+        """Read the next task; return False if there is none."""
+        try:
+            task, nbytes = self._waiting.popleft()
+        except IndexError:
+            return False
+        self._finished.put((_run(task), nbytes))
+        return True
+
+    def _tell(self, *, wait: bool) -> int:
+        """Tell of the tasks that were read meanwhile; return the bytes read for them."""
+        read = 0
+        while self._left and (wait or not self._finished.empty()):
+            if (found := self._finished.get()) is None:
+                self._left = 0
+                break
+            self._left -= 1
+            read, self._done = read + found[0], self._done + found[1]
+            self._progress(self._done)
+        return read
+
+
+def _wanted(task: _Task) -> int:
     return sum(array.nbytes for _, regions in task for _, array in regions)
 
 
-def _run(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
-    """Read the chunks of a task; small ones that follow each other in one call."""
+def _run(task: _Task) -> int:
+    """Read the chunks of a task: in one call for each pack, as far as that can be."""
+    gathered: dict[int, GatheredReads | None] = {}
+    others: _Task = []
+    for reader, regions in task:
+        pack = reader.pack
+        if id(pack) not in gathered:
+            gathered[id(pack)] = GatheredReads.of(pack)
+        calls = gathered[id(pack)]
+        if calls is None or not calls.add(reader, regions):
+            others.append((reader, regions))
+    return sum(calls.read() for calls in gathered.values() if calls is not None) + _apart(others)
+
+
+def _apart(task: _Task) -> int:
+    """Read chunks one by one; small ones that follow each other in one call."""
     read = 0
-    run: list[tuple[ChunkReader, list[Delivery]]] = []
+    run: _Task = []
     for reader, regions in task:
         small = reader.small_and_whole(regions)
         if run and not (small and reader.follows(run[-1][0])):
@@ -251,7 +325,7 @@ def _run(task: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
     return read + (_flush(run) if run else 0)
 
 
-def _flush(run: Sequence[tuple[ChunkReader, list[Delivery]]]) -> int:
+def _flush(run: _Task) -> int:
     rooms = [regions[0][1].reshape(-1).view("u1").data for _, regions in run]
     return ChunkReader.read_together([reader for reader, _ in run], rooms)
 
@@ -279,8 +353,9 @@ class _WhenAsked(Mapping[int, PackIndex]):
 class StoreSource(PackSource):
     """A committed checkpoint as a `ShardSource`; opening reads the manifest and all indexes.
 
-    Of a step with a register, opening reads the names of tensors and the values. Then `part` reads
-    the places of some tensors, and all others are read once they are asked for.
+    Of a step with a register, opening reads the names of tensors and the values. Then `part` and
+    `tensors` read the places of some tensors, and all others are read once they are asked for.
+    ``head`` is the manifest; of a step with a register it lists no writers.
 
     Raises ``NotFoundError`` if no checkpoint is committed and ``CorruptError`` if a file is
     missing, cut off or changed.
@@ -296,26 +371,31 @@ class StoreSource(PackSource):
     ) -> None:
         store, folder = open_store(root), step_folder(step)
         self.store, self.folder = store, folder
-        self._head = head_of(store, step)
+        self.head = head_of(store, step)
         self._parts: list[PackSource] = []
+        self._checked = set[str]()
         packs: Mapping[int, PackIndex]
         self.register: Register | None = None
-        if self._head.register is None:
-            packs = open_whole(store, self._head)[1]
+        if self.head.register is None:
+            packs = open_whole(store, self.head)[1]
         else:
-            self.register = register_of(store, folder, self._head)
-            packs = _WhenAsked(lambda: open_whole(store, self._head)[1])
+            self.register = register_of(store, folder, self.head)
+            packs = _WhenAsked(lambda: open_whole(store, self.head)[1])
         super().__init__(store, folder, packs, threads=threads, progress=progress)
 
     @functools.cached_property
     def manifest(self) -> Manifest:
         """The manifest, with the writers that a register lists."""
         register = self.register
-        return self._head if register is None else whole(self._head, register)
+        return self.head if register is None else whole(self.head, register)
 
     def outline(self) -> SavedOutline | None:
         """Return everything but the places of chunks; None where these were read, too."""
-        return None if self.register is None else outline_of(self._head, self.register)
+        return None if self.register is None else outline_of(self.head, self.register)
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors, tied names among them."""
+        return [*self.head.tensors, *self.head.aliases]
 
     def part(self, want: Mapping[str, Sequence[Box] | None]) -> PackSource:
         """Return a source of the chunks that meet boxes of tensors, of all chunks for None.
@@ -329,8 +409,20 @@ class StoreSource(PackSource):
                 for fqn, boxes in want.items()
             }
         )
+        return self._part(packs)
+
+    def tensors(self, names: Iterable[str]) -> PackSource:
+        """Return a source of whole tensors, which may be named by tied names; it may have others.
+
+        Names that were not saved are left out. It is closed with this one.
+        """
+        return self if self.register is None else self._part(self.register.tensors(names))
+
+    def _part(self, packs: Mapping[int, PackIndex]) -> PackSource:
         files = {file.path: file for index in packs.values() for file in files_of(index)}
-        check_sizes(self.store, self.folder, [*files.values()])
+        fresh = [file for path, file in files.items() if path not in self._checked]
+        check_sizes(self.store, self.folder, fresh)
+        self._checked.update(file.path for file in fresh)
         part = PackSource(
             self.store,
             self.folder,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,24 @@ def aligned_ends(index: PackIndex) -> dict[int, int]:
         for c in tensor.chunks
         if c.base is None
     }
+
+
+class Piece(NamedTuple):
+    """Blocks of a chunk: ``nbytes`` bytes at ``at`` in the pack, of which ``first … last`` are
+    wanted.
+
+    ``rest`` bytes follow that end the chunk: ``padding`` of its cell, then its checksum and zeros.
+    ``sums`` are the checksums of the blocks as they are stored, ``crc32c`` is that of the chunk.
+    """
+
+    at: int
+    nbytes: int
+    first: int
+    last: int
+    rest: int
+    padding: int
+    sums: bytes
+    crc32c: int
 
 
 class ChunkReader:
@@ -154,6 +172,47 @@ class ChunkReader:
         box = np.ascontiguousarray(cell[tuple(slice(n) for n in shape)])
         self._expect(isal.crc32c(_bytes_of(box)), self._chunk.crc32c)
         return box.reshape(shape), extent
+
+    # -- many chunks in one call -------------------------------------------------------------------
+
+    @property
+    def pack(self) -> Pack:
+        """The pack that holds the chunk."""
+        return self._pack
+
+    def piece(self, region: Box, target: Array) -> Piece | None:
+        """Return the bytes to read for a region; None if they are not one run of checked blocks."""
+        chunk, block = self._chunk, crc.BLOCK_BYTES
+        if not self._by_blocks() or not target.flags.c_contiguous or not target.flags.writeable:
+            return None
+        first, end = (0, chunk.nbytes) if region.shape == chunk.box.shape else self._span(region)
+        if end - first != target.nbytes:
+            return None
+        low, high = first // block, -(-end // block)
+        return Piece(
+            at=chunk.at + low * block,
+            nbytes=min(high * block, chunk.nbytes) - low * block,
+            first=first - low * block,
+            last=end - low * block,
+            rest=self._extent() - chunk.nbytes if end - first == chunk.nbytes else 0,
+            padding=self._stored - chunk.nbytes,
+            sums=chunk.blocks[low * 4 : high * 4] or chunk.crc32c.to_bytes(4, "little"),
+            crc32c=chunk.crc32c,
+        )
+
+    def require_piece(self, piece: Piece, got: int) -> None:
+        """Raise ``CorruptError`` unless ``got`` is all of a piece's bytes."""
+        self._require(got, piece.at - self._chunk.at, piece.nbytes + piece.rest)
+
+    def check_piece(self, piece: Piece, sums: Sequence[int], tail: memoryview) -> None:
+        """Raise ``CorruptError`` if what was read of a piece is damaged."""
+        low = piece.at - self._chunk.at
+        for number, (found, wanted) in enumerate(
+            zip(sums, crc.from_bytes(piece.sums), strict=True)
+        ):
+            self._expect(found, wanted, at=low + number * crc.BLOCK_BYTES)
+        if tail:
+            self._finish(self._chunk.crc32c, tail)
 
     # -- many small chunks -------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ class Box(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def within(self, frame: Box) -> Box:
         """Return the same region relative to ``frame``, which holds it."""
+        if not any(frame.offset):
+            return self
         offset = tuple(o - f for o, f in zip(self.offset, frame.offset, strict=True))
         return Box(offset=offset, shape=self.shape)
 
@@ -60,7 +62,10 @@ class Box(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 return None
             offset.append(lo)
             shape.append(extent)
-        return Box(offset=tuple(offset), shape=tuple(shape))
+        common = tuple(shape)
+        if common == self.shape:  # all of it; a box that exists already need not be checked again
+            return self
+        return other if common == other.shape else Box(offset=tuple(offset), shape=common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

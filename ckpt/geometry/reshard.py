@@ -53,13 +53,12 @@ class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def by_chunk(self) -> Iterator[tuple[Copy, ...]]:
         """Yield the copies of one chunk after another."""
+        keys = [chunk_key(copy.ref) for copy in self.copies]
         at = 0
-        while at < len(self.copies):
-            end, first = at + 1, chunk_key(self.copies[at].ref)
-            while end < len(self.copies) and chunk_key(self.copies[end].ref) == first:
-                end += 1
-            yield self.copies[at:end]
-            at = end
+        for end in range(1, len(keys) + 1):
+            if end == len(keys) or keys[end] != keys[at]:
+                yield self.copies[at:end]
+                at = end
 
     @property
     def bytes(self) -> int:

@@ -27,10 +27,14 @@ def grouped(plan: ReshardPlan, targets: Targets) -> ByChunk:
     return [
         (
             group[0].ref,
-            [(copy.src, targets[copy.fqn][copy.box][copy.dst.slices]) for copy in group],
+            [(copy.src, _part(targets[copy.fqn][copy.box], copy.dst)) for copy in group],
         )
         for group in plan.by_chunk()
     ]
+
+
+def _part(target: Array, box: Box) -> Array:
+    return target if target.shape == box.shape else target[box.slices]
 
 
 def cut(deliveries: Sequence[Delivery], limit_bytes: int) -> Iterator[list[Delivery]]:

@@ -15,10 +15,10 @@
  * Polynomials Using PCLMULQDQ Instruction", Intel 2009).
  *
  * `stream_xor` is for parity: the exclusive or of some inputs is stored past the cache, and its
- * CRC32C is folded from the same registers.
+ * CRC32C is folded from the same registers. `stream_combine` does so for codes with several rows.
  *
  * `checked_read` is for restores: a file is read into memory and checksummed while it is in the
- * cache, in one call without the interpreter.
+ * cache, in one call without the interpreter. `checked_pieces` does so with many pieces of a file.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -56,6 +56,8 @@ int64_t checked_read(int file, int64_t at, char *to, size_t size, uint32_t *bloc
     }
     return (int64_t)done;
 }
+
+#include "_pieces.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -418,6 +420,8 @@ FOLDING void stream_xor(char *to, size_t count, const uint64_t *sources, size_t 
     _mm_sfence();
 }
 
+#include "_combine.h"
+
 #else
 
 int stream_prepare(void)
@@ -429,6 +433,19 @@ void stream_xor(char *to, size_t count, const uint64_t *sources, size_t runs,
     const uint64_t *stops, uint32_t *checksums)
 {
     (void)to, (void)count, (void)sources, (void)runs, (void)stops, (void)checksums;
+}
+
+int combine_prepare(void)
+{
+    return 0;
+}
+
+void stream_combine(size_t outputs, const uint64_t *targets, size_t count,
+    const uint64_t *sources, const uint8_t *coefficients, size_t runs, const uint64_t *stops,
+    uint32_t *checksums)
+{
+    (void)outputs, (void)targets, (void)count, (void)sources, (void)coefficients, (void)runs;
+    (void)stops, (void)checksums;
 }
 
 void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,

@@ -1,29 +1,34 @@
 """Combination of fragments over GF(256) in pieces that fit into the cache, with checksums.
 
-ISA-L writes a piece into memory of the thread's own. From there the piece is copied past the cache
-to its destination and checksummed on the way (`holdfast.ckpt.native.streaming`). That takes no
-longer than to let ISA-L store it there directly, which makes the processor fetch the memory that is
-about to be overwritten; so the checksum is free. An output that equals one fragment is copied
-directly.
+One compiled pass does all of it on processors that can: `holdfast.ckpt.native.xored`, and
+`holdfast.ckpt.native.mixed` for other coefficients than one. Elsewhere ISA-L writes a piece into
+memory of the thread's own. From there the piece is copied past the cache to its destination and
+checksummed on the way (`holdfast.ckpt.native.streaming`). That takes no longer than to let ISA-L
+store it there directly, which makes the processor fetch the memory that is about to be overwritten;
+so the checksum is free. An output that equals one fragment is copied directly.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from typing_extensions import Buffer
 
-from holdfast.ckpt.native import isal, xored
+from holdfast.ckpt.native import isal, mixed, xored
 from holdfast.ckpt.native.streaming import MemoryRuns, Words
 from holdfast.ckpt.native.sums import Lengths, Sums, combined, of_zeros
 
 Coefficients: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+_Pass: TypeAlias = Callable[[list[int], list[int], Sequence[int], Lengths], Sums]
+"""Makes all combinations of the inputs of some numbers and addresses at the targets, between stops;
+returns the checksums, shape (targets, stops - 1)."""
 
 PIECE_BYTES: Final = 256 << 10
 _PAGE_BYTES: Final = 4096
@@ -57,8 +62,8 @@ def combine(
         for each, length in zip(sources, lengths, strict=True)
     ]
     targets = [isal.address_of(each) for each in into]
-    if len(into) == 1 and xored.kernel() is not None and bool((coefficients == 1).all()):
-        return _xor(inputs, lengths, targets[0], (0, *cuts, nbytes), before)[None]
+    if (compiled := _compiled(coefficients)) is not None:
+        return _in_one_pass(compiled, inputs, lengths, targets, (0, *cuts, nbytes), before=before)
     pieces = sorted({*lengths, *range(0, nbytes, PIECE_BYTES), 0, nbytes})
     bands = [
         _Band(lo, hi, [number for number, length in enumerate(lengths) if length >= hi])
@@ -81,14 +86,28 @@ def combine(
     return storing.sums()
 
 
-def _xor(
+def _compiled(coefficients: Coefficients) -> _Pass | None:
+    """Return the compiled pass that makes these combinations, None if there is none."""
+    outputs, inputs = coefficients.shape
+    if outputs == 1 and xored.kernel() is not None and bool((coefficients == 1).all()):
+        return lambda _, sources, targets, stops: xored.xor_runs(sources, targets[0], stops)[None]
+    if mixed.kernel() is None or inputs > mixed.most_inputs():
+        return None
+    return lambda reach, sources, targets, stops: mixed.combine_runs(
+        coefficients[:, reach], sources, targets, stops
+    )
+
+
+def _in_one_pass(
+    compiled: _Pass,
     inputs: Sequence[int],
     lengths: Sequence[int],
-    target: int,
+    targets: Sequence[int],
     cuts: Sequence[int],
+    *,
     before: Callable[[int, int], None] | None,
 ) -> Sums:
-    """Combine with coefficients of one: bytes are read once and stored once (see `combine`)."""
+    """Combine by a compiled pass: bytes are read once and stored once (see `combine`)."""
     nbytes = cuts[-1]
     pieces = {0, nbytes, *lengths}
     if before is not None:
@@ -99,16 +118,17 @@ def _xor(
     for lo, hi in pairwise(sorted(pieces)):
         if before is not None:
             before(lo, hi)
-        reach = [each for each, length in zip(inputs, lengths, strict=True) if length >= hi]
+        reach = [number for number, length in enumerate(lengths) if length >= hi]
         inside = stops[slice(*np.searchsorted(stops, [lo, hi + 1]))]
         if reach:
-            parts.append(xored.xor_runs(reach, target, inside))
+            parts.append(compiled(reach, [inputs[each] for each in reach], targets, inside))
         else:
-            ctypes.memset(target + lo, 0, hi - lo)
-            parts.append(of_zeros(np.diff(inside)))
-    places = np.searchsorted(stops, edges)
-    sums = np.concatenate(parts)
-    return combined(sums, np.diff(stops), starts=places[:-1], ends=places[1:])
+            for target in targets:
+                ctypes.memset(target + lo, 0, hi - lo)
+            parts.append(np.tile(of_zeros(np.diff(inside)), (len(targets), 1)))
+    places, sums = np.searchsorted(stops, edges), np.concatenate(parts, axis=1)
+    of = partial(combined, lengths=np.diff(stops), starts=places[:-1], ends=places[1:])
+    return np.stack([of(each) for each in sums])
 
 
 class _Band(NamedTuple):
@@ -198,7 +218,7 @@ class _Storing:
         )
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _tables(coefficients: bytes, inputs: int) -> isal.Bytes:
     return isal.encode_tables(np.frombuffer(coefficients, dtype=np.uint8).reshape(-1, inputs))
 

@@ -99,6 +99,8 @@ def _raw(carrier: torch.Tensor) -> torch.Tensor:
 
 def _span(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
     """Return the addresses of the first byte of tensors, and of that behind their last one."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return (first := tensors[0].data_ptr()), first + tensors[0].nbytes
     starts = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
     ends = [tensor.data_ptr() + _reach(tensor) for tensor in tensors if tensor.numel()]
     return min(starts), max(ends)

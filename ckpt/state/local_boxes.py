@@ -184,6 +184,8 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
     A tensor of more than 16 million elements may be said to, if its strides are interleaved.
     """
+    if tensor.is_contiguous():
+        return False
     dims = sorted(
         (stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -159,6 +160,10 @@ class _RestoreJob:
 
     def __init__(self, match: StateMatch) -> None:
         self._match, self._saved = match, match.saved
+        self._targets: landing.Targets = {
+            fqn: (self._saved.specs[fqn], [(item.box, item.local) for item in boxes])
+            for fqn, boxes in match.targets.items()
+        }
 
     def part_of(self, source: ShardSource) -> ShardSource:
         """Return the part of a source that this restore reads."""
@@ -167,7 +172,7 @@ class _RestoreJob:
         want: dict[str, list[Box] | None] = {
             fqn: [item.box for item in boxes] for fqn, boxes in self._match.boxes().items()
         }
-        compared = [*self._match.alike, *landing.overlapping(self._landing_targets())]
+        compared = [*self._match.alike, *self._overlapping]
         want |= {name: None for names in compared for name in names}
         return self._saved.part_of(source, want)
 
@@ -175,9 +180,8 @@ class _RestoreJob:
         """Say in words which live tensors were saved as several tensors that are not equal."""
         wanted = [names for names in self._match.alike if names[0] in self._match.boxes()]
         found = [names for names in wanted if not are_equal(source, self._saved, names)]
-        targets = self._landing_targets()
-        for names in landing.overlapping(targets):
-            group = {name: targets[name] for name in names}
+        for names in self._overlapping:
+            group = {name: self._targets[name] for name in names}
             if not self._are_equal(source, group) and landing.contradict(
                 source, self._saved.places, group
             ):
@@ -204,16 +208,14 @@ class _RestoreJob:
         """Read every wanted byte into its destination; return the number of bytes read."""
         for holder, fqn in self._match.saved_anyhow:
             holder.saved_from_now(fqn)
-        nbytes = landing.fill(source, self._saved.places, self._landing_targets())
+        nbytes = landing.fill(source, self._saved.places, self._targets)
         for expanded in self._match.expanded.values():
             nbytes += sum(each.land() for each in expanded)
         return nbytes
 
-    def _landing_targets(self) -> landing.Targets:
-        return {
-            fqn: (self._saved.specs[fqn], [(item.box, item.local) for item in boxes])
-            for fqn, boxes in self._match.targets.items()
-        }
+    @functools.cached_property
+    def _overlapping(self) -> list[list[str]]:
+        return landing.overlapping(self._targets)
 
     def values(self) -> dict[str, Any]:
         """Return the plain values to restore, each with its name."""

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.ckpt.errors import CorruptError, MismatchError, NotFoundError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
-from holdfast.ckpt.geometry.reshard import Saved, SavedChunks, saved_aliases, saved_specs
+from holdfast.ckpt.geometry.reshard import Saved, SavedChunks
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
 from holdfast.ckpt.register.outline import SavedOutline
@@ -88,15 +88,15 @@ class SavedState:
         indexes = source.indexes()
         if not indexes:
             raise NotFoundError(f"{source.origin}: holds no shard; choose another restore point")
-        first = indexes[0]
+        first, chunks = indexes[0], SavedChunks(indexes)
         saved = cls(
             step=first.step,
             generation=first.generation,
             writers=len(indexes),
             indexes=indexes,
-            specs=saved_specs(indexes),
-            aliases=saved_aliases(indexes),
-            places=indexes,
+            specs=chunks.specs,
+            aliases=chunks.aliases,
+            places=chunks,
         )
         for index in indexes:
             if (index.step, index.generation) != (first.step, first.generation):

@@ -8,6 +8,9 @@ from typing import Final, Protocol, TypeAlias
 
 from typing_extensions import Buffer, TypeIs
 
+from holdfast.ckpt.native.checked_read import Pieces, pieces_kernel
+from holdfast.ckpt.native.sums import Sums
+
 SMALL_FILE_BYTES: Final = 1 << 30
 """The most bytes of a file that is read in one piece. Ours hold far less: a manifest of a million
 tensors has 100 MiB."""
@@ -43,6 +46,21 @@ class SummingFile(Readable, Protocol):
 def is_summing(file: Readable) -> TypeIs[SummingFile]:
     """Say whether a file checksums what it reads."""
     return hasattr(file, "read_checked")
+
+
+class PieceFile(Readable, Protocol):
+    """A file of which many pieces can be read in one call."""
+
+    def read_pieces(self, pieces: Pieces) -> tuple[Sums, int, int]:
+        """Read pieces into memory that the caller keeps alive.
+
+        Returns what `holdfast.ckpt.native.checked_read.read_pieces` does.
+        """
+
+
+def reads_pieces(file: Readable) -> TypeIs[PieceFile]:
+    """Say whether many pieces of a file can be read in one call."""
+    return pieces_kernel() is not None and hasattr(file, "read_pieces")
 
 
 class Poured(Protocol):

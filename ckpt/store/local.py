@@ -25,7 +25,8 @@ from typing_extensions import Buffer
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError, StoreError, UnsafePathError
 from holdfast.ckpt.native import crc, isal
-from holdfast.ckpt.native.checked_read import kernel, read_checked
+from holdfast.ckpt.native.checked_read import Pieces, kernel, read_checked, read_pieces
+from holdfast.ckpt.native.sums import Sums
 from holdfast.ckpt.store import direct
 from holdfast.ckpt.store.base import SMALL_FILE_BYTES, Part, Unpublished
 from holdfast.ckpt.store.refusals import refusals
@@ -94,6 +95,11 @@ class LocalFile:
             return got, crc.block_checksums(isal.address_of(into), got) if got else []
         with _reading(self._path):
             return read_checked(self._fd, at, into)
+
+    def read_pieces(self, pieces: Pieces) -> tuple[Sums, int, int]:
+        """Read pieces of the file in one call; see `holdfast.ckpt.store.base.PieceFile`."""
+        with _reading(self._path):
+            return read_pieces(self._fd, pieces)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -16,6 +16,15 @@ void stream_xor(char *to, size_t count, const uint64_t *sources, size_t runs, co
     uint32_t *checksums);
 int64_t checked_read(int file, int64_t at, char *to, size_t size, uint32_t *blocks,
     uint32_t (*crc32)(const void *, int, uint32_t));
+int combine_prepare(void);
+void stream_combine(size_t outputs, const uint64_t *targets, size_t count, const uint64_t *sources,
+    const uint8_t *coefficients, size_t runs, const uint64_t *stops, uint32_t *checksums);
+struct piece {
+    int64_t at;
+    uint64_t size, to, first, last, tail, rest;
+};
+size_t checked_pieces(int file, size_t count, const struct piece *pieces, char *room,
+    uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t), int64_t *found);
 
 #define BLOCK_BYTES ((size_t)128 << 10)
 #define RUNS 3
@@ -130,6 +139,54 @@ static void check_xor(void)
     free(to), free(wanted);
 }
 
+static unsigned char product(unsigned char one, unsigned char other)
+{
+    unsigned found = 0, shifted = one;
+    for (; other; other >>= 1, shifted = shifted << 1 ^ (shifted & 128 ? 0x11d : 0))
+        found ^= other & 1 ? shifted : 0;
+    return (unsigned char)found;
+}
+
+static void check_combine(void)
+{
+    enum { MOST = 4 };
+    size_t size = random_size() % 40000 + 3, count = 1 + (size_t)rand() % MOST;
+    size_t outputs = 1 + (size_t)rand() % MOST;
+    char *from[MOST], *to[MOST], *wanted = malloc(size);
+    uint64_t sources[MOST], targets[MOST], stops[RUNS + 1] = {(size_t)rand() % size, 0, 0, size};
+    uint8_t coefficients[MOST * MOST];
+    uint32_t sums[MOST * RUNS];
+    stops[1] = stops[0] + (size_t)rand() % (size - stops[0]);
+    stops[2] = stops[1] + (size_t)rand() % (size - stops[1]);
+    for (size_t i = 0; i < count; i++) {
+        size_t before = (size_t)rand() % 70;
+        from[i] = filled(size + before), sources[i] = (uintptr_t)(from[i] + before);
+    }
+    for (size_t i = 0; i < outputs; i++) {
+        size_t behind = rand() % 2 ? 0 : (size_t)rand() % 70;
+        to[i] = filled(size + behind), targets[i] = (uintptr_t)(to[i] + behind);
+    }
+    for (size_t i = 0; i < outputs * count; i++)
+        coefficients[i] = (uint8_t)rand();
+    stream_combine(outputs, targets, count, sources, coefficients, RUNS, stops, sums);
+    for (size_t out = 0; out < outputs; out++) {
+        memset(wanted, 0, size);
+        for (size_t i = 0; i < count; i++)
+            for (size_t at = 0; at < size; at++)
+                wanted[at] ^= (char)product(coefficients[out * count + i],
+                    ((const unsigned char *)(uintptr_t)sources[i])[at]);
+        const char *made = (const char *)(uintptr_t)targets[out];
+        require(!memcmp(made + stops[0], wanted + stops[0], size - stops[0]), "a row", size);
+        for (size_t i = 0; i < RUNS; i++)
+            require(sums[out * RUNS + i] == crc32c(wanted + stops[i], stops[i + 1] - stops[i]),
+                "the CRC32C of a row", size);
+        free(to[out]);
+    }
+    for (size_t i = 0; i < count; i++)
+        free(from[i]);
+    free(wanted);
+}
+
 static uint32_t library(const void *from, int size, uint32_t crc)
 {
     (void)crc;
@@ -156,6 +213,31 @@ static void check_read(void)
     fclose(file), free(blocks), free(to), free(data);
 }
 
+static void check_pieces(void)
+{
+    size_t size = random_size() + 2, at = (size_t)rand() % size, nbytes = 1 + (size_t)rand() % (size - at);
+    size_t first = (size_t)rand() % (nbytes < BLOCK_BYTES ? nbytes : BLOCK_BYTES);
+    size_t whole = (nbytes - 1) / BLOCK_BYTES * BLOCK_BYTES, least = whole > first ? whole : first;
+    size_t last = rand() % 2 ? nbytes : least + (size_t)rand() % (nbytes - least + 1);
+    size_t rest = (size_t)rand() % 70, left = size - at - nbytes, kept = rest < left ? rest : left;
+    char *data = filled(size), *to = malloc(last - first), *tail = malloc(rest), *room = malloc(BLOCK_BYTES);
+    uint32_t *blocks = calloc(whole / BLOCK_BYTES + 1, sizeof *blocks);
+    struct piece piece = {(int64_t)at, nbytes, (uintptr_t)to, first, last, (uintptr_t)tail, rest};
+    int64_t found = 0;
+    FILE *file = tmpfile();
+    require(file && fwrite(data, 1, size, file) == size && !fflush(file), "a file", size);
+    size_t done = checked_pieces(fileno(file), 1, &piece, room, blocks, library, &found);
+    require(done == (kept == rest) && found == (int64_t)(nbytes + kept), "a piece's length", size);
+    require(!memcmp(to, data + at + first, last - first), "a piece", nbytes);
+    require(!memcmp(tail, data + at + nbytes, kept), "what follows a piece", nbytes);
+    for (size_t i = 0; i <= whole / BLOCK_BYTES; i++) {
+        size_t end = i * BLOCK_BYTES + BLOCK_BYTES < nbytes ? i * BLOCK_BYTES + BLOCK_BYTES : nbytes;
+        size_t part = end - i * BLOCK_BYTES;
+        require(blocks[i] == crc32c(data + at + i * BLOCK_BYTES, part), "a piece's CRC32C", part);
+    }
+    fclose(file), free(blocks), free(room), free(tail), free(to), free(data);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3)
@@ -168,7 +250,9 @@ int main(int argc, char **argv)
             check_streams();
         if (blocks)
             check_blocks(), check_xor();
-        check_read();
+        if (combine_prepare())
+            check_combine();
+        check_read(), check_pieces();
     }
     puts("ok");
     return 0;

@@ -9,12 +9,20 @@ import pytest
 from galois import TABLE
 from pyeclib.ec_iface import ECDriver
 
-from holdfast.ckpt.native import isal
+from holdfast.ckpt.native import isal, mixed, xored
 from holdfast.ckpt.native.isal import cauchy_matrix
 from holdfast.ckpt.parity import combining
 from holdfast.ckpt.parity.erasure import ErasureCode, codec_named
 
 LENGTH = 300
+
+
+@pytest.fixture(params=["as here", "without compiled passes"], autouse=True)
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with the compiled passes of this processor, and once more without any."""
+    if request.param != "as here":
+        monkeypatch.setattr(xored, "kernel", lambda: None)
+        monkeypatch.setattr(mixed, "kernel", lambda: None)
 
 
 def encode(k: int, m: int) -> tuple[list[bytes], list[bytearray]]:
