@@ -9,43 +9,33 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 import msgspec
-import numpy.typing as npt
 import torch
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from holdfast.adapters.dcp.names import DcpView, view_of
+from holdfast.adapters.dcp.places import Array, StoredPlaces
 from holdfast.adapters.dcp.writer import Place, can_hold
 from holdfast.ckpt.checkpoints import redirects
-from holdfast.ckpt.checkpoints.assemble import TensorChunks, parts_of
 from holdfast.ckpt.checkpoints.catalog import step_folder
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, MismatchError
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.geometry.reshard import Copy, chunk_key
-from holdfast.ckpt.geometry.shard_index import ChunkRef
+from holdfast.ckpt.geometry.reshard import Copy
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.local_boxes import local_of, overlaps_itself
 from holdfast.ckpt.store.places import locate
-
-Array: TypeAlias = npt.NDArray[Any]
-Delivery: TypeAlias = tuple[Copy, Array]
 
 _STAGED_BYTES: Final = 64 << 20
 """Bytes read at once for targets that need a staging copy: on a device, or of another dtype."""
@@ -78,7 +68,7 @@ class HoldfastReader(StorageReader):
         self._cast = cast
         self._opened: tuple[StoreSource, DcpView] | None = None
         self._fault: CkptError | None = None
-        self._refs: dict[MetadataIndex, ChunkRef] = {}
+        self._places: StoredPlaces | None = None
 
     def reset(self, checkpoint_id: Place | None = None) -> None:
         """Begin another load, from ``checkpoint_id`` if it is given."""
@@ -107,8 +97,8 @@ class HoldfastReader(StorageReader):
         except CkptError as error:
             self._fault = error
             raise
-        manifest = source.manifest
-        view = view_of(manifest.tensors, aliases=manifest.aliases, values=_values(source))
+        head = source.head
+        view = view_of(head.tensors, aliases=head.aliases, values=head.values)
         self._opened = source, view
         return _metadata(source, view)
 
@@ -118,12 +108,13 @@ class HoldfastReader(StorageReader):
         """Take the metadata that `read_metadata` returned."""
         if self._fault is not None:
             raise self._fault
-        self._refs = metadata.storage_data
+        self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add the checkpoint that this rank has opened to the plan."""
-        manifest = self._source.manifest
-        seen = _OpenedCheckpoint(manifest.step, crc32c(msgspec.json.encode(manifest.writers)))
+        head = self._source.head
+        files = head.writers if head.register is None else head.register
+        seen = _OpenedCheckpoint(head.step, crc32c(msgspec.json.encode(files)))
         return dataclasses.replace(plan, storage_data=seen)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -145,6 +136,7 @@ class HoldfastReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the regions of the plan. Raises ``CorruptError`` if bytes are damaged."""
         assert self._opened is not None, "read_metadata comes first"
+        assert self._places is not None, "set_up_storage_reader comes first"
         source, view = self._opened
         try:
             for item in plan.items:
@@ -152,7 +144,7 @@ class HoldfastReader(StorageReader):
                     value = view.values[item.storage_index.fqn]
                     planner.load_bytes(item, _as_torch_saves(value))
             tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
-            _Fill(self._refs, planner, cast=self._cast).run(source, tensors)
+            _Fill(self._places, planner, cast=self._cast).run(tensors)
         finally:
             source.close()
         done: Future[None] = Future()
@@ -170,13 +162,6 @@ class HoldfastReader(StorageReader):
         return can_hold(os.fspath(checkpoint_id))
 
 
-def _values(source: StoreSource) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for index in source.indexes():
-        found |= index.values
-    return found
-
-
 def _as_torch_saves(value: object) -> io.BytesIO:
     """Return the bytes that load planners expect, made here from a value stored as JSON."""
     data = io.BytesIO()
@@ -186,47 +171,27 @@ def _as_torch_saves(value: object) -> io.BytesIO:
 
 
 def _metadata(source: StoreSource, view: DcpView) -> Metadata:
-    """Describe tensors chunk by chunk, in DCP's names; ``storage_data`` maps each to its place."""
-    parts = parts_of(source.indexes(), origin=source.origin)
-    found = Metadata({}, planner_data=dict(view.paths), storage_data={})
+    """Describe tensors in DCP's names; ``storage_data`` knows the places of their chunks."""
+    places = StoredPlaces(source, view.tensors)
+    found = Metadata({**places.described()}, planner_data=dict(view.paths), storage_data=places)
     found.version = CURRENT_DCP_VERSION
     found.storage_meta = StorageMeta(checkpoint_id=source.store.where(source.folder))
-    for name, stored in view.tensors.items():
-        found.state_dict_metadata[name] = _tensor_metadata(parts[stored])
-        for ref in parts[stored].chunks:
-            place = MetadataIndex(name, torch.Size(ref.chunk.box.offset))
-            found.storage_data[place] = ref
     for name in view.values:
         found.state_dict_metadata[name] = BytesStorageMetadata()
     return found
 
 
-def _tensor_metadata(parts: TensorChunks) -> TensorStorageMetadata:
-    return TensorStorageMetadata(
-        properties=TensorProperties(dtype=torch_dtypes.BY_NAME[parts.dtype.name]),
-        size=torch.Size(parts.shape),
-        chunks=[
-            ChunkStorageMetadata(
-                offsets=torch.Size(ref.chunk.box.offset), sizes=torch.Size(ref.chunk.box.shape)
-            )
-            for ref in parts.chunks
-        ],
-    )
-
-
 class _Fill:
     """Reads the regions of a load plan into the tensors that the planner gives for them."""
 
-    def __init__(
-        self, refs: dict[MetadataIndex, ChunkRef], planner: LoadPlanner, *, cast: bool
-    ) -> None:
-        self._refs, self._planner, self._cast = refs, planner, cast
+    def __init__(self, places: StoredPlaces, planner: LoadPlanner, *, cast: bool) -> None:
+        self._places, self._planner, self._cast = places, planner, cast
 
-    def run(self, source: StoreSource, items: Sequence[ReadItem]) -> None:
+    def run(self, items: Sequence[ReadItem]) -> None:
         """Fill the directly readable targets at once, then the rest through a bounded buffer."""
         wanted = [(item, *self._target(item)) for item in items]
         direct = [one for one in wanted if _readable_into(one[2], one[1].ref.dtype)]
-        scatter(source, [(copy, _array(target)) for _, copy, target in direct])
+        self._places.scatter([(copy, _array(target)) for _, copy, target in direct])
         for item, _, target in direct:
             self._planner.commit_tensor(item, target)
         taken = {id(item) for item, _, _ in direct}
@@ -234,7 +199,7 @@ class _Fill:
         for batch in _batches(sorted(staged, key=lambda one: _order(one[1]))):
             rooms = [_room(copy) for _, copy, _ in batch]
             copies = [copy for _, copy, _ in batch]
-            scatter(source, [(c, _array(room)) for c, room in zip(copies, rooms, strict=True)])
+            self._places.scatter([(c, _array(r)) for c, r in zip(copies, rooms, strict=True)])
             for (item, _, target), room in zip(batch, rooms, strict=True):
                 target.copy_(room)
                 self._planner.commit_tensor(item, target)
@@ -242,7 +207,7 @@ class _Fill:
     def _target(self, item: ReadItem) -> tuple[Copy, torch.Tensor]:
         """Return the copy to read for an item, and its target tensor."""
         fqn, shape = item.dest_index.fqn, tuple(item.lengths)
-        ref = self._refs[item.storage_index]
+        ref = self._places.ref(item.storage_index)
         target = self._planner.resolve_tensor(item).detach()
         if tuple(target.shape) != shape:
             raise MismatchError(
@@ -303,12 +268,3 @@ def _room(copy: Copy) -> torch.Tensor:
 
 def _order(copy: Copy) -> tuple[int, int, str]:
     return copy.ref.writer, copy.ref.chunk.at, copy.ref.fqn
-
-
-def scatter(source: StoreSource, deliveries: Sequence[Delivery]) -> None:
-    """Read the regions of all copies into their arrays; each chunk is read once."""
-    ordered = sorted(deliveries, key=lambda delivery: chunk_key(delivery[0].ref))
-    groups = [list(group) for _, group in groupby(ordered, key=lambda one: chunk_key(one[0].ref))]
-    source.scatter(
-        [(group[0][0].ref, [(copy.src, target) for copy, target in group]) for group in groups]
-    )

@@ -25,6 +25,7 @@ from holdfast import elastic
 from holdfast.adapters.rl.ledger.checker import Consumer, ObservedStep, StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
 from holdfast.adapters.rl.ledger.plan import Assignment, BatchPlan, Mode
+from holdfast.adapters.rl.rollout.episode import Episode
 from holdfast.adapters.rl.samples.borrowed import Borrowed
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.token_log import TokenLog
@@ -49,6 +50,7 @@ from holdfast.elastic.events import RuleViolated, SampledUnprotected
 __all__ = [
     "BatchPlan",
     "Borrowed",
+    "Episode",
     "Mode",
     "Rollouts",
     "Sample",
@@ -83,6 +85,10 @@ class Rollouts:
 
     ``reward_of`` gives the reward of a finished sample, and must depend on nothing else. Only a
     plan with ``skip_equal`` needs it: groups whose rewards are all equal are passed over.
+
+    With ``TurnLimits(turns=True)`` in the plan each sample is an `Episode`, of several turns.
+    ``policies`` are the names of those that speak in them, if there are several. All are tracked
+    as one model and have one version, and the ledger counts the tokens of each.
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class Rollouts:
         fatal: bool = False,
         share: Share | None = None,
         reward_of: Callable[[Trajectory], float] | None = None,
+        policies: Sequence[str] = (),
     ) -> None:
         if log_every_tokens < 1:
             raise ConfigError(f"log_every_tokens is {log_every_tokens}, needed: at least 1")
@@ -103,10 +110,13 @@ class Rollouts:
                 "Scheduling(skip_equal=...) passes over groups by their rewards: give Rollouts "
                 "reward_of, or set skip_equal to None"
             )
+        _check_turns(plan, policies, shares=share is not None)
         if share is not None:
             share.check_groups(plan.groups)
             plan = msgspec.structs.replace(plan, groups=share.own)
-        self.ledger, self.checker = Ledger(plan, reward_of=reward_of), StepChecker()
+        self.policies = tuple(policies) or ("",)
+        self.ledger = Ledger(plan, policies=self.policies, reward_of=reward_of)
+        self.checker = StepChecker()
         self.lock: AbstractContextManager[Any] = nullcontext()  # one thread uses the ledger
         self._serving: Serving | None = None
         self._served: Callable[[], Serving] | None = None
@@ -158,9 +168,15 @@ class Rollouts:
         while work := self._claim():
             for assignment in work:
                 start = assignment.trajectory
-                sample = Sample(self, start, version=self._version(start.ordinal))
+                sample = self._begun(start)
                 self._open[start.key] = sample
                 yield sample
+
+    def _begun(self, start: Trajectory) -> Sample:
+        version = self._version(start.ordinal)
+        if self.limits.turns:
+            return Episode(self, start, version=version, policies=self.policies)
+        return Sample(self, start, version=version)
 
     def _claim(self) -> list[Assignment]:
         """Claim all that may be sampled now; pass over groups if nothing else is left."""
@@ -228,10 +244,15 @@ class Rollouts:
         return weights_of(self._run, names, version)
 
     def report(self) -> dict[str, Json]:
-        """Return the counts of prompts, samples and tokens, and every violation found."""
+        """Return the counts of prompts, samples and tokens, and every violation found.
+
+        With ``policies`` also the trained turns and tokens of each.
+        """
+        several = {"policies": self.ledger.books.report()} if any(self.policies) else {}
         return {
             **msgspec.to_builtins(self.ledger.counters),
             "ordinals": self.ledger.counts(),
+            **several,
             "violations": [*self.ledger.check(), *self.checker.violations],
         }
 
@@ -281,7 +302,7 @@ class Rollouts:
         if sample.finished:
             self.ledger.deliver(sample.trajectory())
             self._open.pop((sample.ordinal, sample.sample), None)
-        self._unlogged.add(delta, finished=sample.finished)
+        self._unlogged.add(delta, finished=sample.finished or bool(delta.turns))
 
     def together(self) -> AbstractContextManager[None]:
         """Return a block whose tokens are logged at its end, by one record."""
@@ -414,3 +435,26 @@ class Rollouts:
                 except CkptError as error:
                     _log.warning("the token log of %s cannot be removed: %s", worker.seat, error)
         self._state.workers = ()
+
+
+def _check_turns(plan: BatchPlan, policies: Sequence[str], *, shares: bool) -> None:
+    """Raise ``ConfigError`` for turns and policies that no loop can have."""
+    if plan.limits.turns and shares:
+        raise ConfigError(
+            "Rollouts(share=…): episodes of several turns are not shared; leave share or "
+            "TurnLimits(turns=True) out"
+        )
+    if not policies:
+        return
+    if not plan.limits.turns:
+        raise ConfigError(
+            f"Rollouts(policies={[*policies]}): policies speak in turns; give the plan "
+            "TurnLimits(turns=True)"
+        )
+    if "" in policies or len(set(policies)) < len(policies):
+        raise ConfigError(f"Rollouts(policies={[*policies]}): give each a name of its own")
+    if plan.skips:
+        raise ConfigError(
+            f"Rollouts(policies={[*policies]}): a group whose rewards are all equal for one policy "
+            "may teach another; set Scheduling(skip_equal=…) to None"
+        )

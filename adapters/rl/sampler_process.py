@@ -24,6 +24,7 @@ import msgspec
 from torch import Tensor
 
 from holdfast.adapters.rl.rollout.engine import unlogged
+from holdfast.adapters.rl.rollout.episode import Episode
 from holdfast.adapters.rl.rollout.sampling_client import RETRY_S, SamplingClient
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory, TurnLimits
@@ -242,8 +243,8 @@ class _Hand:
         return [sample.trajectory() for sample in self._samples.values()]
 
     def progress(self) -> dict[SampleId, int]:
-        """Return the number of tokens of each sample."""
-        return {key: len(sample.tokens) for key, sample in self._samples.items()}
+        """Return the number of sampled tokens of each sample."""
+        return {key: sample.sampled for key, sample in self._samples.items()}
 
     def oldest(self) -> dict[SampleId, int]:
         """Return the oldest version of each sample's tokens, future ones included."""
@@ -273,6 +274,7 @@ class Sampler:
     ) -> None:
         offer = place.first
         self._place, self._plan, self._seed = place, offer.plan, offer.seed
+        self._policies = offer.policies or ("",)
         self._unlogged = Unlogged(every, self._log)
         self._hand = _Hand(self._make, load, pinned=offer.plan.pinned, unlogged=self._unlogged)
         self._client = SamplingClient(
@@ -280,6 +282,8 @@ class Sampler:
         )
 
     def _make(self, start: Trajectory, version: int) -> Sample:
+        if self.limits.turns:
+            return Episode(self, start, version=version, policies=self._policies)
         return Sample(self, start, version=version)
 
     def __enter__(self) -> Sampler:
@@ -384,7 +388,7 @@ class Sampler:
         if sample.finished:
             self._hand.remove(sample)
             self._client.finish(sample.trajectory())
-        self._unlogged.add(delta, finished=sample.finished)
+        self._unlogged.add(delta, finished=sample.finished or bool(delta.turns))
         self._client.attend()
 
     def _log(self, deltas: list[Delta]) -> None:

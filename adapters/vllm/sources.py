@@ -21,7 +21,6 @@ from holdfast.adapters.rl.weights.pull import Reader, RefusedWeightsError, pull
 from holdfast.ckpt.checkpoints import redirects
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CkptError, NotFoundError, PeerError
-from holdfast.ckpt.geometry.reshard import saved_aliases, saved_specs
 from holdfast.ckpt.recovery.replica import Replica, digest, refresh
 from holdfast.ckpt.sidecar.client import SidecarClient
 from holdfast.ckpt.transport import Client, RunKey
@@ -105,13 +104,13 @@ class SavedWeights:
         step = wanted.version if wanted.step is None else wanted.step
         root = "/".join(each for each in (self.place.checkpoints, wanted.folder) if each)
         with StoreSource.chosen(redirects.to_read(root, step), step) as source:
-            indexes, prefix = source.indexes(), self.place.prefix
-            names = [*saved_specs(indexes), *saved_aliases(indexes)]
-            fqns = sorted(name for name in names if name.startswith(prefix))
+            prefix = self.place.prefix
+            fqns = sorted(name for name in source.names() if name.startswith(prefix))
             if not fqns:
                 raise NotFoundError(f"{root}, step {step}: no name begins with {prefix!r}")
-            took = refresh(self._replica, source, fqns)
-            found = digest(indexes, fqns)
+            part = source.tensors(fqns)
+            took = refresh(self._replica, part, fqns)
+            found = digest(part.indexes(), fqns)
         tensors = {fqn[len(prefix) :]: self._replica.tensors[fqn] for fqn in fqns}
         return FetchedWeights(
             version=wanted.version,

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -353,8 +353,9 @@ class _WhenAsked(Mapping[int, PackIndex]):
 class StoreSource(PackSource):
     """A committed checkpoint as a `ShardSource`; opening reads the manifest and all indexes.
 
-    Of a step with a register, opening reads the names of tensors and the values. Then `part` reads
-    the places of some tensors, and all others are read once they are asked for.
+    Of a step with a register, opening reads the names of tensors and the values. Then `part` and
+    `tensors` read the places of some tensors, and all others are read once they are asked for.
+    ``head`` is the manifest; of a step with a register it lists no writers.
 
     Raises ``NotFoundError`` if no checkpoint is committed and ``CorruptError`` if a file is
     missing, cut off or changed.
@@ -370,26 +371,31 @@ class StoreSource(PackSource):
     ) -> None:
         store, folder = open_store(root), step_folder(step)
         self.store, self.folder = store, folder
-        self._head = head_of(store, step)
+        self.head = head_of(store, step)
         self._parts: list[PackSource] = []
+        self._checked = set[str]()
         packs: Mapping[int, PackIndex]
         self.register: Register | None = None
-        if self._head.register is None:
-            packs = open_whole(store, self._head)[1]
+        if self.head.register is None:
+            packs = open_whole(store, self.head)[1]
         else:
-            self.register = register_of(store, folder, self._head)
-            packs = _WhenAsked(lambda: open_whole(store, self._head)[1])
+            self.register = register_of(store, folder, self.head)
+            packs = _WhenAsked(lambda: open_whole(store, self.head)[1])
         super().__init__(store, folder, packs, threads=threads, progress=progress)
 
     @functools.cached_property
     def manifest(self) -> Manifest:
         """The manifest, with the writers that a register lists."""
         register = self.register
-        return self._head if register is None else whole(self._head, register)
+        return self.head if register is None else whole(self.head, register)
 
     def outline(self) -> SavedOutline | None:
         """Return everything but the places of chunks; None where these were read, too."""
-        return None if self.register is None else outline_of(self._head, self.register)
+        return None if self.register is None else outline_of(self.head, self.register)
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors, tied names among them."""
+        return [*self.head.tensors, *self.head.aliases]
 
     def part(self, want: Mapping[str, Sequence[Box] | None]) -> PackSource:
         """Return a source of the chunks that meet boxes of tensors, of all chunks for None.
@@ -403,8 +409,20 @@ class StoreSource(PackSource):
                 for fqn, boxes in want.items()
             }
         )
+        return self._part(packs)
+
+    def tensors(self, names: Iterable[str]) -> PackSource:
+        """Return a source of whole tensors, which may be named by tied names; it may have others.
+
+        Names that were not saved are left out. It is closed with this one.
+        """
+        return self if self.register is None else self._part(self.register.tensors(names))
+
+    def _part(self, packs: Mapping[int, PackIndex]) -> PackSource:
         files = {file.path: file for index in packs.values() for file in files_of(index)}
-        check_sizes(self.store, self.folder, [*files.values()])
+        fresh = [file for path, file in files.items() if path not in self._checked]
+        check_sizes(self.store, self.folder, fresh)
+        self._checked.update(file.path for file in fresh)
         part = PackSource(
             self.store,
             self.folder,

@@ -152,6 +152,21 @@ class Register:
             self._complete(found)
         return found
 
+    def tensors(self, names: Iterable[str]) -> dict[int, PackIndex]:
+        """Return what whole tensors need of each writer's index; ``names`` may be tied ones.
+
+        The first of these writers has the tied names, and the tensors without elements. Names that
+        were not saved are left out.
+        """
+        names, aliases, known = {*names}, self._manifest.aliases, self._manifest.tensors
+        tied = {name: aliases[name] for name in names if name in aliases}
+        stored = {*tied.values(), *(name for name in names if name in known)}
+        found = self.packs(dict.fromkeys(stored))
+        if not found:
+            found = {0: self._index(self.writers([0])[0], {})}
+        self._add_names(found, min(found), stored=stored, aliases=tied)
+        return found
+
     def _complete(self, found: dict[int, PackIndex]) -> None:
         """Add the values, and the tensors without elements, that no chunk leads to."""
         manifest, owned = self._manifest, dict[int, dict[str, Json]]()
@@ -159,17 +174,26 @@ class Register:
             owned.setdefault(value.writer, {})[value.name] = value.tree
         for writer, trees in owned.items():
             found[writer] = msgspec.structs.replace(found[writer], rank_values=trees)
+        found[0] = msgspec.structs.replace(found[0], values=manifest.values)
+        self._add_names(found, 0, stored=manifest.tensors, aliases=manifest.aliases)
+
+    def _add_names(
+        self,
+        found: dict[int, PackIndex],
+        writer: int,
+        *,
+        stored: Iterable[str],
+        aliases: dict[str, str],
+    ) -> None:
+        """Add to a writer the tied names, and those of the tensors that no writer has."""
         held = {fqn for index in found.values() for fqn in index.tensors}
+        records = {fqn: self._manifest.tensors[fqn] for fqn in stored if fqn not in held}
         empty = {
             fqn: PackedTensor(dtype=record.dtype, shape=record.shape, cell=record.cell, chunks=())
-            for fqn, record in manifest.tensors.items()
-            if fqn not in held
+            for fqn, record in records.items()
         }
-        found[0] = msgspec.structs.replace(
-            found[0],
-            tensors=found[0].tensors | empty,
-            values=manifest.values,
-            aliases=manifest.aliases,
+        found[writer] = msgspec.structs.replace(
+            found[writer], tensors=found[writer].tensors | empty, aliases=aliases
         )
 
     def _index(self, record: WriterRecord, parts: _Parts) -> PackIndex:

@@ -226,7 +226,8 @@ class Conductor:
         )
         match decision:
             case seating.ChangeSeats(seats=seats, expected=expected, moves=moves):
-                if self._registry.seat(seats, expected=expected):
+                beside = self.view if self._part.is_crowd else None
+                if self._registry.seat(seats, expected=expected, beside=beside):
                     self._reporter.emit(JobSeated(reason=reason))
                     for each in moves:
                         self._reporter.emit(_role_moved(each, reason))
@@ -254,7 +255,8 @@ class Conductor:
             case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason=reason)
             case agree.Propose(record=record, expected=expected):
-                if self._registry.propose(record, expected=expected):
+                beside = self.view if self._part.is_crowd else None
+                if self._registry.propose(record, expected=expected, beside=beside):
                     self._reporter.emit(_proposal(record, reason))
                 self._again(now_s + _RETRY_S)
             case agree.Finish(outcome=outcome):

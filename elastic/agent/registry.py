@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from holdfast.elastic.coordinator.base import Coordinator
 from holdfast.elastic.errors import CoordinatorError, LeaseExpiredError
+from holdfast.elastic.membership.differences import Divisible
+from holdfast.elastic.membership.divided import divided, parts_of, superseded
 from holdfast.elastic.membership.records import (
     Bulletin,
     Decider,
@@ -19,6 +21,7 @@ from holdfast.elastic.membership.records import (
     Seating,
 )
 from holdfast.elastic.membership.view import (
+    JobView,
     bulletin_key,
     decider_key,
     encode,
@@ -72,16 +75,26 @@ class Registry:
         if revision > self._revision:
             self.forget()
 
-    def seat(self, seats: tuple[Seating, ...], *, expected: int) -> bool:
-        """Change the seating.
+    def seat(
+        self, seats: tuple[Seating, ...], *, expected: int, beside: JobView | None = None
+    ) -> bool:
+        """Change the seating; divide it if it is given the view from which it was made.
 
         Returns False if another node was faster or the coordinator is unreachable.
         """
-        return self._set(seating_key(self._run), seats, expected=expected)
+        key = seating_key(self._run)
+        if beside is None:
+            return self._set(key, seats, expected=expected)
+        return self._set_divided(key, seats, expected=expected, before=beside.seating)
 
-    def propose(self, record: GenerationRecord, *, expected: int) -> bool:
-        """Append a generation to the chain; False as for `seat`."""
-        return self._set(generation_key(self._run), record, expected=expected)
+    def propose(
+        self, record: GenerationRecord, *, expected: int, beside: JobView | None = None
+    ) -> bool:
+        """Append a generation to the chain; ``beside`` and False as for `seat`."""
+        key = generation_key(self._run)
+        if beside is None:
+            return self._set(key, record, expected=expected)
+        return self._set_divided(key, record, expected=expected, before=beside.generation)
 
     def finish(self, outcome: JobOutcome) -> bool:
         """Write the job's outcome; False if there is one already, or as for `seat`."""
@@ -120,3 +133,21 @@ class Registry:
             return self._coordinator.compare_and_set(key, encode(value), expected=expected)
         except CoordinatorError:
             return False
+
+    def _set_divided(
+        self, key: str, record: Divisible, *, expected: int, before: Divisible | None
+    ) -> bool:
+        """Write the parts, then the head, which commits; then remove the parts of before."""
+        found = divided(key, record, base=expected, before=before)
+        try:
+            for part, text in found.parts.items():
+                self._coordinator.put(part, text)
+            done = self._coordinator.compare_and_set(key, found.head, expected=expected)
+        except CoordinatorError:
+            return False
+        if done:
+            with contextlib.suppress(CoordinatorError):  # else the next one removes them
+                there = [entry.key for entry in self._coordinator.range(parts_of(key))[0]]
+                for part in superseded(key, there, base=expected, own=found.parts):
+                    self._coordinator.delete(part)
+        return done

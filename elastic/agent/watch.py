@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.elastic.coordinator.base import Coordinator, Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.divided import lacking
 
 _POLL_S = 1.0
 _RETRY_S = 0.1
@@ -40,7 +41,8 @@ class KeyWatch:
     """Reads everything under ``prefix`` once, then hands over every change in order.
 
     ``start(entries)`` and ``change(events)`` are called on the watch's thread; ``start`` is called
-    again if changes were missed.
+    again if changes were missed. If a divided record is among them, so are the parts that whoever
+    took everything before needs for it, whatever the prefix.
     """
 
     def __init__(
@@ -68,15 +70,38 @@ class KeyWatch:
     def _once(self, after: int | None) -> int | None:
         if after is None:
             entries, after = self._coordinator.range(self._prefix)
-            self._start(entries)
+            parts = self._parts(entries, follows=False)
+            if parts is None:
+                self._closed.wait(_RETRY_S)
+                return None
+            self._start([*entries, *parts])
             return after
         events, after = self._coordinator.watch(self._prefix, after=after, timeout_s=_POLL_S)
         if any(event.kind == EventKind.RESET for event in events):
             return None
         if events:
-            self._change(events)
+            parts = self._parts(events, follows=True)
+            if parts is None:
+                return None
+            self._change([*map(_put, parts), *events])
         return after
+
+    def _parts(
+        self, found: Sequence[Entry] | Sequence[KeyEvent], *, follows: bool
+    ) -> list[Entry] | None:
+        """Return the parts that are needed besides; None if a newer record has replaced them."""
+        parts = []
+        for key in lacking(((each.key, each.value) for each in found), follows=follows):
+            part = self._coordinator.get(key)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
 
     def close(self) -> None:
         """Stop following; does not wait for a pending poll."""
         self._closed.set()
+
+
+def _put(entry: Entry) -> KeyEvent:
+    return KeyEvent(kind=EventKind.PUT, key=entry.key, value=entry.value, revision=entry.revision)

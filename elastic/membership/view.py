@@ -14,6 +14,8 @@ from holdfast.ckpt.errors import HoldfastError
 from holdfast.ckpt.memory.records import BlockEntry
 from holdfast.elastic.coordinator.base import Entry, EventKind, KeyEvent
 from holdfast.elastic.errors import CoordinatorError
+from holdfast.elastic.membership.differences import Divisible, with_difference
+from holdfast.elastic.membership.divided import head_of, parts_prefix, whole_text
 from holdfast.elastic.membership.findings import Findings, answer_ahead
 from holdfast.elastic.membership.packed import pack, unpack
 from holdfast.elastic.membership.records import (
@@ -180,18 +182,21 @@ class JobView:
         """Build the view from all entries under `run_prefix`.
 
         Records of the same revisions, and cached answers, are taken over from ``before``. Raises
-        ``CoordinatorError`` naming the key of an unknown or corrupt record.
+        ``CoordinatorError`` naming the key of an unknown or corrupt record, or of a divided one
+        whose parts are not among the entries.
         """
         known = before.decoded if before else {}
         decoded: dict[str, tuple[int, Record]] = {}
         changed = set(known)
+        entries, parts = _apart(entries, run=run)
         for entry in entries:
             same = known.get(entry.key)
             if same and same[0] == entry.revision:
                 decoded[entry.key] = same
                 changed.discard(entry.key)
             else:
-                decoded[entry.key] = entry.revision, _decode(entry.key, entry.value, run=run)
+                record = _read(entry.key, entry.value, run=run, before=same, parts=parts)
+                decoded[entry.key] = entry.revision, record
                 changed.add(entry.key)
         start = before or cls(run=run, nodes={}, wanted=wanted)
         return start._with(decoded, changed, wanted=wanted, revision=revision)
@@ -201,21 +206,18 @@ class JobView:
 
         A change older than the known record is ignored. Raises like `from_entries`.
         """
-        newest: dict[str, KeyEvent] = {}
-        for event in events:
-            earlier = newest.get(event.key)
-            if earlier is None or earlier.revision <= event.revision:
-                newest[event.key] = event
+        events, parts = _apart(events, run=self.run)
         decoded = dict(self.decoded)
         changed = set()
-        for key, event in newest.items():
-            known = decoded.get(key)
+        for event in _telling(events):
+            key, known = event.key, decoded.get(event.key)
             if known and known[0] > event.revision:
                 continue
             if event.kind == EventKind.PUT:
                 if known and known[0] == event.revision:
                     continue
-                decoded[key] = event.revision, _decode(key, event.value, run=self.run)
+                record = _read(key, event.value, run=self.run, before=known, parts=parts)
+                decoded[key] = event.revision, record
             else:
                 decoded.pop(key, None)
             changed.add(key)
@@ -322,6 +324,54 @@ def newest_worker(node: NodeRecord, seat: str) -> WorkerRecord | None:
         if worker.seat == seat and (newest is None or worker.attempt > newest.attempt):
             newest = worker
     return newest
+
+
+_Told = TypeVar("_Told", Entry, KeyEvent)
+
+
+def _apart(found: Iterable[_Told], *, run: str) -> tuple[list[_Told], Mapping[str, str]]:
+    """Return what was told of records, and by key the parts of divided ones."""
+    prefix = parts_prefix(run)
+    rest: list[_Told] = []
+    parts: dict[str, str] = {}
+    for each in found:
+        if each.key.startswith(prefix):
+            parts[each.key] = each.value
+        else:
+            rest.append(each)
+    return rest, parts
+
+
+def _telling(events: Iterable[KeyEvent]) -> Iterator[KeyEvent]:
+    """Yield the newest change of each key; before a head, the earlier changes that it builds on."""
+    of_keys: dict[str, list[KeyEvent]] = {}
+    for event in events:
+        of_keys.setdefault(event.key, []).append(event)
+    for changes in of_keys.values():
+        changes.sort(key=lambda event: event.revision)
+        yield from changes if head_of(changes[-1].key, changes[-1].value) else changes[-1:]
+
+
+def _read(
+    key: str,
+    value: str,
+    *,
+    run: str,
+    before: tuple[int, Record] | None,
+    parts: Mapping[str, str],
+) -> Record:
+    """Return the record of a key; a divided one from the one ``before`` it, or from its parts."""
+    head = head_of(key, value)
+    if head is None:
+        return _decode(key, value, run=run)
+    if head.difference and before is not None and before[0] == head.base:
+        try:
+            return with_difference(unpack(head.difference), cast("Divisible", before[1]))
+        except (ValueError, RecursionError, HoldfastError) as error:  # msgspec's are ValueErrors
+            raise CoordinatorError(
+                f"{key}: no difference from the record before it: {error}"
+            ) from None
+    return _decode(key, whole_text(key, head, parts), run=run)
 
 
 def _decode(key: str, value: str, *, run: str) -> Record:

@@ -85,7 +85,8 @@ def test_the_environment_of_the_guide_to_reinforcement_learning_trains(tmp_path:
 def test_the_environments_of_the_guide_to_several_policies_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    debate, judged, scored = blocks(DOCS / "how-to" / "policies.md", "python")
+    written = blocks(DOCS / "how-to" / "policies.md", "python")
+    debate, judged, scored = (each for each in written if "\nclass " in each)
     (tmp_path / "debating.py").write_text(debate)
     (tmp_path / "judging.py").write_text(judged)
     monkeypatch.syspath_prepend(tmp_path)

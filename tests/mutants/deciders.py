@@ -5,12 +5,13 @@ The trial is that of `mutants.control`, with one or two deciders and every other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 from doubles.drawing import draw_config
 
+from holdfast.elastic.coordinator.base import KeyEvent
 from holdfast.elastic.decisions import agree, deciding
 from holdfast.elastic.membership.records import NodeRecord
 from holdfast.elastic.membership.view import JobView
@@ -70,6 +71,25 @@ def _keeps_it_to_itself(real: Callable[..., Any]) -> Any:
     return tell
 
 
+def _takes_the_newest_alone(_real: Any) -> Any:
+    def telling(events: Iterable[KeyEvent]) -> Iterable[KeyEvent]:
+        ordered = sorted(events, key=lambda event: event.revision)
+        return {event.key: event for event in ordered}.values()
+
+    return telling
+
+
+def _removes_its_own(real: Callable[..., list[str]]) -> Any:
+    def superseded(key: str, keys: Iterable[str], *, base: int, own: Iterable[str]) -> list[str]:
+        return real(key, keys, base=base, own=())
+
+    return superseded
+
+
+def _asks_for_no_part(_real: Any) -> Any:
+    return lambda values, *, follows: ()
+
+
 def _bug(name: str, about: str, where: str, broken: Callable[[Any], Any], seed: int) -> Bug:
     return Bug(name=name, about=about, where=where, broken=broken, trial="deciders", seed=seed)
 
@@ -87,21 +107,21 @@ BUGS: Final = (
         "a second decider takes the bulletin of the first for the fences of the nodes",
         "holdfast.elastic.decisions.agree:_unfenced",
         _trusts_the_bulletin,
-        12,
+        10,
     ),
     _bug(
         "dead-decider",
         "the place of a decider that is lost stays taken",
         "holdfast.elastic.decisions.deciding:claim",
         _place_stays_taken,
-        24,
+        8,
     ),
     _bug(
         "stale-bulletin",
         "a bulletin about an earlier generation ends the present one",
         "holdfast.elastic.decisions.deciding:follow",
         _obeys_any_bulletin,
-        12,
+        8,
     ),
     _bug(
         "decider-silent",
@@ -109,5 +129,26 @@ BUGS: Final = (
         "holdfast.elastic.decisions.deciding:tell",
         _keeps_it_to_itself,
         4,
+    ),
+    _bug(
+        "change-skipped",
+        "of several changes of a divided record an agent reads the newest alone",
+        "holdfast.elastic.membership.view:_telling",
+        _takes_the_newest_alone,
+        21,
+    ),
+    _bug(
+        "parts-removed",
+        "a proposer removes the parts of its own generation as well",
+        "holdfast.elastic.membership.divided:superseded",
+        _removes_its_own,
+        0,
+    ),
+    _bug(
+        "parts-unread",
+        "an agent without the record before does not read the parts of a divided one",
+        "holdfast.elastic.membership.divided:lacking",
+        _asks_for_no_part,
+        0,
     ),
 )

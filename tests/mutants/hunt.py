@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mutants import (
+    cast,
     control,
     deciders,
     engines,
@@ -30,6 +31,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *ledger.BUGS,
     *skipping.BUGS,
     *policies.BUGS,
+    *cast.BUGS,
     *sharing.BUGS,
     *sea.BUGS,
     *engines.BUGS,
@@ -45,6 +47,7 @@ TRIALS: Final[dict[str, Callable[[int], str]]] = {
     "ledger": ledger.trial,
     "skipping": skipping.trial,
     "policies": policies.trial,
+    "cast": cast.trial,
     "sharing": sharing.trial,
     "sea": sea.trial,
     "damage": sea.damaged_trial,

@@ -7,7 +7,9 @@ decide from equal views, so one agent is timed: each time it looks, it updates i
 A watch delivers all changes since the last look in one message, so the messages of a change are the
 writes of all nodes plus the looks of each node. The bytes written are counted as well, and what
 the watches deliver: a change of a key reaches every agent that watches it, as one event. Beside it
-stands what they would deliver if every agent watched every node.
+stands what they would deliver if every agent watched every node. In a large job a generation is
+divided (`holdfast.elastic.membership.divided`): its whole size stands beside what an agent reads of
+it that has the one before.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from holdfast.ckpt.parity.stripes import Geometry
 from holdfast.elastic.coordinator.base import EventKind
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.decisions import agree, deciding, seating
+from holdfast.elastic.membership.differences import Divisible
+from holdfast.elastic.membership.divided import divided, parts_of, superseded
 from holdfast.elastic.membership.records import (
     Decider,
     GenerationRecord,
@@ -44,7 +48,6 @@ from holdfast.elastic.membership.view import (
     JobView,
     bulletin_key,
     decider_key,
-    decode,
     encode,
     generation_key,
     job_prefix,
@@ -76,7 +79,10 @@ _COLUMNS: Final = {
     "events per node": "events/node",
     "events per node, all watching": "all watching",
     "delivered per node": "KiB/node",
+    "events per node, following": "following",
+    "delivered per node, following": "KiB following",
     "generation's record": "record KiB",
+    "read of it": "KiB read of it",
 }
 
 
@@ -108,7 +114,7 @@ class _Costs:
         self.proposals_s: list[float] = []
         self.views_s: list[float] = []
         self.generations = self.writes = self.looks = self.written_bytes = 0
-        self.faults = self.record_bytes = 0
+        self.faults = self.record_bytes = self.read_bytes = 0
         self.by_key = {True: _Changes(), False: _Changes()}
 
     def changed(self, key: str, text: str, *, writes: int = 1) -> None:
@@ -134,7 +140,10 @@ class _Costs:
         crowd = self.nodes > deciding.MOST_WATCHERS
         yield from self._delivered("", watchers=deciding.PLACES if crowd else self.nodes)
         yield from self._delivered(", all watching", watchers=self.nodes)
+        if crowd:
+            yield from self._delivered(", following", watchers=0)
         yield self._figure("generation's record", [self.record_bytes / 1024], unit="KiB")
+        yield self._figure("read of it", [self.read_bytes / 1024], unit="KiB")
 
     def _delivered(self, how: str, *, watchers: int) -> Iterator[Figure]:
         """Yield what the watches deliver for a change, per node."""
@@ -174,6 +183,8 @@ class _Plane:
         self._view = JobView(run=_RUN, nodes={}, wanted=self._wanted)
         self._seen, self._standing_generation = agree.FirstSeen(), 0
         self._deciders: dict[int, str] = {}
+        self._seats: tuple[Seating, ...] = ()
+        self._crowd = nodes > deciding.MOST_WATCHERS
         self._fencing = 0
         self._now_s, self._step = 0.0, 0
         self._costs = _Costs(nodes)
@@ -229,7 +240,7 @@ class _Plane:
 
     def _elect(self) -> None:
         """Give every free place of a decider to a node, as in a job of this size."""
-        for place in range(deciding.PLACES if len(self._names) > deciding.MOST_WATCHERS else 0):
+        for place in range(deciding.PLACES if self._crowd else 0):
             if place not in self._deciders:
                 name = min(self._records.keys() - self._deciders.values())
                 self._deciders[place] = name
@@ -256,19 +267,40 @@ class _Plane:
             if at + size < len(names):
                 self._look()
 
-    def _write(self, key: str, value: object, *, expected: int | None) -> None:
-        text = encode(value)
+    def _write(self, key: str, value: object, *, expected: int | None) -> bool:
+        return self._write_text(key, encode(value), expected=expected)
+
+    def _write_text(self, key: str, text: str, *, expected: int | None) -> bool:
         if expected is None:
             self._table.put(key, text)
         elif not self._table.compare_and_set(key, text, expected=expected):
-            return
+            return False
         self._costs.changed(key, text)
-        if key == generation_key(_RUN):
-            self._costs.record_bytes = len(text)
+        return True
 
-    def _delete(self, key: str) -> None:
+    def _write_for_all(self, key: str, record: Divisible, *, expected: int) -> None:
+        """Write a record that names all nodes; in a large job divided, as an agent does."""
+        is_generation = isinstance(record, GenerationRecord)
+        whole = encode(record)
+        if not self._crowd:
+            self._write_text(key, whole, expected=expected)
+        else:
+            before = self._view.generation if is_generation else self._view.seating
+            found = divided(key, record, base=expected, before=before)
+            for part, text in found.parts.items():
+                self._write_text(part, text, expected=None)
+            if self._write_text(key, found.head, expected=expected):
+                there = [entry.key for entry in self._table.range(parts_of(key))[0]]
+                for part in superseded(key, there, base=expected, own=found.parts):
+                    self._delete(part, writes=1)
+        if is_generation:
+            entry = self._table.get(key)
+            self._costs.record_bytes = len(whole)
+            self._costs.read_bytes = len(entry.value) if entry else 0
+
+    def _delete(self, key: str, *, writes: int = 0) -> None:
         self._table.delete(key)
-        self._costs.changed(key, "", writes=0)
+        self._costs.changed(key, "", writes=writes)
 
     # -- an agent's work -----------------------------------------------------------------------
 
@@ -286,7 +318,7 @@ class _Plane:
                     keeper = Keeper(self._view.generation, self._step)
                     self._publish_all(lambda r: keeper.fenced(r, generation))  # noqa: B023
                 case agree.Propose(record=record, expected=expected):
-                    self._write(generation_key(_RUN), record, expected=expected)
+                    self._write_for_all(generation_key(_RUN), record, expected=expected)
                     members = {member.incarnation for member in record.members}
                     self._publish_all(lambda r: entered(r, members))  # noqa: B023
                 case agree.Finish(outcome=outcome):
@@ -341,13 +373,13 @@ class _Plane:
         self._costs.views_s.append(viewed_s - started_s)
         self._costs.looks += 1
         if isinstance(seats, seating.ChangeSeats):
-            self._write(seating_key(_RUN), seats.seats, expected=seats.expected)
+            self._seats = seats.seats
+            self._write_for_all(seating_key(_RUN), seats.seats, expected=seats.expected)
         return decision
 
     def _follow(self) -> bool:
         """Start the seated workers that are not running yet; return whether there were any."""
-        found = self._table.get(seating_key(_RUN))
-        orders = decode(found.key, found.value, tuple[Seating, ...]) if found else ()
+        found, orders = self._table.get(seating_key(_RUN)), self._seats
         attempts = {w.seat: w.attempt for r in self._records.values() for w in r.workers}
         due = [
             order

@@ -40,9 +40,10 @@ class ScenarioRuns:
                     f"{path}: {kind} does not exist in the {world} world; `holdfast chaos "
                     "faults` lists the kinds of each world"
                 )
-        if world == "simulated" and scenario.workload.islands:
+        if world == "simulated" and scenario.workload.runs:
+            key = "islands" if scenario.workload.islands else "policies"
             raise ScenarioError(
-                f"{path}: workload.islands: islands are runs of real processes; leave --world out"
+                f"{path}: workload.{key}: they are runs of real processes; leave --world out"
             )
         self._scenario, self._path, self._name = scenario, path, name
         self._world, self._tell = world, tell

@@ -88,6 +88,7 @@ def vllm(setup: BenchSetup) -> list[Figure]:
                 list(pair.engine(number).generate(*_of_ordinal(0)))
             rated = RatedServer(
                 port=ports[0],
+                processes=tuple(each.pid for each in processes),
                 folder=pair.folder,
                 model=servers.model,
                 weights=weights,
@@ -111,15 +112,16 @@ def _larger(program: str, setup: BenchSetup, tempo: Tempo) -> list[Figure]:
     (port,) = free_ports(1)
     weights = larger_llama(1).state_dict()
     count = sum(each.numel() for each in weights.values()) / 1e6
-    rated = RatedServer(
-        port=port,
-        folder=WeightFolder(servers.root),
-        model=servers.model,
-        weights=weights,
-        groups=_LARGER_GROUPS,
-        title=f"{count:.0f} M parameters, ",
-    )
-    with servers.serving(port):
+    with servers.serving(port) as (process,):
+        rated = RatedServer(
+            port=port,
+            processes=(process.pid,),
+            folder=WeightFolder(servers.root),
+            model=servers.model,
+            weights=weights,
+            groups=_LARGER_GROUPS,
+            title=f"{count:.0f} M parameters, ",
+        )
         engine_of(port, rated.folder, silence_s=PATIENCE_S).load(weights, version=0)
         return _rates(rated, setup, tempo)
 

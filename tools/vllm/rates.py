@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from holdfast.tools.bench.faults.pauses import sampled as median_of
 from holdfast.tools.bench.samples import Figure
 from holdfast.tools.vllm.llama import END, LIMITS, prompt_of
 from holdfast.tools.vllm.servers import SLOTS, engine_of, url_of
+from holdfast.tools.vllm.spending import Spent, spent
 
 SECTION: Final = "vllm"
 PATIENCE_S: Final = 600.0
@@ -47,10 +47,11 @@ class RatedServer:
     """A server that answers ``groups`` prompts a round, each four times.
 
     It serves the model at ``model`` and samples with ``weights`` from ``folder``. ``title`` stands
-    before the names of its figures.
+    before the names of its figures. Of ``processes``, those of servers, the first one is its own.
     """
 
     port: int
+    processes: tuple[int, ...]
     folder: WeightFolder
     model: Path
     weights: Mapping[str, Tensor]
@@ -64,11 +65,11 @@ class RatedServer:
 
 
 def rates(server: RatedServer, rounds: int, *, tell: Callable[[int], None]) -> list[Figure]:
-    """Answer the same prompts in every way, in turn; return tokens per second, and the cost.
+    """Answer the same prompts in every way, in turn; return tokens per second, and what they cost.
 
     ``tell`` is called with the number of each measured round before it.
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Spent]] = {}
 
     @elastic.resilient(mesh=holdfast.Mesh(dp=1), snapshots=elastic.Snapshots(keep=2))
     def measure(run: elastic.Run) -> None:
@@ -87,7 +88,7 @@ def rates(server: RatedServer, rounds: int, *, tell: Callable[[int], None]) -> l
         for step in run.steps(steps):
             tell(step)
             now = {
-                name: _rate(partial(way, server, first=step * groups))
+                name: spent(partial(way, server, first=step * groups), servers=server.processes)
                 for name, way in _WITHOUT_LOG.items()
             }
             answers = list(rollouts.samples())
@@ -95,14 +96,14 @@ def rates(server: RatedServer, rounds: int, *, tell: Callable[[int], None]) -> l
                 pool.load(server.weights, version=answers[0].version)
                 begin = (step * len(pools) + number) * server.groups
                 own = [each for each in answers if 0 <= each.ordinal - begin < server.groups]
-                now[name] = _rate(partial(_finished, pool, own))
+                now[name] = spent(partial(_finished, pool, own), servers=server.processes)
             for done in rollouts.batch():
                 assert LIMITS.over(len(done.prompt), len(done.tokens), done.tokens[-1])
             for _ in run.microbatches():
                 run.backward(model(torch.ones(1, 1)).sum())
             run.step(optimizer)
-            for name, rate in now.items() if step else ():
-                found.setdefault(name, []).append(rate)
+            for name, each in now.items() if step else ():
+                found.setdefault(name, []).append(each)
         if wrong := rollouts.report()["violations"]:
             raise ConfigError(f"the ledger's checker found {wrong}; report this as a bug")
 
@@ -110,10 +111,11 @@ def rates(server: RatedServer, rounds: int, *, tell: Callable[[int], None]) -> l
     return _figures(server.title, found)
 
 
-def _figures(title: str, found: Mapping[str, Sequence[float]]) -> list[Figure]:
+def _figures(title: str, found: Mapping[str, Sequence[Spent]]) -> list[Figure]:
     base: Figure | None = None
     figures = []
-    for way, samples in found.items():
+    rates = {way: [1 / each.wall_s for each in samples] for way, samples in found.items()}
+    for way, samples in rates.items():
         name = f"{title}{way}: tokens/s"
         figures.append(median_of(SECTION, name, samples, unit="tokens/s", versus=base))
         base = base or figures[0]
@@ -121,17 +123,17 @@ def _figures(title: str, found: Mapping[str, Sequence[float]]) -> list[Figure]:
         *((POOL, other) for other in (ALONE, WITH_LOGPROBS, ENGINE)),
         *((POOL_TOGETHER, other) for other in (ALONE, WITH_LOGPROBS)),
     ):
-        fewer = [1 - one / other for one, other in zip(found[pool], found[beside], strict=True)]
+        fewer = [1 - one / other for one, other in zip(rates[pool], rates[beside], strict=True)]
         what = "protecting rollouts" if pool == POOL else f"the same, {TOGETHER} tokens an event"
         name = f"{title}{what}: fewer tokens/s than {beside}"
         figures.append(median_of(SECTION, name, fewer, unit=""))
+    for way, each in found.items():
+        processors = {"of the server": [one.server_s for one in each]}
+        processors["of all others"] = [one.others_s for one in each]
+        for whose, seconds in processors.items():
+            name = f"{title}{way}: processor {whose}, a token"
+            figures.append(median_of(SECTION, name, seconds))
     return figures
-
-
-def _rate(work: Callable[[], int]) -> float:
-    """Return the tokens per second of some work."""
-    began_s = time.perf_counter()
-    return work() / (time.perf_counter() - began_s)
 
 
 def _finished(pool: EnginePool, answers: Sequence[Sample]) -> int:

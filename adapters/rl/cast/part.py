@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +30,69 @@ from holdfast.adapters.rl.server.server import RolloutServer
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.store.places import open_store
 from holdfast.elastic.errors import ConfigError, JobFailedError
-from holdfast.elastic.events import PolicyAwaited
+from holdfast.elastic.events import Event, PolicyAwaited
 
 _WAIT_S: Final = 0.05
 _TAKEN: Final = (DeliveryVerdict.ACCEPTED, DeliveryVerdict.DUPLICATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastWays:
+    """The ways from one run to the others: the log of steps, their policies, and its own notice.
+
+    ``protected`` returns its newest protected step, -1 if none is known, and ``pause`` waits a
+    moment for the others.
+    """
+
+    log: StepLog
+    others: OtherPolicies
+    notice: RunNotice
+    protected: Callable[[], int]
+    emit: Callable[[Event], None]
+    pause: Callable[[], None]
+
+
+def begin_part(
+    run: elastic.Run,
+    config: RLConfig,
+    server: RolloutServer,
+    *,
+    ledger: Ledger,
+    names: Sequence[str],
+    frozen: str | None,
+    prompt_of: Callable[[int], Tokens],
+) -> CastPart:
+    """Return the part of a run, and show the run to the others.
+
+    Raises ``ConfigError`` for a run that cannot begin at its step, or has other settings.
+    """
+    session, store = elastic.session_of(run), open_store(Path(config.join or ""))
+    log = StepLog(store)
+    require_same_settings(store, msgspec.to_builtins(config))
+    require_fit(log, run.completed, config)
+
+    def protected() -> int:
+        try:
+            return session.sidecar.protected_step(generation=run.generation)
+        except CkptError:  # the generation is over, or not adopted yet
+            return -1
+
+    ways = CastWays(
+        log=log,
+        others=OtherPolicies(config, frozen=frozen),
+        notice=RunNotice(run, config, address=server.address, names=names, frozen=frozen),
+        protected=protected,
+        emit=session.emit,
+        pause=lambda: time.sleep(_WAIT_S),
+    )
+    return CastPart(run, config, server, ledger=ledger, prompt_of=prompt_of, ways=ways)
+
+
+def require_fit(log: StepLog, completed: int, config: RLConfig) -> None:
+    """Raise ``ConfigError`` if a run cannot go on after so many ``completed`` steps."""
+    first, end = log.span()
+    if reason := rules.misfit(completed, first=first, end=end):
+        raise ConfigError(f"join={config.join}: policy {config.policy}: {reason}")
 
 
 class CastPart:
@@ -45,22 +105,16 @@ class CastPart:
         server: RolloutServer,
         *,
         ledger: Ledger,
-        names: Sequence[str],
-        frozen: str | None,
         prompt_of: Callable[[int], Tokens],
+        ways: CastWays,
     ) -> None:
         self._run, self._config, self._server = run, config, server
         self._ledger, self._prompt_of = ledger, prompt_of
-        self._session = elastic.session_of(run)
-        store = open_store(Path(config.join or ""))
-        self.log, self.others = StepLog(store), OtherPolicies(config, frozen=frozen)
-        require_same_settings(store, msgspec.to_builtins(config))
-        first, self._end = self.log.span()
-        if reason := rules.misfit(run.completed, first=first, end=self._end):
-            raise ConfigError(f"join={config.join}: policy {config.policy}: {reason}")
+        self._ways, self.log, self.others = ways, ways.log, ways.others
+        self._notice = ways.notice
+        _, self._end = self.log.span()
         self._filled = run.completed
         self._awaited: dict[str, int] = {}
-        self._notice = RunNotice(run, config, address=server.address, names=names, frozen=frozen)
         self._by = -1
         if config.leads:
             self._fill(run.completed)
@@ -81,9 +135,9 @@ class CastPart:
         self._tell_awaited(late, version=rules.version_for(step, eta=self._config.staleness))
         self._fill(step)
         if self._by < 0 and not self._ledger.admitted:
-            time.sleep(_WAIT_S)
+            self._ways.pause()
             return False
-        self._server.advance(self.admitted_by, protected=max(0, self._protected()))
+        self._server.advance(self.admitted_by, protected=max(0, self._ways.protected()))
         return self._server.wait_batch(step, timeout_s=_WAIT_S) is not None
 
     @property
@@ -109,7 +163,7 @@ class CastPart:
         late = {name: each for name, each in self.others.reached.items() if each < version}
         self._tell_awaited(late, version=version)
         if late:
-            time.sleep(_WAIT_S)
+            self._ways.pause()
         return not late
 
     def ended(self) -> bool:
@@ -120,7 +174,7 @@ class CastPart:
             return True
         known = {self._config.lead: -1 if lead is None else lead.reached}
         self._tell_awaited(known, version=self._run.completed)
-        time.sleep(_WAIT_S)
+        self._ways.pause()
         return False
 
     def end(self) -> None:
@@ -133,17 +187,11 @@ class CastPart:
     def _log(self) -> dict[str, int]:
         return {"end": self._end, "eta": self._config.staleness}
 
-    def _protected(self) -> int:
-        try:
-            return self._session.sidecar.protected_step(generation=self._run.generation)
-        except CkptError:  # the generation is over, or not adopted yet
-            return -1
-
     def _take(self, step: int) -> bool:
         """Give the ledger the groups of a step, if the log has them."""
         groups = self.log.read(step)
         if groups is None:
-            time.sleep(_WAIT_S)
+            self._ways.pause()
             return False
         with self._server.lock:
             self._ledger.admit(step, self._prompt_of)
@@ -187,7 +235,7 @@ class CastPart:
         for policy, newest in late.items():
             if self._awaited.get(policy) != version:
                 self._awaited[policy] = version
-                self._session.emit(
+                self._ways.emit(
                     PolicyAwaited(
                         step=self._run.completed + 1, policy=policy, version=version, newest=newest
                     )

@@ -10,8 +10,10 @@ from typing import Final
 
 from holdfast.adapters.rl.engines.protocol import SampledToken, TokenPlace, runs_of
 from holdfast.adapters.rl.engines.seats import EngineSeat, Weights
+from holdfast.adapters.rl.rollout.episode import Episode
 from holdfast.adapters.rl.samples.sample import Sample
 from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.elastic.errors import ConfigError
 
 POLL_S: Final = 0.05
 """The longest wait of both sides before they look around."""
@@ -31,6 +33,11 @@ class PoolWork:
     tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.answer, Episode):
+            raise ConfigError(
+                "engines of a pool finish answers of one turn, and the plan has "
+                "TurnLimits(turns=True): sample turns in your own loop, or leave turns out"
+            )
         self.floor, self.tokens = self.answer.version, len(self.answer.tokens)
 
 

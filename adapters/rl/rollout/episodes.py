@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.adapters.rl.environments.base import Action, EnvironmentCalls, Failed, Reply
 from holdfast.adapters.rl.rollout.engine import Engine, Logged, unlogged
-from holdfast.adapters.rl.rollout.voices import next_speaker, rewards_of
+from holdfast.adapters.rl.rollout.voices import replied
 from holdfast.adapters.rl.samples.tokens import Tokenizer
 from holdfast.adapters.rl.samples.trajectory import Delta, SampleId, Trajectory
 
@@ -150,17 +150,17 @@ class Episodes:
         finished = []
         for key, reply in self._calls.replies(_PAUSE_S if nothing_else else 0.0):
             trajectory = self._waiting.pop(key)
-            replied = self._replied(trajectory, reply)
+            found = self._replied(trajectory, reply)
             logged = (len(trajectory.tokens), len(trajectory.turns))
-            if replied.reward is None:
-                self._back[key] = (replied, logged)
+            if found.reward is None:
+                self._back[key] = (found, logged)
             else:
-                self._first.note(unlogged(replied, logged))
-                finished.append(replied)
-        for key, (replied, logged) in [*self._back.items()]:
-            if (engine := self._speaks(replied)).free:
+                self._first.note(unlogged(found, logged))
+                finished.append(found)
+        for key, (back, logged) in [*self._back.items()]:
+            if (engine := self._speaks(back)).free:
                 del self._back[key]
-                engine.put(replied, logged=logged)
+                engine.put(back, logged=logged)
         for engine in self._engines:
             for trajectory in engine.tick():
                 self._submit(trajectory)
@@ -199,13 +199,10 @@ class Episodes:
     def _replied(self, trajectory: Trajectory, reply: Reply) -> Trajectory:
         if isinstance(reply, Failed):
             return trajectory.replied((), state=trajectory.state, reward=0.0, reason=reply.reason)
-        reward, rewards = rewards_of(reply, self._names)
-        if reward is not None:
-            return trajectory.replied((), state=reply.state_text, reward=reward, rewards=rewards)
-        then = next_speaker(reply, self._names, before=trajectory.speaker)
-        observed = self._tokenizer.encode(reply.text)
-        length = len(trajectory.prompt) + len(trajectory.tokens) + len(observed)
-        if length >= (room := self._first.limits.context):
-            reason = f"{length} tokens with the observation leave no room in a context of {room}"
-            return trajectory.replied((), state=trajectory.state, reward=0.0, reason=reason)
-        return trajectory.replied(observed, state=reply.state_text, then=then)
+        return replied(
+            trajectory,
+            reply,
+            self._tokenizer.encode(reply.text),
+            names=self._names,
+            context=self._first.limits.context,
+        )

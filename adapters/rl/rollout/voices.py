@@ -1,11 +1,32 @@
-"""The policies that an environment's replies name, by their numbers. Pure."""
+"""An environment's replies in a trajectory, and the policies that they name. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from holdfast.adapters.rl.environments.base import Observation
+from holdfast.adapters.rl.samples.tokens import Tokens
+from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.elastic.errors import JobFailedError
+
+
+def replied(
+    before: Trajectory, reply: Observation, observed: Tokens, *, names: Sequence[str], context: int
+) -> Trajectory:
+    """Return a trajectory with the reply to the turn that is over; ``observed`` is its text.
+
+    If that leaves no room in a ``context`` of so many tokens, the episode ends with reward 0.
+    Raises ``JobFailedError`` as `next_speaker` and `rewards_of`.
+    """
+    reward, rewards = rewards_of(reply, names)
+    if reward is not None:
+        return before.replied((), state=reply.state_text, reward=reward, rewards=rewards)
+    then = next_speaker(reply, names, before=before.speaker)
+    length = len(before.prompt) + len(before.tokens) + len(observed)
+    if length >= context:
+        reason = f"{length} tokens with the observation leave no room in a context of {context}"
+        return before.replied((), state=before.state, reward=0.0, reason=reason)
+    return before.replied(observed, state=reply.state_text, then=then)
 
 
 def next_speaker(reply: Observation, names: Sequence[str], *, before: int) -> int:

@@ -97,6 +97,11 @@ class Sample:
         return tuple(self._tokens)
 
     @property
+    def sampled(self) -> int:
+        """Number of sampled tokens: those of the answer without what was replied."""
+        return len(self._logprobs)
+
+    @property
     def text(self) -> Tokens:
         """The tokens of the prompt and of the answer so far."""
         return (*self.prompt, *self._tokens)

@@ -33,7 +33,8 @@ _SAMPLERS: Final = "samplers"
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The offer of rank 0 of ``generation`` to samplers, at the address ``leader``.
 
-    ``seed`` is that of the noise, ``names`` are the model's parameters. ``over``: no more work.
+    ``seed`` is that of the noise, ``names`` are the model's parameters, ``policies`` the names of
+    those that speak, if there are several. ``over``: no more work.
     For runs that train one policy each, ``reached`` is the newest version that can be read,
     ``keeps`` the lowest step that the run may train again, and ``frozen`` the digest of all frozen
     weights, None if there are none.
@@ -46,6 +47,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     generation: GenerationRecord
     leader: str
     over: bool = False
+    policies: tuple[str, ...] = ()
     reached: int = -1
     keeps: int = 0
     frozen: str | None = None

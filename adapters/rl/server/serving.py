@@ -70,6 +70,7 @@ class Serving:
             names=tuple(names),
             generation=record,
             leader=self.server.address,
+            policies=tuple(name for name in ledger.books.names if name),
         )
         self._meeting.write(offer)
 

@@ -20,7 +20,7 @@ from torch import nn
 from holdfast import elastic
 from holdfast.adapters.rl.balance.asking import RoleBalance
 from holdfast.adapters.rl.balance.choosing import Balancer
-from holdfast.adapters.rl.cast.part import CastPart
+from holdfast.adapters.rl.cast.part import begin_part
 from holdfast.adapters.rl.config import ROLE, RLConfig
 from holdfast.adapters.rl.ledger.checker import StepChecker, observe
 from holdfast.adapters.rl.ledger.ledger import Ledger
@@ -237,7 +237,7 @@ class Trainer:
             digest_of=lambda place: published(names, place, reader=own_reader(run)),
         )
         if job.cast is not None:
-            job.cast.part = CastPart(
+            job.cast.part = begin_part(
                 run,
                 self._config,
                 self._server,

@@ -17,6 +17,8 @@ from holdfast.elastic.decisions.detect import stalled
 from holdfast.elastic.decisions.part import AgentPart, Claim, Tell
 from holdfast.elastic.decisions.probing import Probing
 from holdfast.elastic.events import FencingBegun, FencingDone, SidecarStarted
+from holdfast.elastic.membership.differences import Divisible
+from holdfast.elastic.membership.divided import divided
 from holdfast.elastic.membership.following import following
 from holdfast.elastic.membership.records import JobOutcome, NodeRecord, WorkerState
 from holdfast.elastic.membership.view import (
@@ -31,6 +33,7 @@ from holdfast.elastic.planning.inventories import compact
 from holdfast.elastic.planning.reach import is_wondering
 from holdfast.elastic.testing.simulation.calls import CoordinatorCalls
 from holdfast.elastic.testing.simulation.crew import SimulatedCrew
+from holdfast.elastic.testing.simulation.job_keys import SimulatedJobKeys, set_divided
 from holdfast.elastic.testing.simulation.network import COORDINATOR
 from holdfast.elastic.testing.simulation.probes import ask_all
 from holdfast.elastic.testing.simulation.registration import SimulatedRegistration
@@ -72,6 +75,7 @@ class SimulatedAgent:
         self._looks_around = False
         self.calls = CoordinatorCalls(self)
         self._registration = SimulatedRegistration(self, self.calls)
+        self._job_keys = SimulatedJobKeys(self, self._heard)
         self._reading = False
         self._deciding: float | None = None
         self._paused = False
@@ -180,15 +184,24 @@ class SimulatedAgent:
 
     def _look(self) -> None:
         self._reading = False
-        view = self.sim.view()
-        if view.revision < self.view.revision:
-            return
         self.follows = not self.part.watches
-        self.sim.looks["follower" if self.follows else "watcher"] += 1
-        self.view = following(view, self.record()) if self.follows else view
-        if not self.follows:
+        if self.follows:
+            self._job_keys.read()
+            return
+        self._job_keys.forget()
+        view = self.sim.view()
+        if view.revision >= self.view.revision:
+            self.sim.looks["watcher"] += 1
+            self.view = view
             self._registration.check(view)
-        self.carry_on()
+            self.carry_on()
+
+    def _heard(self, view: JobView) -> None:
+        """Take a new state of the keys of the whole job."""
+        if self.follows and view.revision >= self.view.revision:
+            self.sim.looks["follower"] += 1
+            self.view = following(view, self.record())
+            self.carry_on()
 
     def publish(self) -> None:
         """Publish the node's record in its state at the time of the call."""
@@ -316,7 +329,8 @@ class SimulatedAgent:
             self._finish(JobOutcome(ok=False, message=reason))
         elif isinstance(decision, seating.ChangeSeats):
             self.sim.judge_seats(self, decision)
-            self._set(seating_key(self.sim.run_id), encode(decision.seats), decision.expected)
+            key, seats = seating_key(self.sim.run_id), decision.seats
+            self._set_for_all(key, seats, decision.expected, before=self.view.seating)
 
     def _decide(self) -> None:
         now_s = self.sim.now_s
@@ -336,7 +350,8 @@ class SimulatedAgent:
             case agree.FenceWorkers(generation=generation):
                 self._fence(generation, reason)
             case agree.Propose(record=record, expected=expected):
-                self._set(generation_key(self.sim.run_id), encode(record), expected)
+                key = generation_key(self.sim.run_id)
+                self._set_for_all(key, record, expected, before=self.view.generation)
             case agree.Finish(outcome=outcome):
                 self._finish(outcome)
             case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
@@ -360,6 +375,16 @@ class SimulatedAgent:
             lambda: self.sim.compare_and_set(key, value, expected, by=self.name),
             lambda result: self.notice(),
         )
+
+    def _set_for_all(
+        self, key: str, record: Divisible, expected: int, *, before: Divisible | None
+    ) -> None:
+        """Write a record that names all nodes, divided if most agents follow."""
+        if not self.part.is_crowd:
+            self._set(key, encode(record), expected)
+            return
+        found = divided(key, record, base=expected, before=before)
+        set_divided(self, key, found, expected=expected)
 
     def _finish(self, outcome: JobOutcome) -> None:
         self._set(outcome_key(self.sim.run_id), encode(outcome), 0)

@@ -36,11 +36,13 @@ from holdfast.elastic.membership.view import (
     outcome_key,
     role_of,
     run_prefix,
+    seating_key,
     slot_of,
 )
 from holdfast.elastic.testing.simulation.agent import SimulatedAgent
 from holdfast.elastic.testing.simulation.faults import SimulatedFault, draw_faults
 from holdfast.elastic.testing.simulation.injection import Injection
+from holdfast.elastic.testing.simulation.job_keys import check_parts
 from holdfast.elastic.testing.simulation.network import SimulatedNetwork
 from holdfast.elastic.testing.simulation.reading import unreadable
 from holdfast.elastic.testing.simulation.schedule import Schedule
@@ -191,6 +193,17 @@ class Simulation:
         self._changed(job=False)
         return revision
 
+    def put_part(self, key: str, value: str) -> None:
+        """Write a part of a record; no agent looks because of it."""
+        self.table.put(key, value)
+
+    def remove(self, key: str) -> bool:
+        """Delete a part of a record, which nobody may need any more."""
+        done = self.table.delete(key)
+        for each in (generation_key(self.run_id), seating_key(self.run_id)):
+            check_parts(self, each)
+        return done
+
     def claim(self, place: int, decider: Decider, lease: int) -> bool:
         """Give a free place of a decider to an agent, and notify every agent."""
         key = decider_key(self.run_id, place)
@@ -204,8 +217,10 @@ class Simulation:
         """Write a record if the revision is the expected one; check generations and outcomes."""
         if not self.table.compare_and_set(key, value, expected=expected):
             return False
+        check_parts(self, key)
         if key == generation_key(self.run_id):
-            record = decode(key, value, GenerationRecord)
+            record = self.view().generation
+            assert record is not None
             self.log(f"{by} proposed: {record.reason}")
             require(record.number == self.newest + 1, f"{record.number} follows {self.newest}")
             self.training.accepted(record)

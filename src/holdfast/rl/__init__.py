@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.rl.library import (
         BatchPlan,
         Borrowed,
+        Episode,
         Mode,
         Rollouts,
         Sample,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         "Borrowed",
         "CompletionServer",
         "EnginePool",
+        "Episode",
         "Mode",
         "Observation",
         "Rollouts",
@@ -69,6 +71,7 @@ else:
             "library": [
                 "BatchPlan",
                 "Borrowed",
+                "Episode",
                 "Mode",
                 "Rollouts",
                 "Sample",

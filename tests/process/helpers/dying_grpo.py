@@ -62,7 +62,7 @@ def main() -> None:
     settings.add_argument("--seed", type=int, default=0)
     settings.add_argument("--result")
     settings.add_argument("--directory")
-    train = example.main if mine.example == "wrap_grpo" else example.train
+    train = example.train if hasattr(example, "train") else example.main
     train(settings.parse_args(theirs))
 
 

@@ -37,8 +37,12 @@ Start = Callable[..., ProcessCalls]
 
 
 def chosen(folder: Path, *, limit_s: float = PATIENT_S, attempts: int = 2, **given: Any) -> Any:
-    """Return a wayward environment's settings; those of its processes are in ``processes``."""
-    processes = {"count": 2, "writable": (str(folder),), **given.pop("processes", {})}
+    """Return a wayward environment's settings; those of its processes are in ``processes``.
+
+    They do not yield to the tests that run beside it.
+    """
+    usual = {"count": 2, "yields": False, "writable": (str(folder),)}
+    processes = usual | given.pop("processes", {})
     return EnvironmentConfig(
         factory="wayward_environment:Wayward",
         settings={"folder": str(folder), **given},
@@ -171,7 +175,7 @@ def test_a_call_that_takes_too_long_is_killed_and_holds_up_no_other(
 
 
 def test_a_call_may_use_so_much_of_the_processor(start: Start) -> None:
-    calls = start(attempts=1, limit_s=DEADLINE_S, processes={"cpu_s": 0.2})  # they yield to all
+    calls = start(attempts=1, limit_s=DEADLINE_S, processes={"cpu_s": 0.2})
     for ordinal in range(3):
         assert reply(calls, "fine", ordinal=ordinal) == FINE, "the limit is of each call"
     found = reply(calls, "spin", ordinal=9)

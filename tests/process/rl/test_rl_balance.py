@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from jobs import Job
+from jobs import Job, hurt
 from rl_jobs import alone, rl_job
 
 from holdfast.adapters.rl.balance.settings import BalanceConfig
@@ -74,3 +75,24 @@ def test_a_trainer_that_waits_becomes_a_rollout_worker(
         assert "trainers wait for" in moved["why"]
         job.world_of(1)
         check(tmp_path, job, expected)
+
+
+@pytest.mark.parametrize("victim", ["moved", "successor", "rank 0", "agent"])
+def test_a_kill_in_the_middle_of_a_move_does_not_show_in_the_outcome(
+    tmp_path: Path, expected: dict[str, Any], victim: str
+) -> None:
+    with rl_job(tmp_path, held_up(LATENCY_S)) as job:
+        moving = job.worker("trainer/1")
+        moved = has_moved(job)
+        match victim:
+            case "moved":
+                with suppress(ProcessLookupError):  # it may be gone already
+                    hurt(moving)
+            case "successor":
+                hurt(job.worker(moved["becomes"]))
+            case "rank 0":
+                hurt(job.worker("trainer/0"))
+            case "agent":
+                hurt(job.launcher.processes()[moved["on"]].agent)
+        check(tmp_path, job, expected)
+        assert job.events("proposed")[-1]["ranks"] == ["trainer/0"]

@@ -1,4 +1,4 @@
-"""The wrapped loop of the docs: kills during sampling and training do not affect the result."""
+"""The wrapped loops of the docs: kills during sampling and training do not affect the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.elastic.launch.config import LaunchConfig, NodeSpec, python_comman
 
 EXAMPLES = ROOT / "docs" / "examples"
 DYING = HELPERS / "dying_grpo.py"
-STEPS, PROMPTS = 3, 8
+STEPS = 3
 
 
 def test_the_plain_loop_runs_and_is_wrapped_by_forty_lines(
@@ -34,10 +34,16 @@ def test_the_plain_loop_runs_and_is_wrapped_by_forty_lines(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_kills_in_sampling_and_in_training_leave_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("example", "prompts"),
+    [("wrap_grpo", 8), pytest.param("own_policies", 4, marks=pytest.mark.exhaustive)],
+)
+def test_kills_in_sampling_and_in_training_leave_no_trace(
+    tmp_path: Path, example: str, prompts: int
+) -> None:
     alone, result = tmp_path / "alone.json", tmp_path / "result.json"
-    words = [sys.executable, EXAMPLES / "wrap_grpo.py", "--steps", STEPS, "--result", alone]
-    flags = ["--count", tmp_path, "--sampled", 300, "--trained", 3]
+    words = [sys.executable, EXAMPLES / f"{example}.py", "--steps", STEPS, "--result", alone]
+    flags = ["--example", example, "--count", tmp_path, "--sampled", 300, "--trained", 3]
     flags += ["--steps", STEPS, "--result", result]
     nodes = [NodeSpec(name=name, domain=name, slots={"trainer": 1}) for name in ("a", "b")]
     config = LaunchConfig(
@@ -54,9 +60,10 @@ def test_kills_in_sampling_and_in_training_leave_no_trace(tmp_path: Path) -> Non
         recovered = [e for e in job.events("rollout_recovered") if e["tokens"]]
         assert undisturbed.wait(timeout=250) == 0
     expected, found = (json.loads(path.read_text()) for path in (alone, result))
-    assert expected["ordinals"]["trained"] == STEPS * PROMPTS
+    assert expected["ordinals"]["trained"] == STEPS * prompts
     for key in ("final_hash", "reward", "ordinals"):
         assert found[key] == expected[key]
+    assert found.get("policies") == expected.get("policies")
     assert found["violations"] == expected["violations"] == []
     assert len(recovered) == 2, "once in the midst of sampling, once in the midst of training"
     assert recovered[1]["unfinished"] == 0

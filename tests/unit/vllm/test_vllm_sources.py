@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from doubles.checkpoints import sample_arrays, write_checkpoint
 
 from holdfast.adapters.rl.engines.weight_folder import WeightFolder
 from holdfast.adapters.vllm.sources import (
@@ -15,6 +17,7 @@ from holdfast.adapters.vllm.sources import (
     WantedWeights,
     source_of,
 )
+from holdfast.ckpt.checkpoints.source import PackSource, StoreSource
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.elastic.errors import ConfigError
 
@@ -47,6 +50,43 @@ def test_a_server_reads_what_was_put_and_only_what_changed(tmp_path: Path) -> No
         assert found.read_bytes >= whole if not version else found.read_bytes < whole / 10
     steps = sorted(each.name for each in (tmp_path / folder.name).glob("step*"))
     assert len(steps) == 2, "the newest two stay"
+
+
+def test_of_a_step_of_many_writers_the_places_of_its_names_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[str]] = []
+    tensors = StoreSource.tensors
+
+    def noted(source: StoreSource, names: Iterable[str]) -> PackSource:
+        asked.append({*names})
+        return tensors(source, asked[-1])
+
+    monkeypatch.setattr(StoreSource, "tensors", noted)
+    found = []
+    for writers, register_from in ((4, 2), (4, 5)):
+        root = tmp_path / str(register_from)
+        write_checkpoint(
+            root,
+            sample_arrays(),
+            world_size=writers,
+            step=1,
+            aliases={"model.tied": "model.weight"},
+            register_from=register_from,
+        )
+        reader = source(root, prefix="model.")
+        found.append(reader.fetch(WantedWeights(version=1)))
+        assert reader.fetch(WantedWeights(version=1)).read_bytes == 0
+    of_register, of_indexes = found
+    assert of_register.digest == of_indexes.digest
+    assert of_register.tensors.keys() == of_indexes.tensors.keys()
+    for name, tensor in of_indexes.tensors.items():
+        assert torch.equal(bits(of_register.tensors[name]), bits(tensor))
+    assert all(name.startswith("model.") for names in asked for name in names)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def test_a_version_that_comes_again_with_other_weights_is_another_one(tmp_path: Path) -> None:

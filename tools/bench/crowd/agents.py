@@ -265,11 +265,15 @@ class CrowdAgent:
         if not self._follows and self._part.decides(self.view):
             seats, _ = seating.seat(self.view, expect_nodes=self._crowd.plan.nodes)
             if isinstance(seats, seating.ChangeSeats):
-                registry.seat(seats.seats, expected=seats.expected)
+                registry.seat(seats.seats, expected=seats.expected, beside=self._beside)
         self._decide(registry, now_s)
         self._publish(registry)
         self._take_part(registry, now_s)
         self._look_after()
+
+    @property
+    def _beside(self) -> JobView | None:
+        return self.view if self._part.is_crowd else None
 
     def _follow_seating(self) -> None:
         for order in seating.seated_at(self._base).get(self._name, ()):
@@ -301,7 +305,7 @@ class CrowdAgent:
                 keeper = _keeper(self.view)
                 self._record = keeper.fenced(self._record, generation)
             case agree.Propose(record=record, expected=expected):
-                registry.propose(record, expected=expected)
+                registry.propose(record, expected=expected, beside=self._beside)
                 self._again(now_s + _RETRY_S)
             case agree.Idle(until_s=until_s) | agree.WaitForFences(until_s=until_s):
                 self._again(until_s)

@@ -46,6 +46,7 @@ from holdfast.tools.chaos.real.launching.process import LauncherProcess
 from holdfast.tools.chaos.real.site import of_node
 from holdfast.tools.chaos.scenarios.catalogue import Part
 from holdfast.tools.chaos.scenarios.scenario import Workload
+from holdfast.tools.environment import children
 from holdfast.tools.leftovers import processes_of
 from holdfast.tools.ports import free_ports
 
@@ -83,7 +84,7 @@ class ManagedMachine:
     def member(self) -> list[int]:
         """The processes of its etcd member: the one that watches it, then etcd; none without it."""
         watcher = 0 if self.is_lost else read_member_pid(self.launcher.run_dir / FOLDER)
-        return alive([watcher, *_children(watcher)])
+        return alive([watcher, *children(watcher)])
 
     def events(self) -> list[Told]:
         """Return the reports since the last call."""
@@ -342,9 +343,3 @@ def _on_machine(machine: ManagedMachine, part: Part) -> Iterator[Victim]:
 def _host(number: int) -> str:
     """Return the address that stands for a machine."""
     return f"127.0.0.{number + 2}"
-
-
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []

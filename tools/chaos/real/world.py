@@ -21,7 +21,7 @@ from holdfast.tools.chaos.judging.history import HistoryError, read
 from holdfast.tools.chaos.judging.record import History
 from holdfast.tools.chaos.judging.result import CALM, HISTORY, STRIKES, Result, Struck, save
 from holdfast.tools.chaos.real.due import Due
-from holdfast.tools.chaos.real.islands import story
+from holdfast.tools.chaos.real.islands import policies, story
 from holdfast.tools.chaos.real.islands.job import IslandsJob
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, RealJob, words
 from holdfast.tools.chaos.real.launched import HoldfastJob
@@ -150,7 +150,7 @@ def _job(scenario: Scenario, place: JobFolders, source: Path) -> RealJob:
         from holdfast.tools.chaos.real.managed import ManagedJob  # needs the extra etcd
 
         return ManagedJob(load, place, source=source)
-    if load.islands:
+    if load.runs:
         return IslandsJob(load, place, source=source)
     make = HoldfastJob if load.nodes else PlainJob
     return make(load, place, source=source)
@@ -284,6 +284,10 @@ def _judge(
     if scenario.workload.islands:
         undisturbed = (calm.history, calm.work) if calm else None
         return story.judge(place.history, place.work, calm=undisturbed, checks=checks)
+    if scenario.workload.policies:
+        lead = next(iter(scenario.workload.policies))
+        calmly = calm.history if calm else None
+        return policies.judge(place.history, lead=lead, calm=calmly, checks=checks)
     try:
         history = read(place.history)
     except HistoryError as error:

@@ -16,13 +16,14 @@ Part: TypeAlias = Literal[
     "store",
     "job",
     "island",
+    "policy",
     "environment",
 ]
 """Parts that can be hit.
 
 "job" is the whole job, "launcher" the process that starts its nodes, "island" all nodes of one of
-its islands, "environment" a process in which a rollout worker runs its environment. A job without
-Holdfast has only "job" and its workers.
+its islands, "policy" all nodes of the run of one of its policies, "environment" a process in which
+a rollout worker runs its environment. A job without Holdfast has only "job" and its workers.
 """
 
 World: TypeAlias = Literal["real", "simulated"]
@@ -55,22 +56,25 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
         about="SIGKILL",
         parts=(
             *("worker", "sidecar", "agent", "node", "launcher", "coordinator", "job", "island"),
-            "environment",
+            *("policy", "environment"),
         ),
         worlds=BOTH,
         memory=True,
     ),
     "lose": FaultInfo(
-        about="a machine vanishes with its memory; it returns after lasts_s. An island is started "
-        "anew then",
-        parts=("node", "island"),
+        about="a machine vanishes with its memory; it returns after lasts_s. An island, or the run "
+        "of a policy, is started anew then",
+        parts=("node", "island", "policy"),
         worlds=BOTH,
         lasts=True,
         memory=True,
     ),
     "stop": FaultInfo(
         about="SIGSTOP, and SIGCONT after lasts_s",
-        parts=("worker", "sidecar", "agent", "node", "coordinator", "job", "island", "environment"),
+        parts=(
+            *("worker", "sidecar", "agent", "node", "coordinator", "job", "island", "policy"),
+            "environment",
+        ),
         worlds=BOTH,
         lasts=True,
         memory=True,
@@ -82,7 +86,7 @@ CATALOGUE: Final[dict[str, FaultInfo]] = {
     ),
     "slow": FaultInfo(
         about="stopped and continued, again and again",
-        parts=("worker", "sidecar", "agent", "node", "island"),
+        parts=("worker", "sidecar", "agent", "node", "island", "policy"),
         lasts=True,
         amount="share of the time in which it is stopped (0.8)",
     ),
@@ -422,3 +426,6 @@ OF_ISLANDS: Final = frozenset(
     }
 )
 """Kinds of faults that hit a job of several islands."""
+
+OF_POLICIES: Final = OF_ISLANDS - {"sea-cut"}
+"""Kinds of faults that hit a job in which each policy has a run of its own."""

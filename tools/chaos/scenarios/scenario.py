@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.sea.settings import NAME
-from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, OF_ISLANDS, Part
+from holdfast.tools.chaos.scenarios.catalogue import CATALOGUE, OF_ISLANDS, OF_POLICIES, Part
 from holdfast.tools.chaos.scenarios.moments import RESTARTED, wrong_moment
 
 COORDINATOR_ENV: Final = "HOLDFAST_CHAOS_COORDINATOR"
@@ -25,10 +25,14 @@ An injector that starts its own etcd returns the variable from ``prepare``.
 SEA: Final = "sea"
 """The folder below a job's work in which its islands meet."""
 
+CAST: Final = "cast"
+"""The folder below a job's work in which the runs of its policies meet."""
+
 MANAGED: Final = "managed"
 """The coordinator of a job whose launchers run its etcd."""
 
 _LEAST_MANAGED: Final = 3
+_LEAST_POLICIES: Final = 2
 
 
 class ScenarioError(ConfigError):
@@ -71,6 +75,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     With ``islands`` (name → further words of its command) the job is as many runs, each on such
     ``nodes`` of its own, which meet in a folder of the job. The ``absent`` ones begin with a
     "join".
+
+    With ``policies`` (name → further nodes of its run) each policy of an RL job has a run on such
+    ``nodes`` of its own. The first one leads.
     """
 
     command: tuple[str, ...]
@@ -86,6 +93,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     surroundings: JobSurroundings = JobSurroundings()
     islands: dict[str, tuple[str, ...]] = {}
     absent: tuple[str, ...] = ()
+    policies: dict[str, dict[str, dict[str, int]]] = {}
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of the runs that a job of several consists of."""
+        return (*self.islands, *self.policies)
 
 
 class StrikeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -199,10 +212,11 @@ def parse(found: dict[str, Any], *, source: str) -> Scenario:
         scenario = msgspec.convert(found, Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{source}: {error}") from error
-    if wrong := _wrong_workload(scenario.workload) or _wrong_islands(scenario.workload):
+    load = scenario.workload
+    if wrong := _wrong_workload(load) or _wrong_islands(load) or _wrong_policies(load):
         raise ScenarioError(f"{source}: workload.{wrong}")
     for number, fault in enumerate(scenario.fault, 1):
-        if wrong := _wrong(fault) or _wrong_strike(fault, scenario.workload):
+        if wrong := _wrong(fault) or _wrong_strike(fault, load):
             raise ScenarioError(f"{source}: fault {number} ({fault.kind}): {wrong}")
     return scenario
 
@@ -251,28 +265,63 @@ def _wrong_islands(load: Workload) -> str:
         return "absent has all islands; let one begin with the job"
     if not load.nodes:
         return "islands are runs of Holdfast: give nodes, which each of them has"
+    return _wrong_runs(load, "islands")
+
+
+def _wrong_policies(load: Workload) -> str:
+    """Return what is wrong with the policies of a workload, "" if nothing is."""
+    if not load.policies:
+        return ""
+    if load.islands:
+        return "policies and islands are two kinds of jobs; leave one out"
+    if len(load.policies) < _LEAST_POLICIES:
+        return "policies: one policy has nobody to wait for; give two or more, or leave it out"
+    if not load.nodes:
+        return "policies have runs of Holdfast: give nodes, which each of them has"
+    for name, more in load.policies.items():
+        if twice := sorted(more.keys() & load.nodes.keys()):
+            return f"policies.{name}: node {twice[0]} is among nodes already; give another name"
+    return _wrong_runs(load, "runs of policies")
+
+
+def _wrong_runs(load: Workload, them: str) -> str:
+    """Return which setting is not for a job of several runs, "" if none is."""
     if load.coordinator != "embedded":
-        return f"islands have embedded coordinators, not {load.coordinator}; leave it out"
+        return f"{them} have embedded coordinators, not {load.coordinator}; leave it out"
     if load.spares or load.wanted or load.return_s:
-        return "spares, wanted and return_s are not for islands; leave them out"
+        return f"spares, wanted and return_s are not for {them}; leave them out"
     return ""
 
 
 def _wrong_strike(fault: FaultSpec, load: Workload) -> str:
-    """Return why a fault is not for a workload with, or without, islands; "" if it is."""
+    """Return why a fault is not for a workload of one run, or of several; "" if it is."""
     target = fault.target
     part = target.part or CATALOGUE[fault.kind].parts[0]
-    if not load.islands:
-        return "there are no islands; give workload.islands" if part == "island" else ""
-    if fault.kind not in OF_ISLANDS:
-        return f"a job of islands is not hit so; choose from {', '.join(sorted(OF_ISLANDS))}"
+    if part == "island" and not load.islands:
+        return "there are no islands; give workload.islands"
+    if part == "policy" and not load.policies:
+        return "there are no policies; give workload.policies"
+    if not load.runs:
+        return ""
+    one, them = ("island", "islands") if load.islands else ("policy", "policies")
+    kinds = OF_ISLANDS if load.islands else OF_POLICIES
+    if fault.kind not in kinds:
+        return f"a job of {them} is not hit so; choose from {', '.join(sorted(kinds))}"
     if part in ("launcher", "coordinator", "store", "environment") or (
         part == "job" and fault.kind != "join"
     ):
-        return f"target.part {part!r} is not for islands; give island, node or another part"
-    if target.which not in ("random", "all") or target.role or target.rank is not None:
-        return "role, rank, leader and slowest are of one run; name an island, or a node as oslo/a"
+        return f"target.part {part!r} is not for {them}; give {one}, node or another part"
+    if target.which not in ("random", "all") or target.rank is not None:
+        return f"rank, leader and slowest are of one run; name {_named(load)}"
+    if target.role and load.islands:
+        return f"islands have no roles; name {_named(load)}"
     return ""
+
+
+def _named(load: Workload) -> str:
+    """Return the words for a run, or a node of it, by its name."""
+    node = f"{load.runs[-1]}/{next(iter(load.nodes))}"
+    return f"an island, or a node as {node}" if load.islands else f"a policy, or a node as {node}"
 
 
 def _wrong(fault: FaultSpec) -> str:

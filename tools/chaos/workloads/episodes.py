@@ -36,9 +36,13 @@ class TellingServer(RolloutServer):
 
     def train(self, step: int, samples: Sequence[Trajectory], rewards: Sequence[float]) -> Any:
         """See `RolloutServer`."""
-        ids = [f"{each.ordinal}/{each.sample} {_digest(each)}" for each in samples]
-        chaos.samples(step + 1, ids, rank=0, attempt=0)
+        chaos.samples(step + 1, ids_of(samples), rank=0, attempt=0)
         return super().train(step, samples, rewards)
+
+
+def ids_of(samples: Sequence[Trajectory]) -> list[str]:
+    """Return a name for each sample that also says what is in it."""
+    return [f"{each.ordinal}/{each.sample} {_digest(each)}" for each in samples]
 
 
 def _digest(sample: Trajectory) -> str:

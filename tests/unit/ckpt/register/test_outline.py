@@ -15,7 +15,7 @@ from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CorruptError, MismatchError
 from holdfast.ckpt.register.outline import StoredTrees
 from holdfast.ckpt.state.restore import RestoreReport, restore
-from holdfast.ckpt.state.saved import SavedState
+from holdfast.ckpt.state.saved import SavedState, read_tensors
 from holdfast.ckpt.state.trees.per_rank import PerRank
 from holdfast.ckpt.testing.shards import capture
 
@@ -138,3 +138,22 @@ def test_a_value_that_the_register_does_not_have_is_damage(tmp_path: Path) -> No
         trees = StoredTrees(source.register, "queue", [(0, 3)])
         with pytest.raises(CorruptError, match=r"lists no value queue of ranks \[2\]"):
             trees[2]
+
+
+@pytest.mark.parametrize("register_from", WAYS.values(), ids=WAYS)
+def test_whole_tensors_are_read_by_name(tmp_path: Path, register_from: int) -> None:
+    state = make(1)
+    wanted = ["model.inner.weight", "model.outer.weight", "none"]
+    with saved(tmp_path, state, register_from=register_from) as source:
+        assert {*wanted} <= {*source.names()}
+        part = source.tensors([*wanted, "nobody"])
+        found = SavedState.of(part)
+        assert found.specs["none"].shape == (0, 4)
+        assert {*wanted} <= found.specs.keys() | found.aliases.keys()
+        assert "nobody" not in found.specs
+        read = read_tensors(part, wanted)
+        for name in wanted[:2]:
+            assert torch.equal(read[name], state["model"].inner.weight)
+        if source.register is not None:
+            assert found.specs.keys() == {found.aliases.get(name, name) for name in wanted}
+            assert SavedState.of(source.tensors(["none"])).specs.keys() == {"none"}

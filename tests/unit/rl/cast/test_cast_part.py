@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.adapters.rl.cast import part as parts
-from holdfast.adapters.rl.cast.part import CastPart
+from holdfast.adapters.rl.cast.part import begin_part
 from holdfast.adapters.rl.config import RLConfig, preset
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
 from holdfast.adapters.rl.ledger.ledger import Ledger
@@ -119,7 +119,7 @@ class Played:
 
         monkeypatch.setattr(parts, "OtherPolicies", Others)
         server: Any = self.server
-        self.part = CastPart(
+        self.part = begin_part(
             self.run,
             config,
             server,

@@ -1,1 +1,1 @@
-"""A job of several islands as the victim, and the story of their sea."""
+"""A job of several islands or policies as the victim, and the story of their runs."""

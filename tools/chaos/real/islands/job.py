@@ -1,4 +1,4 @@
-"""A job of several islands: each is a run of Holdfast of its own, and they meet in one folder."""
+"""A job of several runs of Holdfast: islands, or policies. They meet in one folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.tools.chaos.faults.injector import Victim
 from holdfast.tools.chaos.judging.record import Told, time_of
 from holdfast.tools.chaos.real.jobs import Ending, JobFolders, new_mark
 from holdfast.tools.chaos.real.launched import HoldfastJob
-from holdfast.tools.chaos.scenarios.scenario import SEA
+from holdfast.tools.chaos.scenarios.scenario import CAST, SEA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from holdfast.tools.chaos.scenarios.catalogue import Part
     from holdfast.tools.chaos.scenarios.scenario import Workload
 
-_ISLAND: Final = "island"
+_WHOLE: Final = ("island", "policy")
+"""Parts that stand for all nodes of a run."""
 
 
 class ChaosIsland:
-    """One island: its run, and after a loss the next run of the same command.
+    """One island, or policy: its run, and after a loss the next run of the same command.
 
     Each run has a folder of the history of its own, by its number; the folder that it works in
     stays, with its checkpoints.
@@ -81,9 +82,9 @@ class ChaosIsland:
         """Return the living victims; their names and nodes begin with the island's."""
         if self.job is None or self.job.ending() is not None:
             return []
-        if part == _ISLAND:
+        if part in _WHOLE:
             pids = tuple(pid for each in self.job.victims("node") for pid in each.pids)
-            here = Victim(name=f"island {self.name}", part=part, pids=pids, node=self.name)
+            here = Victim(name=f"{part} {self.name}", part=part, pids=pids, node=self.name)
             return [here] if pids else []
         return [
             msgspec.structs.replace(
@@ -94,7 +95,7 @@ class ChaosIsland:
 
 
 class IslandsJob:
-    """A `RealJob` of islands. A node has the name of its island before its own, as in oslo/a.
+    """A `RealJob` of several runs. A node has the name of its run before its own, as in oslo/a.
 
     All calls but `give_back` are for the thread that started it.
     """
@@ -104,16 +105,17 @@ class IslandsJob:
     def __init__(self, workload: Workload, place: JobFolders, *, source: Path) -> None:
         self.mark, self._place = new_mark(), place
         self._env: Mapping[str, str] = {}
-        self._due = [name for name in workload.islands if name not in workload.absent]
+        self._one = "island" if workload.islands else "policy"
+        self._due = [name for name in workload.runs if name not in workload.absent]
         self._islands = {
             name: ChaosIsland(
                 name,
-                workload_of(workload, name, meet=place.work.absolute() / SEA),
+                workload_of(workload, name, work=place.work.absolute()),
                 place,
                 source=source,
                 mark=self.mark,
             )
-            for name in workload.islands
+            for name in workload.runs
         }
 
     @property
@@ -150,10 +152,10 @@ class IslandsJob:
         for name, ending in found.items():
             if ending is not None and not ending.ok:
                 self.end()  # else the others wait for it
-                return Ending(ok=False, message=f"island {name}: {ending.message}")
+                return Ending(ok=False, message=f"{self._one} {name}: {ending.message}")
         if None in found.values():
             return None
-        return Ending(ok=True, message="all islands have ended")
+        return Ending(ok=True, message="all runs have ended")
 
     def struck(self, part: str) -> None:
         """Do nothing: the launchers are in this process, which no strike hits."""
@@ -203,10 +205,18 @@ class IslandsJob:
         return [victim for each in self._islands.values() for victim in each.victims(part)]
 
 
-def workload_of(workload: Workload, name: str, *, meet: Path) -> Workload:
-    """Return the workload of one island. Pure."""
+def workload_of(workload: Workload, name: str, *, work: Path) -> Workload:
+    """Return the workload of one run, which meets the others below ``work``. Pure."""
+    if workload.policies:
+        words = ("--policy", name, "--join", str(work / CAST))
+        return msgspec.structs.replace(
+            workload,
+            command=(*workload.command, *words),
+            nodes={**workload.nodes, **workload.policies[name]},
+            policies={},
+        )
     settings: dict[str, Any] = dict(workload.settings)
-    settings["islands"] = {**settings.get("islands", {}), "name": name, "meet": str(meet)}
+    settings["islands"] = {**settings.get("islands", {}), "name": name, "meet": str(work / SEA)}
     return msgspec.structs.replace(
         workload,
         command=(*workload.command, *workload.islands[name]),

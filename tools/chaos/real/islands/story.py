@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -42,23 +42,9 @@ def judge(
     ``checks.state`` says so: else they are other seas, and a step that is executed again may find
     other merges.
     """
-    problems: list[str] = []
-    promises = Promises(undone_most=checks.undone_most, dense=checks.dense)
     same = calm if checks.state == "bitwise" else None
-    verdicts: dict[str, HistoryVerdict] = {}
-    for folder in sorted(path for path in history.iterdir() if path.is_dir()):
-        reference = None
-        if same is not None:
-            with contextlib.suppress(HistoryError):  # its failure is among the problems already
-                reference = history_of(same[0] / folder.name)
-        try:
-            found = history_of(folder)
-        except HistoryError as error:
-            problems.append(str(error))
-            continue
-        if checks.state == "none":
-            found = History(commits=found.commits, consumed=found.consumed)
-        verdicts[folder.name] = check(found, reference=reference, promises=promises)
+    histories, problems = histories_of(history)
+    verdicts = verdicts_on(histories, calm=same[0] if same is not None else None, checks=checks)
     try:
         story = sea_story(history, work)
         reference_sea = sea_story(*same, repeat=False) if same is not None else None
@@ -69,6 +55,35 @@ def judge(
     return together(verdicts, sea), problems
 
 
+def histories_of(history: Path) -> tuple[dict[str, History], list[str]]:
+    """Return the history of each island, or policy, by name, and what cannot be read."""
+    found: dict[str, History] = {}
+    problems: list[str] = []
+    for folder in sorted(path for path in history.iterdir() if path.is_dir()):
+        try:
+            found[folder.name] = history_of(folder)
+        except HistoryError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def verdicts_on(
+    histories: Mapping[str, History], *, calm: Path | None, checks: Checks
+) -> dict[str, HistoryVerdict]:
+    """Return the verdict on each history; ``calm`` has those of the undisturbed job."""
+    promises = Promises(undone_most=checks.undone_most, dense=checks.dense)
+    verdicts: dict[str, HistoryVerdict] = {}
+    for name, found in histories.items():
+        reference, told = None, found
+        if calm is not None:
+            with contextlib.suppress(HistoryError):  # its failure is among the problems already
+                reference = history_of(calm / name)
+        if checks.state == "none":
+            told = History(commits=found.commits, consumed=found.consumed)
+        verdicts[name] = check(told, reference=reference, promises=promises)
+    return verdicts
+
+
 def history_of(folder: Path) -> History:
     """Return the history of an island: of all its runs, whose attempts follow each other.
 
@@ -76,7 +91,7 @@ def history_of(folder: Path) -> History:
     """
     found = [of_events(reported(each)) for each in _runs(folder)]
     if not any(each.commits for each in found):
-        raise HistoryError(f"{folder}: the island reported no step; look at its logs")
+        raise HistoryError(f"{folder}: it reported no step; look at its logs")
     commits: list[StepCommit] = []
     consumed: list[Consumed] = []
     states: list[Stated] = []

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.tools.chaos.real.islands.job import workload_of
 from holdfast.tools.chaos.runs import ScenarioRuns
-from holdfast.tools.chaos.scenarios.scenario import Scenario, ScenarioError, parse
+from holdfast.tools.chaos.scenarios.scenario import SEA, Scenario, ScenarioError, parse
 
 KILL: dict[str, Any] = {"kind": "kill", "target": {"part": "island"}, "when": {"step": 1}}
 
@@ -32,9 +32,9 @@ def test_each_island_has_its_words_its_name_and_the_meeting_place(tmp_path: Path
         absent=["oslo"],
         settings={"islands": {"founders": 2}},
     ).workload
-    own = workload_of(load, "lima", meet=tmp_path)
+    own = workload_of(load, "lima", work=tmp_path)
     assert own.command == ("true", "--steps", "3")
-    assert own.settings == {"islands": {"founders": 2, "name": "lima", "meet": str(tmp_path)}}
+    assert own.settings == {"islands": {"founders": 2, "name": "lima", "meet": str(tmp_path / SEA)}}
     assert not own.islands and not own.absent
 
 
