@@ -154,7 +154,7 @@ class _StoreJob:
 
 
 def _checks_no_chunk(_real: Any) -> Any:
-    return lambda self, found, tail: None
+    return lambda self, found, wanted, *, at=0: None
 
 
 def _takes_a_chunk_for_unchanged(real: Callable[..., Any]) -> Any:
@@ -197,7 +197,7 @@ BUGS: Final = (
     _bug(
         "chunk-unchecked",
         "chunks of a pack are not compared with their checksums",
-        "holdfast.ckpt.format.unpack:ChunkReader._finish",
+        "holdfast.ckpt.format.unpack:ChunkReader._expect",
         _checks_no_chunk,
         12,
     ),

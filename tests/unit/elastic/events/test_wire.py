@@ -49,11 +49,16 @@ def test_every_field_of_a_quantity_names_its_unit() -> None:
         for field in msgspec.structs.fields(kind)
         if field.type in (float, float | None) and not field.name.endswith(units)
     }
-    ratios = {f"straggler.{name}" for name in ("times", "waits", "data", "busy")}
-    assert bare == ratios | {"checkpoint_waiting.done", "rollout_tail.busy"} | {
-        "episodes.turns_mean",
-        "rechecked.difference",
+    ratios = {
+        "straggler": ("times", "waits", "data", "busy"),
+        "roles_asked": ("waits", "works"),
+        "role_moved": ("waits", "works"),
+        "rollout_tail": ("busy", "working"),
+        "checkpoint_waiting": ("done",),
+        "episodes": ("turns_mean",),
+        "rechecked": ("difference",),
     }
+    assert bare == {f"{kind}.{name}" for kind, names in ratios.items() for name in names}
 
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
