@@ -59,8 +59,7 @@ def test_follower_loses_its_worker_and_the_deciders_plan(tmp_path: Path) -> None
         decide = {decider.node for decider in deciders(running).values()}
         (follower,) = {f"n{number}" for number in range(nodes)} - decide
         hurt(running.worker(seat_on(running, follower)))
-        smaller = running.world_of(nodes - 1)
-        running.world_of(nodes, after=running.history.index(smaller))
+        running.world_of(nodes, generation=2)
         assert {each["node"] for each in running.events("proposed")} <= decide
 
 
@@ -71,8 +70,7 @@ def test_decider_loses_its_agent_and_another_takes_its_place(tmp_path: Path) -> 
         running.await_step(5)
         first = deciders(running)[0]
         hurt(running.launcher.processes()[first.node].agent)
-        less = running.world_of(NODES - 1)
-        running.world_of(NODES, after=running.history.index(less))
+        running.world_of(NODES, generation=2)
         assert deciders(running)[0] != first
         (lost,) = [e for e in running.events("detected") if e["what"] == "node_lost"]
         assert lost["victim"] == first.node
@@ -86,8 +84,7 @@ def test_job_goes_on_without_all_of_its_first_deciders(tmp_path: Path) -> None:
         before = deciders(running)
         for decider in before.values():
             hurt(running.launcher.processes()[decider.node].agent)
-        less = running.await_event(lambda e: e["kind"] == "proposed" and e["generation"] > 1)
-        running.world_of(NODES, after=running.history.index(less))
+        running.world_of(NODES, generation=2)
         after = deciders(running)
         assert not {each.incarnation for each in after.values()} & {
             each.incarnation for each in before.values()

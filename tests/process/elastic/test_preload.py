@@ -45,8 +45,7 @@ def test_workers_are_forked_and_so_is_the_replacement_of_a_killed_one(tmp_path: 
             assert command_of(pid) == command_of(server)
             assert pid in processes_of(running.launcher.run)
         hurt(node.workers["trainer/1"])
-        smaller = running.world_of(1)
-        running.world_of(2, after=running.history.index(smaller))
+        running.world_of(2, generation=2)
         assert command_of(running.worker("trainer/1")) == command_of(server)
         assert running.events("detected")[0]["why"] == "killed by SIGKILL"
 
@@ -73,8 +72,7 @@ def test_the_job_goes_on_when_the_fork_server_is_killed(tmp_path: Path) -> None:
         hurt(server)
         other = fork_server(running, besides=server)
         hurt(before["trainer/1"])  # its replacement starts with the new server or without
-        smaller = running.world_of(1)
-        running.world_of(2, after=running.history.index(smaller))
+        running.world_of(2, generation=2)
         assert running.worker("trainer/0") == before["trainer/0"]
         assert parent_of(other) == running.launcher.processes()["n0"].agent
 
@@ -144,8 +142,7 @@ def test_the_nodes_of_one_launcher_import_once_and_so_does_a_node_that_returns(
             for pid in node.workers.values():
                 assert (parent_of(pid), command_of(pid)) == (node.agent, command_of(server))
         hurt(running.launcher.processes()["n1"].agent)
-        smaller = running.world_of(2)
-        running.world_of(3, after=running.history.index(smaller))
+        running.world_of(3, generation=2)
         assert parent_of(running.worker("trainer/1")) == running.launcher.processes()["n1"].agent
         assert len(imports.read_text().split()) == 1
 
@@ -157,7 +154,6 @@ def test_a_node_imports_by_itself_when_the_common_server_is_gone(tmp_path: Path)
         running.await_step(5)
         hurt(int(imports.read_text()))
         hurt(running.launcher.processes()["n1"].agent)
-        smaller = running.world_of(1)
-        running.world_of(2, after=running.history.index(smaller))
+        running.world_of(2, generation=2)
         fork_server(running, node="n1")
         assert len(imports.read_text().split()) == 2

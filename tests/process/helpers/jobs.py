@@ -83,10 +83,19 @@ class Job:
         """Wait until a worker resumed in that generation or a later one, and return that."""
         return self.await_event(lambda e: e["kind"] == "resumed" and e["generation"] >= number)
 
-    def world_of(self, ranks: int, *, after: int = 0) -> Event:
-        """Wait for a generation of so many ranks, proposed after event number ``after``."""
+    def world_of(self, ranks: int, *, after: int = 0, generation: int = 1) -> Event:
+        """Wait for a generation of so many ranks, proposed after event number ``after``.
+
+        Its number is ``generation`` at least. A replacement may be ready before the others go on
+        without it: then there is no smaller world in between.
+        """
         return self.await_event(
-            lambda e: e["kind"] == "proposed" and len(e["ranks"]) == ranks, after=after
+            lambda e: (
+                e["kind"] == "proposed"
+                and len(e["ranks"]) == ranks
+                and e["generation"] >= generation
+            ),
+            after=after,
         )
 
     def events(self, kind: str) -> list[Event]:
