@@ -120,7 +120,7 @@ def test_a_job_that_is_hurt_is_watched_and_the_server_may_restart(
             assert "generation 2" in page.execute_script(
                 "return document.querySelector('#recoveries details p').textContent"
             )
-            running.generation(3)  # the worker is back
+            running.world_of(3, generation=2)  # the worker is back
             for node in page.find_elements(By.CSS_SELECTOR, ".node")[:2]:
                 node.click()
             until(lambda: "would be lost" in text(page, "losses"), "the cost of two nodes")
