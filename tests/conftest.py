@@ -21,6 +21,8 @@ settings.register_profile("repeatable", settings.get_profile("patient"), derando
 settings.register_profile("explore", settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
 
+_SHOWN_CHARS = 20_000
+
 pytest_plugins = ["service_fixtures", "object_places", "own_servers", "etcd_fixtures"]
 
 
@@ -33,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let long files begin first."""
     items.sort(key=lambda item: rank(item.path))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the last of what a test wrote in a try that another one followed."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        for title, text in report.sections:
+            terminalreporter.section(f"{report.nodeid}: {title}")
+            terminalreporter.write_line(text[-_SHOWN_CHARS:])
 
 
 @pytest.fixture(autouse=True, scope="module")
