@@ -278,13 +278,14 @@ def _loss(pair: _ServerPair) -> tuple[float, float]:
 
 
 # -- output ----------------------------------------------------------------------------------------
+_SHORT_S: Final = 0.1
 
 
 def show(figures: Sequence[Figure], *, console: Console) -> None:
     """Print the figures, one a line."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("", "median", "min–max", "×"):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+        table.add_column(title, justify="right" if title else "left", no_wrap=bool(title))
     for figure in figures:
         shown = [_value(each, figure.unit) for each in (figure.value, figure.low, figure.high)]
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
@@ -294,5 +295,5 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
 
 def _value(value: float, unit: str) -> str:
     if unit == "s":
-        return f"{value:.3f} s"
-    return f"{value:,.1f} {unit}" if unit else f"{value:.1%}"
+        return f"{value * 1e3:.2f} ms" if value < _SHORT_S else f"{value:.2f} s"
+    return f"{value:,.1f}" if unit else f"{value:.1%}"
