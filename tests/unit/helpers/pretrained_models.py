@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -47,19 +48,22 @@ def saved(architecture: str) -> str:
     return directory
 
 
+CLASSIFIER: Final[dict[str, int]] = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+"""The sizes of a classifier in transformers' configurations."""
+
+
 def save_classifier(directory: Path, *, classes: int = 1, seed: int = 11, shift: int = 0) -> str:
     """Save a classifier and its tokenizer of single characters, shifted; return the directory."""
     import transformers
 
-    config = transformers.BertConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        num_labels=classes,
-    )
+    config = transformers.BertConfig(**CLASSIFIER, num_labels=classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformers.BertForSequenceClassification(config).save_pretrained(directory)

@@ -16,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
 from holdfast.adapters.rl.environments.process_settings import ProcessConfig
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
-from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.server.server import RolloutServer
 from holdfast.adapters.rl.training.trainer import Trainer
-from holdfast.elastic.channel.connecting import connect
-from holdfast.elastic.errors import Stopped
-from holdfast.elastic.membership.records import TRAINER
+from holdfast.ckpt.transport import RunKey
 from holdfast.tools import chaos
+from holdfast.tools.chaos.workloads.rl_part import do_part
 
 
 class TellingServer(RolloutServer):
@@ -73,25 +70,17 @@ def config_of(args: argparse.Namespace) -> RLConfig:
 
 def main(args: argparse.Namespace) -> None:
     """Do this process's part."""
-    torch.set_num_threads(1)
     config, result = config_of(args), args.folder / "result.json"
-    channel = connect()
-    try:
-        if channel.role == TRAINER:
-            server = TellingServer(channel.key)
-            Trainer(config, server, result=result).run()
-            server.close()
-            if result.exists():
-                found = msgspec.json.decode(result.read_bytes())
-                chaos.state_hash(config.steps, found["final_hash"], rank=0, attempt=0)
-        else:
-            channel.ready(after=0, spec=None, info={})
-            RolloutWorker(channel, config, stopped=channel.stopped).run()
-            channel.done()
-    except Stopped:
-        return
-    finally:
-        channel.close()
+
+    def train(key: RunKey) -> None:
+        server = TellingServer(key)
+        Trainer(config, server, result=result).run()
+        server.close()
+        if result.exists():
+            found = msgspec.json.decode(result.read_bytes())
+            chaos.state_hash(config.steps, found["final_hash"], rank=0, attempt=0)
+
+    do_part(config, train)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from holdfast.adapters.rl.config import RLConfig, WarmStart, preset
 from holdfast.adapters.rl.environments.registry import EnvironmentConfig
@@ -26,15 +25,14 @@ from holdfast.adapters.rl.ledger.checker import CheckConfig
 from holdfast.adapters.rl.policy.model import weights_hash
 from holdfast.adapters.rl.policy.policy import full_tensors
 from holdfast.adapters.rl.policy.settings import PolicyConfig
-from holdfast.adapters.rl.rollout.worker import RolloutWorker
 from holdfast.adapters.rl.samples.trajectory import Trajectory
 from holdfast.adapters.rl.server.server import RolloutServer
 from holdfast.adapters.rl.training.trainer import Trainer
-from holdfast.elastic.channel.connecting import connect
-from holdfast.elastic.errors import JobFailedError, Stopped
-from holdfast.elastic.membership.records import TRAINER
+from holdfast.ckpt.transport import RunKey
+from holdfast.elastic.errors import JobFailedError
 from holdfast.tools import chaos
 from holdfast.tools.chaos.workloads.episodes import ids_of
+from holdfast.tools.chaos.workloads.rl_part import do_part
 
 
 class KeepingServer(RolloutServer):
@@ -90,26 +88,18 @@ def config_of(args: argparse.Namespace) -> RLConfig:
 
 def main(args: argparse.Namespace) -> None:
     """Do this process's part."""
-    torch.set_num_threads(1)
     config, result = config_of(args), args.folder / "result.json"
-    channel = connect()
-    try:
-        if channel.role == TRAINER:
-            server = KeepingServer(channel.key)
-            TellingTrainer(config, server, result=result).run()
-            server.close()
-            if result.exists():
-                found = msgspec.json.decode(result.read_bytes())["violations"]
-                if found:
-                    raise JobFailedError(f"the ledger's checker found {found}")
-        else:
-            channel.ready(after=0, spec=None, info={})
-            RolloutWorker(channel, config, stopped=channel.stopped).run()
-            channel.done()
-    except Stopped:
-        return
-    finally:
-        channel.close()
+
+    def train(key: RunKey) -> None:
+        server = KeepingServer(key)
+        TellingTrainer(config, server, result=result).run()
+        server.close()
+        if result.exists():
+            found = msgspec.json.decode(result.read_bytes())["violations"]
+            if found:
+                raise JobFailedError(f"the ledger's checker found {found}")
+
+    do_part(config, train)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from holdfast.elastic.errors import ConfigError, JobFailedError
 
 pytest.importorskip("transformers")
 import transformers
-from pretrained_models import save_classifier, saved
+from pretrained_models import CLASSIFIER, save_classifier, saved
 
 from holdfast.adapters.rl.policy.classifier import Classifier
 
@@ -103,16 +103,7 @@ def test_a_text_that_it_cannot_read_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_a_model_whose_positions_begin_later_refuses_as_well(tmp_path: Path) -> None:
-    config = transformers.RobertaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        num_labels=1,
-        pad_token_id=1,
-    )
+    config = transformers.RobertaConfig(**CLASSIFIER, num_labels=1, pad_token_id=1)
     directory = save_classifier(tmp_path)
     transformers.RobertaForSequenceClassification(config).save_pretrained(directory)
     made = Classifier("judge", directory)
