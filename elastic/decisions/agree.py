@@ -374,7 +374,7 @@ def _joins(
         waiting = set(pending_trainers(view).values())
         nodes = [node for node in nodes if node.node not in waiting]
     ready_s = [seen.since.get(worker.incarnation, now_s) for _, worker in trainers]
-    nodes_s = [seen.since.get(marks[node.node], now_s) for node in nodes]
+    nodes_s = [_since_s(node, seen, mark=marks[node.node], now_s=now_s) for node in nodes]
     due_s = []
     if ready_s:
         settled_s = max(ready_s) + policy.join_settle_s
@@ -389,6 +389,12 @@ def _joins(
         return [], until_s if again_s is None else min(until_s, again_s)
     clauses = [f"{worker.seat} on {node.node} wants to join" for node, worker in trainers]
     return clauses + [f"node {node.node} wants to join" for node in nodes], until_s
+
+
+def _since_s(node: NodeRecord, seen: FirstSeen, *, mark: str, now_s: float) -> float:
+    """Return since when a node can join: its trainers may have started long after it came."""
+    marks = [mark, *(worker.incarnation for worker in node.workers)]
+    return max((seen.since[each] for each in marks if each in seen.since), default=now_s)
 
 
 def _spec_of_generation(view: JobView) -> JobSpec:

@@ -353,6 +353,20 @@ def test_node_outside_the_group_waits_for_its_starting_trainer() -> None:
     assert ask(view, times_s=(100.0, 200.0))[0] == Idle()
 
 
+def test_a_node_whose_trainer_started_for_long_joins_at_the_end_of_a_step_too() -> None:
+    seating = (Seating(seat="trainer/2", node="d", attempt=1),)
+    starting, ready = (
+        dataclasses.replace(
+            fourth(d=fakes.node("d", trainer(2, state, ready_after=0), fenced=3)), seating=seating
+        )
+        for state in (STARTING, READY)
+    )
+    settled_s = 200.0 + POLICY.join_settle_s
+    decision, reason = ask(starting, ready, ready, times_s=(100.0, 200.0, settled_s), step_s=7.0)
+    assert decision == Halt(generation=4, until_s=settled_s + 7.0)
+    assert reason == "trainer/2 on d wants to join; node d wants to join"
+
+
 # -- the first generation ------------------------------------------------------------------------
 
 
