@@ -2,7 +2,8 @@
  *
  * `stream_copy` is for snapshots. The copy is stored past the cache (streaming stores): nobody reads
  * it soon, so training keeps its cache, and the processor need not fetch what is about to be
- * overwritten. The checksum is CRC32C, three independent chains at a time, because its instruction
+ * overwritten. The checksum is CRC32C, folded as that of parity is. Processors without wide
+ * carry-less products compute three independent chains at a time, because the instruction for it
  * takes three cycles but one can begin each cycle (Gopal et al., "Fast CRC Computation for iSCSI
  * Polynomial Using CRC32 Instruction", Intel 2011).
  *
@@ -133,38 +134,17 @@ __attribute__((target("sse4.2"))) static uint32_t plain(
     return crc;
 }
 
-static uint32_t copy_run(char *to, const char *from, size_t size, uint32_t crc)
+/* Copy past the cache, in three chains. */
+static uint32_t chained(char *to, const char *from, size_t size)
 {
-    if (size >= STREAMED) {
-        size_t edge = -(uintptr_t)to % 16;
-        crc = plain(to, from, edge, crc);
-        to += edge, from += edge, size -= edge;
-        for (; size >= 3 * WIDE; size -= 3 * WIDE, to += 3 * WIDE, from += 3 * WIDE)
-            crc = lanes(to, from, WIDE, crc, wide_shift);
-        for (; size >= 3 * NARROW; size -= 3 * NARROW, to += 3 * NARROW, from += 3 * NARROW)
-            crc = lanes(to, from, NARROW, crc, narrow_shift);
-    }
-    return plain(to, from, size, crc);
-}
-
-/* Prepare; return whether this processor can do it. To be called first, by one thread. */
-int stream_prepare(void)
-{
-    if (!__builtin_cpu_supports("sse4.2"))
-        return 0;
-    fill(wide_shift, WIDE);
-    fill(narrow_shift, NARROW);
-    return 1;
-}
-
-/* Copy `count` runs and store the CRC32C of each. Runs do not overlap. */
-void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
-    const uint64_t *sizes, uint32_t *checksums)
-{
-    for (size_t i = 0; i < count; i++)
-        checksums[i] = ~copy_run((char *)(uintptr_t)targets[i],
-            (const char *)(uintptr_t)sources[i], sizes[i], UINT32_MAX);
-    _mm_sfence();
+    size_t edge = -(uintptr_t)to % 16;
+    uint32_t crc = plain(to, from, edge, UINT32_MAX);
+    to += edge, from += edge, size -= edge;
+    for (; size >= 3 * WIDE; size -= 3 * WIDE, to += 3 * WIDE, from += 3 * WIDE)
+        crc = lanes(to, from, WIDE, crc, wide_shift);
+    for (; size >= 3 * NARROW; size -= 3 * NARROW, to += 3 * NARROW, from += 3 * NARROW)
+        crc = lanes(to, from, NARROW, crc, narrow_shift);
+    return ~plain(to, from, size, crc);
 }
 
 #define REGISTERS 256 /* bytes that are folded at once */
@@ -254,16 +234,31 @@ FOLDING static inline __attribute__((always_inline)) size_t folded(
     return at;
 }
 
+#ifndef CAN_FOLD /* tests compile also for processors that cannot */
+#define CAN_FOLD (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+#endif
+static int can_fold;
+
+/* Prepare; return whether this processor can do it. To be called first, by one thread. */
+int stream_prepare(void)
+{
+    if (!__builtin_cpu_supports("sse4.2"))
+        return 0;
+    fill(wide_shift, WIDE);
+    fill(narrow_shift, NARROW);
+    fill_pair(castagnoli_far, castagnoli, 32, REGISTERS);
+    fill_pair(castagnoli_near, castagnoli, 32, 64);
+    can_fold = CAN_FOLD;
+    return 1;
+}
+
 /* Prepare `checked_copy`; return whether this processor can do it. As `stream_prepare`. */
 int checked_prepare(void)
 {
-    if (!stream_prepare() || !__builtin_cpu_supports("avx512f")
-        || !__builtin_cpu_supports("vpclmulqdq"))
+    if (!stream_prepare() || !can_fold)
         return 0;
     fill_pair(nvme_far, nvme, 64, REGISTERS);
     fill_pair(nvme_near, nvme, 64, 64);
-    fill_pair(castagnoli_far, castagnoli, 32, REGISTERS);
-    fill_pair(castagnoli_near, castagnoli, 32, 64);
     for (uint64_t value = 0; value < 256; value++) {
         uint64_t state = value;
         for (int bit = 0; bit < 8; bit++)
@@ -305,42 +300,6 @@ FOLDING static void both(const char *from, size_t size, uint32_t *crc32, uint64_
         done = folded(rest, from, size, crc32, crc64, 0);
     *crc32 = ~plain(rest, from + done, size - done, *crc32);
     *crc64 = ~nvme_bytes(*crc64, from + done, size - done);
-}
-
-enum { COPY = 0, READ = 1, COMPARE = 2 };
-
-/* Bring `count` runs up to date; runs do not overlap.
- *
- * `modes` say per run: COPY it, READ it for both checksums before it is copied, or COMPARE: as READ,
- * but do not write a run whose checksums are those given. Afterwards a mode is 1 where the run was
- * written and both checksums are those of the written bytes, 2 where only the CRC32C is, 0 where it
- * was not written. `crc32` and `crc64` are a library's; they are NULL where `checked_prepare`
- * has returned 1.
- */
-void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targets,
-    const uint64_t *sizes, uint32_t *checksums, uint64_t *wide, uint8_t *modes,
-    uint32_t (*crc32)(const void *, int, uint32_t),
-    uint64_t (*crc64)(uint64_t, const void *, uint64_t))
-{
-    for (size_t i = 0; i < count; i++) {
-        const char *from = (const char *)(uintptr_t)sources[i];
-        uint32_t read = 0;
-        uint64_t found = 0;
-        if (modes[i] != COPY) {
-            if (crc64)
-                read = ~crc32(from, (int)sizes[i], UINT32_MAX), found = crc64(0, from, sizes[i]);
-            else
-                both(from, sizes[i], &read, &found);
-            if (modes[i] == COMPARE && read == checksums[i] && found == wide[i]) {
-                modes[i] = 0;
-                continue;
-            }
-        }
-        checksums[i] = ~copy_run((char *)(uintptr_t)targets[i], from, sizes[i], UINT32_MAX);
-        wide[i] = found;
-        modes[i] = modes[i] != COPY && checksums[i] == read ? 1 : 2;
-    }
-    _mm_sfence();
 }
 
 /* The exclusive or of 64 bytes of every input. */
@@ -406,6 +365,12 @@ FOLDING static inline __attribute__((always_inline)) uint32_t xored(
     return ~mixed_bytes(to, count, sources, at, end, crc);
 }
 
+FOLDING static uint32_t copied(char *to, const char *from, size_t size)
+{
+    uint64_t source = (uintptr_t)from;
+    return xored(to, 1, &source, 0, size);
+}
+
 /* Store the exclusive or of `count` inputs, and the CRC32C of each of `runs` runs of it.
  *
  * Run `i` is from byte `stops[i]` to `stops[i + 1]` of target and inputs. The target may be one of
@@ -417,6 +382,60 @@ FOLDING void stream_xor(char *to, size_t count, const uint64_t *sources, size_t 
     for (size_t i = 0; i < runs; i++)
         checksums[i] = count == 2 ? xored(to, 2, sources, stops[i], stops[i + 1])
                                   : xored(to, count, sources, stops[i], stops[i + 1]);
+    _mm_sfence();
+}
+
+/* Copy one run; return its CRC32C. */
+static uint32_t copy_run(char *to, const char *from, size_t size)
+{
+    if (size < STREAMED)
+        return ~plain(to, from, size, UINT32_MAX);
+    return can_fold ? copied(to, from, size) : chained(to, from, size);
+}
+
+/* Copy `count` runs and store the CRC32C of each. Runs do not overlap. */
+void stream_copy(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums)
+{
+    for (size_t i = 0; i < count; i++)
+        checksums[i] = copy_run((char *)(uintptr_t)targets[i],
+            (const char *)(uintptr_t)sources[i], sizes[i]);
+    _mm_sfence();
+}
+
+enum { COPY = 0, READ = 1, COMPARE = 2 };
+
+/* Bring `count` runs up to date; runs do not overlap.
+ *
+ * `modes` say per run: COPY it, READ it for both checksums before it is copied, or COMPARE: as READ,
+ * but do not write a run whose checksums are those given. Afterwards a mode is 1 where the run was
+ * written and both checksums are those of the written bytes, 2 where only the CRC32C is, 0 where it
+ * was not written. `crc32` and `crc64` are a library's; they are NULL where `checked_prepare`
+ * has returned 1.
+ */
+void stream_refresh(size_t count, const uint64_t *sources, const uint64_t *targets,
+    const uint64_t *sizes, uint32_t *checksums, uint64_t *wide, uint8_t *modes,
+    uint32_t (*crc32)(const void *, int, uint32_t),
+    uint64_t (*crc64)(uint64_t, const void *, uint64_t))
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *from = (const char *)(uintptr_t)sources[i];
+        uint32_t read = 0;
+        uint64_t found = 0;
+        if (modes[i] != COPY) {
+            if (crc64)
+                read = ~crc32(from, (int)sizes[i], UINT32_MAX), found = crc64(0, from, sizes[i]);
+            else
+                both(from, sizes[i], &read, &found);
+            if (modes[i] == COMPARE && read == checksums[i] && found == wide[i]) {
+                modes[i] = 0;
+                continue;
+            }
+        }
+        checksums[i] = copy_run((char *)(uintptr_t)targets[i], from, sizes[i]);
+        wide[i] = found;
+        modes[i] = modes[i] != COPY && checksums[i] == read ? 1 : 2;
+    }
     _mm_sfence();
 }
 

@@ -18,8 +18,8 @@ COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
 SANITIZERS = "-fsanitize=address,undefined"
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[(), ("-DCAN_FOLD=0",)], ids=["", "narrow products"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which(COMPILER) is None:
         pytest.skip(f"there is no compiler {COMPILER}")
     place = tmp_path_factory.mktemp("native")
@@ -28,7 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [COMPILER, "-g", "-O1", SANITIZERS, "-fno-sanitize-recover=all", "-o", str(made)]
     if subprocess.run([*build, str(empty)], capture_output=True, check=False).returncode:
         pytest.skip(f"{COMPILER} has no sanitizers")
-    subprocess.run([*build, str(DRIVER), str(SOURCE)], check=True)
+    subprocess.run([*build, *request.param, str(DRIVER), str(SOURCE)], check=True)
     return made
 
 
