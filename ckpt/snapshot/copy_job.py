@@ -30,6 +30,7 @@ class CopyJob:
     ``torn`` is, once ``finished``, the name of a tensor that was written to during the copy, or "".
     ``rate`` is the speed of the background thread so far, without its rests, in bytes per second of
     a processor; 0: it copied too little to tell.
+    ``versions`` are the counts of in-place writes when it was made.
     ``ready`` marks per lane the position of the training stream at the time of the snapshot, and
     ``look`` is a sample of the device tensors at that time.
     """
@@ -46,7 +47,7 @@ class CopyJob:
         self.copied_bytes = 0
         self.rate = 0.0
         self.sample: ChecksumSample | None = None
-        self._versions = program.versions()
+        self.versions = program.versions()
         self._room: PayloadBuffer | None = None
         self._sums = program.first_sums()
         self._next = self._busy = 0
@@ -171,7 +172,7 @@ class CopyJob:
             with self._moved:
                 self._busy -= 1
                 self._moved.notify_all()
-        written = self.program.written(unit.pieces, self._versions)
+        written = self.program.written(unit.pieces, self.versions)
         with self._moved:
             self.copied_bytes += unit.nbytes
             self._left -= 1
@@ -249,6 +250,6 @@ class CopyJob:
                 return
             self._released = True
             for unit in self.program.carried:
-                if name := self.program.written(unit.pieces, self._versions):
+                if name := self.program.written(unit.pieces, self.versions):
                     self.torn = self.torn or name
                     return

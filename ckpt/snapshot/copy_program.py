@@ -213,6 +213,7 @@ class Program:
         self._kept = len(fixed.pieces) if fixed is not None else 0
         self._marks: list[tuple[int, int]] = []
         self._sources = [source.detach() for source in plan.sources(flat)]
+        self._places: list[tuple[int, ...]] = [(each.data_ptr(),) for each in self._sources]
         self._volatile = [
             i
             for i, piece in enumerate(plan.pieces)
@@ -260,10 +261,17 @@ class Program:
             for i, (piece, mark) in enumerate(zip(pieces, self._marks, strict=True))
         }
 
-    def crcs(self, sums: Sums) -> dict[PieceKey, int]:
-        """Return the checksum of every piece, from the sums of all parts."""
-        crcs = self.parts.of_ranges(sums).tolist()
-        return {piece.key: crc for piece, crc in zip(self.plan.pieces, crcs, strict=True)}
+    def contents(self, sums: Sums, versions: Sequence[int]) -> dict[PieceKey, tuple[int, ...]]:
+        """Return what tells the contents of every piece apart in two snapshots.
+
+        Those are their checksum, from the ``sums`` of all parts, their address, and the counts of
+        in-place writes, from the ``versions`` at the time of the snapshot.
+        """
+        crcs, at = self.parts.of_ranges(sums).tolist(), self._watched_at
+        return {
+            piece.key: (crcs[i], *self._places[i], *versions[at[i] : at[i + 1]])
+            for i, piece in enumerate(self.plan.pieces)
+        }
 
     def changed(self, flat: FlatState, *, stop: Callable[[], bool]) -> list[PieceKey] | None:
         """Return the kept pieces whose bytes now are not those of the fixed part.
@@ -310,6 +318,7 @@ class Program:
                 source = resolved(view_of(flat.tensors[piece.fqn], piece.region))
                 stayed = self._staged_at.get(i) == source.data_ptr()
                 self._staged_at[i] = source.data_ptr()
+                self._places[i] = mark_of(flat.tensors[piece.fqn])
                 rows = touched.get(piece.fqn) if stayed else None
                 local = local_of(flat.tensors[piece.fqn])
                 if rows is not None and _is_plain(source) and _is_plain(local):

@@ -1,7 +1,9 @@
 """The choice of the pieces of a state that are fixed: they do not change from step to step. Pure.
 
-A piece is chosen once its checksum has stayed the same for some snapshots in a row, or at once if
-it is *frozen* (a parameter without a gradient). A piece that changes after it was chosen has to
+A piece is chosen once it has stayed the same for some snapshots in a row, or at once if it is
+*frozen* (a parameter without a gradient). One that is written anew at every step is not the same,
+though its bytes may be: it would be copied again at once, and a larger or smaller fixed part needs
+other slots, all of which are made anew. A piece that changes after it was chosen has to
 stay the same for twice as long before it is chosen again. So an average of weights that is brought
 up to date every few steps is soon left among the moving pieces.
 
@@ -11,7 +13,7 @@ have spared as many bytes as that costs: what has rested for long will rest for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -28,9 +30,9 @@ Piece = TypeVar("Piece")
 
 @dataclass(slots=True)
 class _PieceHistory:
-    """The checksum of a piece, the snapshots in which it was the same, and those that it takes."""
+    """A piece's contents, the snapshots in which they were the same, and those that it takes."""
 
-    crc: int
+    contents: Hashable
     same: int = 0
     patience: int = _PATIENCE
     moved: bool = False
@@ -43,18 +45,18 @@ class FixedChoice(Generic[Piece]):
         self._least_bytes = least_bytes
         self._seen: dict[Piece, _PieceHistory] = {}
 
-    def observe(self, crcs: Mapping[Piece, int]) -> None:
-        """Note the checksums of a snapshot's pieces; pieces that are not in it are forgotten."""
+    def observe(self, pieces: Mapping[Piece, Hashable]) -> None:
+        """Note a snapshot's pieces, with what tells contents apart; all others are forgotten."""
         seen, self._seen = self._seen, {}
-        for piece, crc in crcs.items():
-            known = self._seen[piece] = seen.get(piece) or _PieceHistory(crc, same=-1)
-            known.same = known.same + 1 if known.crc == crc else 0
-            known.crc = crc
+        for piece, contents in pieces.items():
+            known = self._seen[piece] = seen.get(piece) or _PieceHistory(contents, same=-1)
+            known.same = known.same + 1 if known.contents == contents else 0
+            known.contents = contents
 
     def moved(self, pieces: Collection[Piece]) -> None:
         """Note that chosen pieces have changed."""
         for piece in pieces:
-            seen = self._seen.setdefault(piece, _PieceHistory(0))
+            seen = self._seen.setdefault(piece, _PieceHistory(None))
             seen.same, seen.moved = 0, True
             seen.patience = min(2 * seen.patience, _MOST_PATIENCE)
 

@@ -9,7 +9,7 @@ snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -197,9 +197,9 @@ class FixedPieces:
         assert self.layout is not None
         self.layout, self._before = replace(self.layout, pieces=pieces, run_sums=run_sums), None
 
-    def taken(self, crcs: Mapping[PieceKey, int]) -> None:
-        """Note the checksums of a sealed snapshot's pieces, and choose for the next one."""
-        self._choice.observe(crcs)
+    def taken(self, pieces: Mapping[PieceKey, Hashable]) -> None:
+        """Note a sealed snapshot's pieces (`Program.contents`), and choose for the next one."""
+        self._choice.observe(pieces)
         self._wanted = self._chosen(self.layout.at if self.layout is not None else ())
 
     def found_changed(self, keys: Sequence[PieceKey]) -> None:

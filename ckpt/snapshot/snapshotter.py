@@ -453,7 +453,7 @@ class Snapshotter:
                 task.program.fixed_pieces(copied),
                 run_sums=sums[: fixed.part.nbytes // SUM_BYTES].copy(),
             )
-        self._fixed.taken(task.program.crcs(copied))
+        self._fixed.taken(task.program.contents(copied, job.versions))
         task.program.memory.sealed(copied)
         self._taken(task, copy_s)
 

@@ -115,6 +115,24 @@ def test_weights_that_stay_the_same_become_fixed_without_a_word(taking: Snapshot
     assert sizes == [BASE_BYTES + 4096] * 6 + [4096] * 2
 
 
+@pytest.mark.parametrize("kind", ["a weight", "a loose tensor", "another loose tensor"])
+def test_what_every_step_writes_anew_is_never_fixed_though_its_bytes_stay_the_same(
+    sidecar: FakeSidecar, taking: Snapshotter, kind: str
+) -> None:
+    """As an optimizer writes the moments of weights whose gradients are zero."""
+    job, table = Job(frozen=False), torch.ones(1536, 1024)
+    loose = {"table": table} if kind != "a weight" else {}
+    for step in range(12):
+        if kind == "another loose tensor":
+            loose["table"] = loose["table"].clone()
+        with torch.no_grad():
+            job.base.weight.mul_(1.0)
+            table.mul_(1.0)
+        taking.snapshot({**job.state, **loose}, step)
+        taking.fence()
+        assert not list(sidecar.directory.glob("*.slot-fixed"))
+
+
 def test_a_layer_that_is_trained_again_is_copied_again(
     sidecar: FakeSidecar, taking: Snapshotter
 ) -> None:
