@@ -134,6 +134,11 @@ def optional(rule: Rule) -> Rule:
     return lambda value: "" if value is None else rule(value)
 
 
+def true_or(rule: Rule) -> Rule:
+    """Return a rule that accepts True too."""
+    return lambda value: "" if value is True else rule(value)
+
+
 def either(word: str, rule: Rule) -> Rule:
     """Return a rule that accepts the text ``word`` too."""
     return lambda value: "" if isinstance(value, str) and value == word else rule(value)

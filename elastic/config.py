@@ -23,8 +23,11 @@ from holdfast.elastic.membership.records import JobSpec
 from holdfast.elastic.neighbors.settings import Neighbors
 from holdfast.elastic.sea.settings import Islands
 
-Exact: TypeAlias = Literal["float32", "int64"] | None
-"""Method that makes sums of gradients independent of the world: rounding, fixed point, or none."""
+Exact: TypeAlias = Literal[True, "float32", "int64"] | None
+"""Method that makes sums of gradients independent of the world: rounding, fixed point, or none.
+
+True: fixed point, or rounding for models that FSDP2 shards.
+"""
 
 OVERRIDABLE: Final = ("snapshots", "checkpoint", "timeouts", "rehearse", "islands")
 """The fields of `Settings` that a launcher may override (`Settings.overridden`)."""
@@ -318,11 +321,14 @@ def _group_rule(name: str, kind: type) -> Rule:
 _SETTINGS: Final[Mapping[str, Rule]] = {
     **{name: _group_rule(name, kind) for name, kind in _GROUPS.items()},
     "exact": checks.optional(
-        checks.one_of(
-            "float32",
-            "int64",
-            remedy="give 'float32' to round gradients, 'int64' to add in fixed point, or None for "
-            "weights that depend on the world size in their last bits",
+        checks.true_or(
+            checks.one_of(
+                "float32",
+                "int64",
+                remedy="give True for weights that do not depend on the world size ('float32' to "
+                "round gradients, 'int64' to add in fixed point), or None for weights that depend "
+                "on it in their last bits",
+            )
         )
     ),
     "seed": checks.count(0, remedy="give a number from 0 to 2**63 - 1"),

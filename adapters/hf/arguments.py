@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Final, Optional
 
 from holdfast.elastic import Batch, Checkpoints, Snapshots
+
+_EXACT: Final[Mapping[str, bool | None]] = {"none": None, "true": True}
+"""The settings that a command line names without being texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class HoldfastArguments:
     )
     exact: Optional[str] = field(  # noqa: UP045 - HfArgumentParser reads this spelling
         default=None,
-        metadata={"help": "float32 or int64: weights do not depend on the number of ranks"},
+        metadata={"help": "true, float32 or int64: weights do not depend on the number of ranks"},
     )
     rebuild_frozen: bool = field(
         default=False,
@@ -52,7 +56,7 @@ class HoldfastArguments:
         )
         return {
             "batch": Batch(microbatches=self.microbatches or accumulation, size=size),
-            "exact": None if self.exact in (None, "none", "None") else self.exact,
+            "exact": _EXACT.get(str(self.exact).lower(), self.exact),
             "snapshots": Snapshots(parity=self.parity, every=self.snapshot_every),
             "checkpoint": checkpoint,
             "seed": seed,

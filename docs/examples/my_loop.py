@@ -25,7 +25,7 @@ class Points:
 
 
 def main(args):
-    @holdfast.resilient(batch=holdfast.Batch(microbatches=6, size=4), exact="float32")
+    @holdfast.resilient(batch=holdfast.Batch(microbatches=6, size=4), exact=True)
     def train(run):
         model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

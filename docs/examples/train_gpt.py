@@ -79,7 +79,7 @@ def main(args):
 
     @holdfast.resilient(
         batch=holdfast.Batch(microbatches=8, size=4),
-        exact="float32",
+        exact=True,
         seed=args.seed,
         checkpoint=args.checkpoint and holdfast.Checkpoints(args.checkpoint, every=25),
     )

@@ -57,7 +57,7 @@ class PictureStream(IterableDataset):
 def main(args):
     data = PictureStream() if args.stream else Pictures()
 
-    @holdfast.resilient(batch=holdfast.Batch(microbatches=6), exact="float32")
+    @holdfast.resilient(batch=holdfast.Batch(microbatches=6), exact=True)
     def train(run):
         model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.ReLU(), nn.Linear(32, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

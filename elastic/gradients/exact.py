@@ -53,7 +53,7 @@ class Method:
         if self.total is not torch.int64:
             rounded = round_to_grid(values.to(self.total), grid)
             return rounded if total is None else total.add_(rounded)
-        if (added := fixed_point.add(total, values, grid)) is not None:
+        if (added := fixed_point.add(total, [values], grid)) is not None:
             return added[0]
         if total is None:
             total = torch.zeros(values.shape, dtype=torch.int64, device=values.device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -51,7 +51,8 @@ class _Hooked:
     """A parameter with a hook, and the hook's record of the pass.
 
     ``beside``: all sums are kept apart from ``.grad``. ``shape`` is that of a microbatch's gradient
-    at this rank. ``totals`` has the sums that are kept apart, by level.
+    at this rank. ``totals`` has the sums that are kept apart, by level. ``room`` is memory for the
+    lowest. ``held`` is a gradient that will be added together with the next one.
     """
 
     parameter: weakref.ref[nn.Parameter]
@@ -62,6 +63,8 @@ class _Hooked:
     peak: float = NO_GRADIENT
     fired: int = 0
     totals: dict[int, torch.Tensor] = field(default_factory=dict)
+    room: torch.Tensor | None = None
+    held: torch.Tensor | None = None
 
 
 class Rounding:
@@ -173,26 +176,29 @@ class Rounding:
             return
         gradient, parameter.grad = parameter.grad, None
         local = local_of(self._settled(hooked, gradient))
-        if not self._add_expected(hooked, local):
+        if hooked.method is not INT64 or not fixed_point.takes(local):
             self._add(hooked, local, self._level(hooked, _peak(local)))
+        elif hooked.held is None:
+            hooked.held = local
+        else:
+            pair, hooked.held = [hooked.held, local], None
+            self._add_expected(hooked, pair)
 
-    def _add_expected(self, hooked: _Hooked, local: torch.Tensor) -> bool:
-        """Add a gradient as one within its bound, in one pass; return whether that could be done.
+    def _add_expected(self, hooked: _Hooked, gradients: Sequence[torch.Tensor]) -> None:
+        """Add one or two gradients as ones within their bound, in one pass.
 
-        One that is above its bound after all is taken away again, and added at its level.
+        If one is above it after all, they are taken away again, and each is added at its level.
         """
-        if hooked.method is not INT64:
-            return False
         before, grid = hooked.totals.get(0), self._grid(hooked, 0)
-        if (added := fixed_point.add(before, local, grid)) is None:
-            return False
+        added = fixed_point.add(before, gradients, grid, room=hooked.room)
+        assert added is not None, "the function takes them"
         hooked.totals[0], peak = added
-        if level := self._level(hooked, peak):
-            fixed_point.take(hooked.totals[0], local, grid)
+        if self._level(hooked, peak):
+            fixed_point.take(hooked.totals[0], gradients, grid)
             if before is None:
                 del hooked.totals[0]
-            self._add(hooked, local, level)
-        return True
+            for gradient in gradients:
+                self._add(hooked, gradient, self._level(hooked, _peak(gradient)))
 
     def _add(self, hooked: _Hooked, local: torch.Tensor, level: int) -> None:
         total, grid = hooked.totals.get(level), self._grid(hooked, level)
@@ -220,15 +226,45 @@ class Rounding:
     def begin_pass(self) -> None:
         """Start a pass: drop the last one, and hook parameters that were added or unfrozen."""
         self._hook_plain()
+        self._make_room()
         for name, hooked in self._hooked.items():
             hooked.fired, hooked.peak, hooked.bound = 0, NO_GRADIENT, self._bound(name)
+            hooked.held = None
             hooked.totals.clear()
+
+    def _make_room(self) -> None:
+        """Give the totals of the parameters that are not FSDP2's adjacent memory, once.
+
+        So the next pass finds its pages, and many of them are summed over ranks as one.
+        """
+        parameters = ((hooked, hooked.parameter()) for hooked in self._hooked.values())
+        lacking = [
+            hooked
+            for hooked, parameter in parameters
+            if hooked.room is None
+            and hooked.method is INT64
+            and parameter is not None
+            and parameter.device.type == "cpu"
+            and not is_reduced_by_fsdp(parameter)
+        ]
+        at, whole = 0, torch.empty(sum(h.shape.numel() for h in lacking), dtype=torch.int64)
+        for hooked in lacking:
+            count = hooked.shape.numel()
+            hooked.room = whole[at : at + count].view(hooked.shape)
+            at += count
 
     def begin_backward(self) -> None:
         """Act from now on; hook parameters that the script unfroze inside the pass."""
         self.active = True
         if any(p.requires_grad for p in self._frozen):
             self._hook_plain()
+
+    def end_backwards(self) -> None:
+        """Add the gradients that waited for another one."""
+        for hooked in self._hooked.values():
+            if (held := hooked.held) is not None:
+                hooked.held = None
+                self._add_expected(hooked, [held])
 
     def peak(self, name: str) -> float:
         """Return the largest magnitude of this rank's microbatch gradients, or `NO_GRADIENT`."""

@@ -51,8 +51,8 @@ def sums_of(
     """Return the sums of every rank's ``tensors``, as `sum_whole` makes them; may reuse these."""
     found: list[torch.Tensor] = []
     for bucket in _buckets(tensors):
-        if len(bucket) == 1 and bucket[0].is_contiguous():
-            sum_(bucket[0].view(-1))
+        if (flat := _adjacent(bucket)) is not None:
+            sum_(flat)
             found += bucket
             continue
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
@@ -60,6 +60,18 @@ def sums_of(
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
         found += [part.view(each.shape) for each, part in zip(bucket, parts, strict=True)]
     return found
+
+
+def _adjacent(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return contiguous tensors of one dtype as one, flat, if they lie adjacent in memory."""
+    first, end = tensors[0], tensors[0].data_ptr()
+    for tensor in tensors:
+        apart = tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        if apart or tensor.data_ptr() != end or not tensor.is_contiguous():
+            return None
+        end += tensor.nbytes
+    count = (end - first.data_ptr()) // first.itemsize
+    return first.as_strided((count,), (1,), first.storage_offset())
 
 
 def sum_shards(totals: Sequence[torch.Tensor], like: Sequence[DTensor]) -> list[torch.Tensor]:

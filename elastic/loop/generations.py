@@ -152,10 +152,11 @@ def resilient(  # noqa: PLR0913 - the one place that configures a run, all by ke
     ``snapshots``: copies of the state in host memory, and the failures that they survive.
     ``checkpoint``: the store to which the state is written, and how often; a string is its root,
     with the defaults of `Checkpoints` for the rest. None: no checkpoints.
-    ``exact``: the weights do not depend on world size or failures, bit for bit. ``"float32"``
-    rounds every microbatch's gradient so that float32 adds it exactly; ``"int64"`` adds in fixed
-    point, which loses almost no precision and costs more memory and traffic. None: the weights may
-    depend on them.
+    ``exact``: the weights do not depend on world size or failures, bit for bit. ``"int64"`` adds
+    gradients in fixed point, which loses almost no precision; ``"float32"`` rounds every
+    microbatch's gradient so that float32 adds it exactly, with less memory and traffic. True:
+    ``"int64"``, and ``"float32"`` for models that FSDP2 shards. None: the weights may depend on
+    them.
     ``seed``: the seed of the model's initial weights, the order of samples and every random stream.
     The function begins with the global generators of torch, NumPy and Python seeded by it.
     ``loss_guard``: the response to a loss that is not finite or leaps (`LossGuard`; None: none).

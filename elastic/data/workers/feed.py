@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from holdfast.ckpt import torch_private
 from holdfast.ckpt.errors import InternalError
 from holdfast.elastic.data.workers.starter import STARTER, StarterContext, is_tied, tie
+from holdfast.elastic.groups.waits import leave_behind
 from holdfast.elastic.processes.children import describe_exit
 
 FIRST_BATCH_S = 60.0
@@ -89,7 +90,9 @@ class Feed:
         if isinstance(self._context, StarterContext):
             self._context.run()  # by this thread: the starter ends with it
         loader.multiprocessing_context = self._recording(self._context or get_context())
-        threading.Thread(target=self._read, name="data", daemon=True).start()
+        reader = threading.Thread(target=self._read, name="data", daemon=True)
+        leave_behind(reader)  # it may be making tensors when the rank ends
+        reader.start()
 
     def _recording(self, context: BaseContext) -> BaseContext:
         """Return a copy of the context that records the processes it makes."""

@@ -1,5 +1,8 @@
 /* Add float32 numbers in fixed point, and round them to a grid, in one pass each.
  *
+ * A sum has eight bytes a number, so adding reads and writes four times as much as the numbers are.
+ * Two arrays are added in one pass over the sum: then it is as much as adding them in float32.
+ *
  * Every function gives the bits that torch's separate operations give: a product by a power of two,
  * a rounding to even, a conversion. So ranks with and without this library agree. Each returns the
  * largest magnitude of the numbers as the bits of a float, which are ordered as the magnitudes are;
@@ -45,7 +48,7 @@ static int64_t fixed(float value, double scale)
     return _mm_cvtsd_si64(_mm_set_sd((double)value * scale));
 }
 
-/* What is done with a number in fixed point: it is stored, added or taken away. */
+/* What is done with numbers in fixed point: they are stored, added or taken away. */
 enum { STORE, ADD, TAKE };
 
 static inline void put(int64_t *sum, int64_t value, int what)
@@ -54,51 +57,72 @@ static inline void put(int64_t *sum, int64_t value, int what)
     *sum = (int64_t)(what == TAKE ? old - (uint64_t)value : old + (uint64_t)value);
 }
 
-static inline __attribute__((always_inline)) uint32_t narrow(
-    int64_t *sums, const float *values, size_t count, double scale, int what)
+static inline __attribute__((always_inline)) uint32_t narrow(int64_t *sums, const float *values,
+    const float *others, size_t count, double scale, int what, int two)
 {
     uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = bits_of(values[i]);
+        uint64_t found = (uint64_t)fixed(values[i], scale);
         largest = bits > largest ? bits : largest;
-        put(sums + i, fixed(values[i], scale), what);
+        if (two) {
+            bits = bits_of(others[i]);
+            found += (uint64_t)fixed(others[i], scale);
+            largest = bits > largest ? bits : largest;
+        }
+        put(sums + i, (int64_t)found, what);
     }
     return largest;
 }
 
-WIDE static inline __attribute__((always_inline)) uint32_t wide(
-    int64_t *sums, const float *values, size_t count, double scale, int what)
+WIDE static inline __attribute__((always_inline)) __m512i eight(
+    const float *values, __m512d by, __m256i *most)
+{
+    __m256 found = _mm256_loadu_ps(values);
+    *most = _mm256_max_epu32(*most,
+        _mm256_and_si256(_mm256_castps_si256(found), _mm256_set1_epi32((int)MAGNITUDE)));
+    return _mm512_cvtpd_epi64(_mm512_mul_pd(_mm512_cvtps_pd(found), by));
+}
+
+WIDE static inline __attribute__((always_inline)) uint32_t wide(int64_t *sums, const float *values,
+    const float *others, size_t count, double scale, int what, int two)
 {
     const __m512d by = _mm512_set1_pd(scale);
-    const __m256i mask = _mm256_set1_epi32((int)MAGNITUDE);
     __m256i most = _mm256_setzero_si256();
     size_t i = 0;
     for (; i + 8 <= count; i += 8) {
-        __m256 eight = _mm256_loadu_ps(values + i);
-        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(eight), mask));
-        __m512i found = _mm512_cvtpd_epi64(_mm512_mul_pd(_mm512_cvtps_pd(eight), by));
+        __m512i found = eight(values + i, by, &most);
+        if (two)
+            found = _mm512_add_epi64(found, eight(others + i, by, &most));
         if (what != STORE) {
             __m512i old = _mm512_loadu_si512(sums + i);
             found = what == TAKE ? _mm512_sub_epi64(old, found) : _mm512_add_epi64(old, found);
         }
         _mm512_storeu_si512(sums + i, found);
     }
-    uint32_t lanes[8], largest = narrow(sums + i, values + i, count - i, scale, what);
+    uint32_t lanes[8], largest;
+    largest = narrow(sums + i, values + i, two ? others + i : NULL, count - i, scale, what, two);
     _mm256_storeu_si256((__m256i *)lanes, most);
     for (int lane = 0; lane < 8; lane++)
         largest = lanes[lane] > largest ? lanes[lane] : largest;
     return largest;
 }
 
+/* `others` may be NULL. */
 #define WAYS(name, what)                                                                       \
-    WIDE static uint32_t name##_wide(int64_t *sums, const float *values, size_t count, double scale) \
+    WIDE static uint32_t name##_wide(                                                          \
+        int64_t *sums, const float *values, const float *others, size_t count, double scale)   \
     {                                                                                          \
-        return wide(sums, values, count, scale, what);                                         \
+        return others ? wide(sums, values, others, count, scale, what, 1)                      \
+                      : wide(sums, values, NULL, count, scale, what, 0);                       \
     }                                                                                          \
-    uint32_t name(int64_t *sums, const float *values, size_t count, double scale)              \
+    uint32_t name(                                                                             \
+        int64_t *sums, const float *values, const float *others, size_t count, double scale)   \
     {                                                                                          \
-        return is_wide ? name##_wide(sums, values, count, scale)                               \
-                       : narrow(sums, values, count, scale, what);                             \
+        if (is_wide)                                                                           \
+            return name##_wide(sums, values, others, count, scale);                            \
+        return others ? narrow(sums, values, others, count, scale, what, 1)                    \
+                      : narrow(sums, values, NULL, count, scale, what, 0);                     \
     }
 
 WAYS(fixed_store, STORE)

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import math
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,8 @@ def library() -> ctypes.CDLL | None:
     pointers, count, real = [ctypes.c_void_p] * 2, ctypes.c_size_t, ctypes.c_double
     for name in ("fixed_store", "fixed_add", "fixed_take"):
         function: Any = getattr(found, name)
-        function.argtypes, function.restype = [*pointers, count, real], ctypes.c_uint32
+        function.argtypes = [*pointers, ctypes.c_void_p, count, real]
+        function.restype = ctypes.c_uint32
     found.fixed_mean.argtypes, found.fixed_mean.restype = [*pointers, count, real, real], None
     found.grid_round.argtypes = [*pointers, count, ctypes.c_float, ctypes.c_float]
     found.grid_round.restype = ctypes.c_uint32
@@ -53,29 +55,40 @@ def takes(values: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 
 def add(
-    total: torch.Tensor | None, values: torch.Tensor, grid: int
+    total: torch.Tensor | None,
+    values: Sequence[torch.Tensor],
+    grid: int,
+    *,
+    room: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, float] | None:
-    """Add ``values`` to ``total`` (None: nothing yet), each rounded to a multiple of ``2**grid``.
+    """Add one or two tensors to ``total`` (None: nothing yet), rounded to multiples of ``2**grid``.
 
-    ``total`` is int64 of the same shape, in units of ``2**grid``; it is changed in place. Return it
-    and the largest magnitude of ``values``, infinity if one is not finite; None if nothing was done
-    because the compiled functions cannot (see `takes`). Numbers too large for int64 add something
-    that `take` takes away again.
+    ``total`` is int64 of their shape, in units of ``2**grid``; it is changed in place. A first one
+    is made in ``room``, if given. Return it and the largest magnitude of ``values``, infinity if
+    one is not finite; None if nothing was done because the compiled functions cannot (see `takes`).
+    Numbers too large for int64 add something that `take` takes away again.
     """
-    if not takes(values) or (found := library()) is None:
+    if not all(map(takes, values)) or (found := library()) is None:
         return None
     act = found.fixed_add
     if total is None:
-        total, act = torch.empty(values.shape, dtype=torch.int64), found.fixed_store
-    bits = act(total.data_ptr(), values.data_ptr(), values.numel(), 2.0**-grid)
-    return total, _magnitude(bits)
+        total = torch.empty(values[0].shape, dtype=torch.int64) if room is None else room
+        act = found.fixed_store
+    return total, _magnitude(_pass(act, total, values, grid))
 
 
-def take(total: torch.Tensor, values: torch.Tensor, grid: int) -> None:
+def take(total: torch.Tensor, values: Sequence[torch.Tensor], grid: int) -> None:
     """Undo `add` of the same ``values`` on the same grid; exact whatever they are."""
     found = library()
     assert found is not None, "it has added them"
-    found.fixed_take(total.data_ptr(), values.data_ptr(), values.numel(), 2.0**-grid)
+    _pass(found.fixed_take, total, values, grid)
+
+
+def _pass(act: Any, total: torch.Tensor, values: Sequence[torch.Tensor], grid: int) -> int:
+    """Go once over the sum and the numbers; return the bits of the largest magnitude."""
+    first, *other = (each.data_ptr() for each in values)
+    bits: int = act(total.data_ptr(), first, *(other or [None]), total.numel(), 2.0**-grid)
+    return bits
 
 
 def mean(total: torch.Tensor, grid: int, *, terms: int) -> torch.Tensor | None:

@@ -33,6 +33,7 @@ from tree import HELPERS, ROOT
 
 from holdfast.ckpt.types import Json
 from holdfast.elastic.data.loaders import Loader
+from holdfast.elastic.data.workers import feed as feeds
 from holdfast.elastic.data.workers.feed import Feed, WorkerStart
 from holdfast.elastic.data.workers.starter import STARTER, StarterContext
 from holdfast.elastic.errors import GenerationOverError, JobFailedError
@@ -161,6 +162,20 @@ def test_closing_ends_the_workers_and_leaves_no_thread() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=20)
         assert not thread.is_alive(), thread
+
+
+def test_the_end_of_a_rank_waits_for_the_thread_that_makes_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[threading.Thread] = []
+    monkeypatch.setattr(feeds, "leave_behind", left.append)
+    how: dict[str, Any] = {"num_workers": 1, "worker_init_fn": WorkerStart(None)}
+    feed = Feed(DataLoader(Numbers(1000), **how))
+    assert feed.get(lambda: None).item() == 0
+    assert [thread.name for thread in left] == ["data"]
+    feed.close()
+    left[0].join(timeout=20)
+    assert not left[0].is_alive()
 
 
 RANK = """

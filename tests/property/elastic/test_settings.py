@@ -89,7 +89,7 @@ RIGHT: Final[dict[type, dict[str, st.SearchStrategy[Any]]]] = {
         "batch": st.just(Batch(microbatches=3)),
         "snapshots": st.just(Snapshots(keep=3)),
         "checkpoint": st.none() | st.just(Checkpoints("x")),
-        "exact": st.sampled_from((None, "float32", "int64")),
+        "exact": st.sampled_from((None, True, "float32", "int64")),
         "seed": st.integers(0, 2**63 - 1),
         "loss_guard": st.none() | st.just(LossGuard()),
         "islands": st.none() | st.just(Islands()),
@@ -124,7 +124,7 @@ def fits(value: object, hint: Any) -> bool:
     if home in (UnionType, typing.Union):
         return any(fits(value, part) for part in parts)
     if home is Literal:
-        return isinstance(value, str | None) and value in parts
+        return any(type(value) is type(part) and value == part for part in parts)
     if home is tuple:
         return isinstance(value, tuple) and all(fits(each, parts[0]) for each in value)
     if home is Mapping:

@@ -100,6 +100,9 @@ def test_the_settings_are_read_from_the_command_line_beside_the_trainers() -> No
         "runs/x",
     )
     assert HoldfastArguments().settings(accumulation=4, size=2, seed=7)["checkpoint"] is None
+    for said, meant in {"true": True, "none": None, "float32": "float32"}.items():
+        (ours,) = HfArgumentParser(HoldfastArguments).parse_args_into_dataclasses(["--exact", said])
+        assert ours.settings(accumulation=4, size=2, seed=7)["exact"] == meant
 
 
 def test_every_listed_field_exists() -> None:

@@ -1,9 +1,9 @@
 """Section exact: the cost and the accuracy of sums that do not depend on the order.
 
 Ranks are processes on this machine with one thread each. They produce the gradients of a step. The
-numbers are given, and only the work between a backward pass and the optimizer is computed: as it
-comes (``exact=None``), rounded (``"float32"``), and in fixed point (``"int64"``). The reference
-means are summed in float64. A small model is trained as well, to see how far its weights drift
+numbers are given, and only the work between a backward pass and the optimizer is computed: plain
+(``exact=None``), rounded (``"float32"``), and in fixed point (``"int64"``). The reference means are
+summed in float64. A small model is trained as well, to see how far its weights drift
 apart between world sizes; with rounding that all world sizes share they do not.
 """
 
@@ -38,7 +38,8 @@ from holdfast.tools.bench.exact.summands import (
 from holdfast.tools.bench.samples import BenchSetup, Figure, by_line
 
 WORLDS: Final = (1, 2, 4)
-METHODS: Final[dict[str, Exact]] = {"float32": None, "exact": "float32", "int64": "int64"}
+PLAIN: Final = "plain"
+METHODS: Final[dict[str, Exact]] = {PLAIN: None, "float32": "float32", "int64": "int64"}
 ALONE: Final = "all_reduce"
 _MICROBATCHES: Final = 16
 _MOST_BYTES: Final = 32 << 20
@@ -53,13 +54,13 @@ _ANSWER_S: Final = 300.0
 _COLUMNS: Final = {
     "step": "step",
     "beside": "× all_reduce",
-    "processor time": "cpu × float32",
+    "processor time": "cpu × plain",
     "error": "error",
     "worst error": "worst",
     "error, spread": "spread",
     "moved": "moved",
     "drift": "drift",
-    "from float32": "apart",
+    "from plain": "apart",
 }
 _EXTRAS: Final = {"with it": "with it", "without": "without", "times": "× without"}
 _WIDTH, _QUICK_WIDTH = 512, 64
@@ -101,7 +102,7 @@ class _Bench:
             found[method] = _ask(pipes, TimingTask(how=how, repeat=self._repeat))
         alone = _slowest([times.alone_s for each in found.values() for times in each])
         self._add_times(f"{world_size} ranks, {ALONE}", alone, beside=alone)
-        base_s = _busy(found["float32"])
+        base_s = _busy(found[PLAIN])
         for method, exact_ in METHODS.items():
             name = f"{world_size} ranks, {method}"
             self._add_times(name, _slowest([t.steps_s for t in found[method]]), beside=alone)
@@ -167,8 +168,8 @@ class _Bench:
     def _add_drift(self, name: str, method: str, weights: Any) -> None:
         first = self._weights.setdefault(method, weights)
         self._add(name, "drift", _norm(weights - first) / _norm(first), "")
-        base = self._weights["float32"]
-        self._add(name, "from float32", _norm(weights - base) / _norm(base), "")
+        base = self._weights[PLAIN]
+        self._add(name, "from plain", _norm(weights - base) / _norm(base), "")
 
     def _add(self, name: str, what: str, value: float, unit: str) -> None:
         self.figures.append(
@@ -261,7 +262,7 @@ def show(figures: Sequence[Figure], *, console: Console) -> None:
         "beside float64's: error in the 2-norm, relative; worst of one element, in ulp of the "
         "largest;\nspread: error where gradients span decades; moved: elements whose bits differ "
         "from 1 rank's.\nTrained weights, 2-norm, relative: drift from 1 rank's; apart from "
-        "float32's at 1 rank.\n"
+        "those of plain sums at 1 rank.\n"
     )
     console.print(by_line(extras, columns=_EXTRAS, cell=_extra))
 

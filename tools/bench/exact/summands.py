@@ -71,7 +71,8 @@ class _GivenGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.gradient, None
+        gradient, ctx.gradient = ctx.gradient, None  # autograd may keep it, as one made just now
+        return gradient, None
 
 
 def _loss_of(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -123,14 +124,18 @@ class _GradientStep:
             bounds={},
         )
 
-    def make(self) -> None:
-        """Compute the mean gradient."""
+    def copies(self) -> list[list[torch.Tensor]]:
+        """Return each microbatch's gradients as new tensors, as a backward pass makes them."""
+        return [[part.clone() for part in given] for given in self._given]
+
+    def make(self, copies: list[list[torch.Tensor]]) -> None:
+        """Compute the mean gradient; take the tensors out of ``copies``."""
         self._gradients.begin_pass()
-        for given in self._given:
-            self._gradients.begin_microbatch(last=given is self._given[-1])
-            losses = [_loss_of(*pair) for pair in zip(self.weights, given, strict=True)]
+        for given in copies:
+            self._gradients.begin_microbatch(last=given is copies[-1])
+            losses = [_loss_of(weight, given.pop(0)) for weight in self.weights]
             self._gradients.backward(torch.stack(losses).sum())
-        self._gradients.end_pass(backwards=len(self._given))
+        self._gradients.end_pass(backwards=len(copies))
         self._gradients.end_step()
 
     def mean(self) -> torch.Tensor:
@@ -166,8 +171,9 @@ class TimingTask:
         step, flat = _GradientStep(seat, self.how), torch.zeros(self.how.elements)
         found = Times(steps_s=[], processor_s=[], alone_s=[])
         for number in range(self.repeat + 2):
+            make = functools.partial(step.make, step.copies())
             busy_s = time.process_time()
-            step_s = _timed(step.make)
+            step_s = _timed(make)
             busy_s = time.process_time() - busy_s
             step.clear()
             alone_s = _timed(lambda: dist.all_reduce(flat))
@@ -187,7 +193,7 @@ class Sum:
     def run(self, seat: SummingSeat) -> Any:
         """Return the mean on rank 0, None on others."""
         step = _GradientStep(seat, self.how)
-        step.make()
+        step.make(step.copies())
         return step.mean().numpy() if seat.rank == 0 else None
 
 

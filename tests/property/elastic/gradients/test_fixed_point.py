@@ -48,13 +48,41 @@ def test_sums_have_the_bits_of_torch(values: list[torch.Tensor], fine: int) -> N
     total = expected = None
     for each in (whole[:shortest] for whole in values):
         expected = by_torch(expected, each, -fine)
-        added = fixed_point.add(total, each, -fine)
+        added = fixed_point.add(total, [each], -fine)
         assert added is not None
         total, peak = added
         assert peak == (float(each.abs().max()) if len(each) else 0.0)
     assert total is not None
     assert expected is not None
     assert torch.equal(total, expected)
+
+
+@given(
+    values=st.lists(st.tuples(MODEST, ANY, ANY), max_size=40),
+    fine=st.integers(0, 40),
+    is_first=st.booleans(),
+)
+def test_two_at_once_are_one_after_the_other(
+    values: list[tuple[float, float, float]], fine: int, is_first: bool
+) -> None:
+    before, one, other = torch.tensor(values, dtype=torch.float32).reshape(-1, 3).t().contiguous()
+    room = torch.full(before.shape, -1)
+    start = None if is_first else by_torch(None, before, -fine)
+    known = None if start is None else start.clone()
+    apart: tuple[torch.Tensor | None, float] = (known, 0.0)
+    for each in (one, other):
+        added = fixed_point.add(apart[0], [each], -fine)
+        assert added is not None
+        apart = added[0], max(apart[1], added[1])
+    together = fixed_point.add(start, [one, other], -fine, room=room)
+    assert together is not None
+    assert apart[0] is not None
+    assert torch.equal(together[0], apart[0])
+    assert together[1] == apart[1]
+    assert (together[0] is room) == is_first
+    fixed_point.take(together[0], [one, other], -fine)
+    expected = torch.zeros_like(room) if is_first else by_torch(None, before, -fine)
+    assert torch.equal(together[0], expected)
 
 
 @given(before=numbers(MODEST), values=st.data(), fine=st.integers(-40, 60))
@@ -65,11 +93,11 @@ def test_what_is_taken_was_never_there(
     odd = torch.tensor(values.draw(exactly), dtype=torch.float32)
     total = by_torch(None, before, -20)
     known = total.clone()
-    added = fixed_point.add(total, odd, -fine)
+    added = fixed_point.add(total, [odd], -fine)
     assert added is not None
     largest = float(odd.abs().nan_to_num(nan=math.inf, posinf=math.inf).max()) if len(odd) else 0.0
     assert added[1] == largest
-    fixed_point.take(total, odd, -fine)
+    fixed_point.take(total, [odd], -fine)
     assert torch.equal(total, known)
 
 
@@ -110,6 +138,6 @@ def test_rounding_has_the_bits_of_torch(values: torch.Tensor, digits: int) -> No
     ids=["float64", "bfloat16", "strided", "in a graph", "without memory"],
 )
 def test_other_numbers_are_left_to_torch(values: torch.Tensor) -> None:
-    assert fixed_point.add(None, values, -20) is None
+    assert fixed_point.add(None, [values], -20) is None
     assert fixed_point.rounded(values, -20) is None
     assert fixed_point.mean(values, -20, terms=2) is None

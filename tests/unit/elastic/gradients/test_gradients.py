@@ -65,6 +65,33 @@ def test_gradients_above_their_bound_are_in_the_mean_and_raise_the_bound(exact: 
         gradients.clear()
 
 
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 4])
+def test_a_sum_begins_anew_in_each_pass_though_its_memory_stays(microbatches: int) -> None:
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(3)])
+    gradients = Gradients(
+        {"model": model}, Alone(), microbatches=microbatches, exact="int64", bounds={}
+    )
+    for used in ([0, 1, 2], [0, 2], [1], [0, 1, 2]):
+        gradients.begin_pass()
+        for number in range(microbatches):
+            gradients.begin_microbatch(last=number == microbatches - 1)
+            outputs = [model[at](torch.ones(1, 2)).sum() * (at + number) for at in used]
+            gradients.backward(torch.stack(outputs).sum())
+        gradients.end_pass(backwards=microbatches)
+        gradients.end_step()
+        found = [None if each.weight.grad is None else each.weight.grad[0, 0] for each in model]
+        mean = (microbatches - 1) / 2
+        assert found == [at + mean if at in used else None for at in range(3)]
+        gradients.clear()
+
+
+def test_true_is_fixed_point_for_models_that_are_not_sharded() -> None:
+    bounds = dict[str, int]()
+    model = nn.Linear(2, 1)
+    _pass(_gradients(model, bounds, exact=True), model)
+    assert set(bounds.values()) == {8}, "the headroom of fixed point"
+
+
 def test_bounds_fall_by_half_in_a_step_however_many_passes_it_has() -> None:
     model, bounds = nn.Linear(2, 1), {"model.weight": 20, "model.bias": 20}
     gradients = _gradients(model, bounds)
