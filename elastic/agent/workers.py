@@ -33,6 +33,7 @@ from holdfast.elastic.preload.client import ForkServer, ServerSpec
 from holdfast.elastic.processes import run_dirs
 from holdfast.elastic.processes.children import Child
 from holdfast.elastic.processes.control_page import EVERY_GENERATION, ControlPage
+from holdfast.elastic.processes.freeing import yield_freeing
 from holdfast.elastic.processes.lifelock import wait_status
 
 _RECEIVE_BYTES = 1 << 18
@@ -357,6 +358,7 @@ class SeatProcess:
         if died and (status := wait_status(self.child.pid)) is not None:
             self.child.foretell(os.waitstatus_to_exitcode(status))
             ended()
+            yield_freeing(self.child.pid)
             self.child.bury()
 
     def ask_stacks(self) -> None:
