@@ -7,6 +7,7 @@ goes from name to name: it holds the records of one name only.
 from __future__ import annotations
 
 import tempfile
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
@@ -23,7 +24,7 @@ from holdfast.ckpt.store.refusals import refusals
 RUN_BYTES: Final = 128 << 20
 """The memory of a run, about; then it is written out."""
 
-_OVERHEAD_BYTES: Final = 240
+_OVERHEAD_BYTES: Final = 100
 """The memory of a record's corners and of Python's objects, about."""
 
 
@@ -42,14 +43,21 @@ class SortedRecords:
 
 
 class _Live:
-    """The records of one name that are in memory, in the order in which they came."""
+    """The records of one name that are in memory, in the order in which they came.
+
+    Corners are numbers in a row: a million tuples would be looked at by every garbage collection.
+    """
 
     __slots__ = ("encoded", "high", "low")
 
     def __init__(self) -> None:
-        self.low: list[Corner] = []
-        self.high: list[Corner] = []
+        self.low = array("q")
+        self.high = array("q")
         self.encoded: list[bytes] = []
+
+    def columns(self) -> tuple[Ints, Ints]:
+        """Return the low and the high corners as arrays of shape (dims, records)."""
+        return _columns(self.low, len(self.encoded)), _columns(self.high, len(self.encoded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +84,8 @@ class SortedRuns(Closing):
         live = self._live.get(name)
         if live is None:
             live = self._live[name] = _Live()
-        live.low.append(low)
-        live.high.append(high)
+        live.low.extend(low)
+        live.high.extend(high)
         live.encoded.append(encoded)
         self._held += len(encoded) + _OVERHEAD_BYTES
         if self._held >= self._run_bytes:
@@ -97,7 +105,7 @@ class SortedRuns(Closing):
     def _merged(self, name: str) -> SortedRecords:
         parts = [self._read_back(written) for written in self._runs.pop(name, ())]
         if (live := self._live.pop(name, None)) is not None:
-            parts.append((_columns(live.low), _columns(live.high), live.encoded))
+            parts.append((*live.columns(), live.encoded))
         lo, hi = (np.concatenate([part[side] for part in parts], axis=1) for side in (0, 1))
         encoded = list(chain.from_iterable(part[2] for part in parts))
         order = np.lexsort(lo[::-1]) if len(lo) else np.arange(len(encoded))
@@ -113,7 +121,7 @@ class SortedRuns(Closing):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="holdfast-register-")  # noqa: SIM115
             for name, live in self._live.items():
-                lo, hi = _columns(live.low), _columns(live.high)
+                lo, hi = live.columns()
                 sizes = np.array([len(each) for each in live.encoded], dtype=np.int64)
                 written = _WrittenRun(
                     at=self._file.tell(), count=len(sizes), dims=len(lo), nbytes=int(sizes.sum())
@@ -140,7 +148,7 @@ class SortedRuns(Closing):
         return np.frombuffer(self._file.read(count * 8), dtype=np.int64)
 
 
-def _columns(corners: Sequence[Corner]) -> Ints:
-    """Return corners as an array of shape (dims, corners)."""
-    found = np.array(corners, dtype=np.int64).reshape(len(corners), len(corners[0]))
-    return np.ascontiguousarray(found.T)
+def _columns(corners: array[int], count: int) -> Ints:
+    """Return the numbers of ``count`` corners as an array of shape (dims, count)."""
+    found = np.frombuffer(corners, dtype=np.int64) if corners else np.empty(0, dtype=np.int64)
+    return np.ascontiguousarray(found.reshape(count, -1 if corners else 0).T)
