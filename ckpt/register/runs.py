@@ -7,7 +7,6 @@ goes from name to name: it holds the records of one name only.
 from __future__ import annotations
 
 import tempfile
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
@@ -24,7 +23,7 @@ from holdfast.ckpt.store.refusals import refusals
 RUN_BYTES: Final = 128 << 20
 """The memory of a run, about; then it is written out."""
 
-_OVERHEAD_BYTES: Final = 100
+_OVERHEAD_BYTES: Final = 240
 """The memory of a record's corners and of Python's objects, about."""
 
 
@@ -43,21 +42,19 @@ class SortedRecords:
 
 
 class _Live:
-    """The records of one name that are in memory, in the order in which they came.
+    """The records of one name that are in memory, in the order in which they came."""
 
-    Corners are numbers in a row: a million tuples would be looked at by every garbage collection.
-    """
-
-    __slots__ = ("encoded", "high", "low")
+    __slots__ = ("encoded", "low", "shape")
 
     def __init__(self) -> None:
-        self.low = array("q")
-        self.high = array("q")
+        self.low: list[Corner] = []
+        self.shape: list[Corner] = []
         self.encoded: list[bytes] = []
 
-    def columns(self) -> tuple[Ints, Ints]:
-        """Return the low and the high corners as arrays of shape (dims, records)."""
-        return _columns(self.low, len(self.encoded)), _columns(self.high, len(self.encoded))
+    def corners(self) -> tuple[Ints, Ints]:
+        """Return the first and the last corners as arrays of shape (dims, records)."""
+        low = _columns(self.low)
+        return low, low + _columns(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +76,13 @@ class SortedRuns(Closing):
         self._runs: dict[str, list[_WrittenRun]] = {}
         self._file: BinaryIO | None = None
 
-    def add(self, name: str, low: Corner, high: Corner, encoded: bytes) -> None:
-        """Take one record. All records of a name have boxes of the same dims."""
+    def add(self, name: str, low: Corner, shape: Corner, encoded: bytes) -> None:
+        """Take one record, of the box at ``low``. All boxes of a name have the same dims."""
         live = self._live.get(name)
         if live is None:
             live = self._live[name] = _Live()
-        live.low.extend(low)
-        live.high.extend(high)
+        live.low.append(low)
+        live.shape.append(shape)
         live.encoded.append(encoded)
         self._held += len(encoded) + _OVERHEAD_BYTES
         if self._held >= self._run_bytes:
@@ -105,7 +102,7 @@ class SortedRuns(Closing):
     def _merged(self, name: str) -> SortedRecords:
         parts = [self._read_back(written) for written in self._runs.pop(name, ())]
         if (live := self._live.pop(name, None)) is not None:
-            parts.append((*live.columns(), live.encoded))
+            parts.append((*live.corners(), live.encoded))
         lo, hi = (np.concatenate([part[side] for part in parts], axis=1) for side in (0, 1))
         encoded = list(chain.from_iterable(part[2] for part in parts))
         order = np.lexsort(lo[::-1]) if len(lo) else np.arange(len(encoded))
@@ -121,7 +118,7 @@ class SortedRuns(Closing):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="holdfast-register-")  # noqa: SIM115
             for name, live in self._live.items():
-                lo, hi = live.columns()
+                lo, hi = live.corners()
                 sizes = np.array([len(each) for each in live.encoded], dtype=np.int64)
                 written = _WrittenRun(
                     at=self._file.tell(), count=len(sizes), dims=len(lo), nbytes=int(sizes.sum())
@@ -148,7 +145,7 @@ class SortedRuns(Closing):
         return np.frombuffer(self._file.read(count * 8), dtype=np.int64)
 
 
-def _columns(corners: array[int], count: int) -> Ints:
-    """Return the numbers of ``count`` corners as an array of shape (dims, count)."""
-    found = np.frombuffer(corners, dtype=np.int64) if corners else np.empty(0, dtype=np.int64)
-    return np.ascontiguousarray(found.reshape(count, -1 if corners else 0).T)
+def _columns(corners: Sequence[Corner]) -> Ints:
+    """Return corners as an array of shape (dims, corners)."""
+    found = np.array(corners, dtype=np.int64).reshape(len(corners), len(corners[0]))
+    return np.ascontiguousarray(found.T)
