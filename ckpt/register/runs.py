@@ -44,12 +44,17 @@ class SortedRecords:
 class _Live:
     """The records of one name that are in memory, in the order in which they came."""
 
-    __slots__ = ("encoded", "high", "low")
+    __slots__ = ("encoded", "low", "shape")
 
     def __init__(self) -> None:
         self.low: list[Corner] = []
-        self.high: list[Corner] = []
+        self.shape: list[Corner] = []
         self.encoded: list[bytes] = []
+
+    def corners(self) -> tuple[Ints, Ints]:
+        """Return the first and the last corners as arrays of shape (dims, records)."""
+        low = _columns(self.low)
+        return low, low + _columns(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +76,13 @@ class SortedRuns(Closing):
         self._runs: dict[str, list[_WrittenRun]] = {}
         self._file: BinaryIO | None = None
 
-    def add(self, name: str, low: Corner, high: Corner, encoded: bytes) -> None:
-        """Take one record. All records of a name have boxes of the same dims."""
+    def add(self, name: str, low: Corner, shape: Corner, encoded: bytes) -> None:
+        """Take one record, of the box at ``low``. All boxes of a name have the same dims."""
         live = self._live.get(name)
         if live is None:
             live = self._live[name] = _Live()
         live.low.append(low)
-        live.high.append(high)
+        live.shape.append(shape)
         live.encoded.append(encoded)
         self._held += len(encoded) + _OVERHEAD_BYTES
         if self._held >= self._run_bytes:
@@ -97,7 +102,7 @@ class SortedRuns(Closing):
     def _merged(self, name: str) -> SortedRecords:
         parts = [self._read_back(written) for written in self._runs.pop(name, ())]
         if (live := self._live.pop(name, None)) is not None:
-            parts.append((_columns(live.low), _columns(live.high), live.encoded))
+            parts.append((*live.corners(), live.encoded))
         lo, hi = (np.concatenate([part[side] for part in parts], axis=1) for side in (0, 1))
         encoded = list(chain.from_iterable(part[2] for part in parts))
         order = np.lexsort(lo[::-1]) if len(lo) else np.arange(len(encoded))
@@ -113,7 +118,7 @@ class SortedRuns(Closing):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="holdfast-register-")  # noqa: SIM115
             for name, live in self._live.items():
-                lo, hi = _columns(live.low), _columns(live.high)
+                lo, hi = live.corners()
                 sizes = np.array([len(each) for each in live.encoded], dtype=np.int64)
                 written = _WrittenRun(
                     at=self._file.tell(), count=len(sizes), dims=len(lo), nbytes=int(sizes.sum())

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import add
 from typing import Final
 
 import msgspec
@@ -116,8 +115,7 @@ class RegisterBuilder(Closing):
 
     def add(self, record: WriterRecord, index: PackIndex) -> None:
         """Take one writer."""
-        number = (record.writer,), (record.writer + 1,)
-        self._writers.add(NO_NAME, *number, msgspec.json.encode(record))
+        self._writers.add(NO_NAME, (record.writer,), (1,), msgspec.json.encode(record))
         self._check_step(index)
         if index.pack_bytes % ALIGN:
             raise self._unaligned(index)
@@ -127,15 +125,17 @@ class RegisterBuilder(Closing):
             path, rank = owner_of(name, writer=index.writer)
             value = RankValue(rank=rank, writer=index.writer, name=name, tree=tree)
             encoded = msgspec.json.encode(value, order="deterministic")
-            self._values.add(path, (rank,), (rank + 1,), encoded)
+            self._values.add(path, (rank,), (1,), encoded)
+        self._add_chunks(index)
+
+    def _add_chunks(self, index: PackIndex) -> None:
+        writer, encode, take = index.writer, self._encode, self._chunks.add
         for fqn, tensor in index.tensors.items():
-            self._agree(fqn, tensor, index.writer)
+            self._agree(fqn, tensor, writer)
             self.chunks += len(tensor.chunks)
             for chunk in tensor.chunks:
                 box = chunk.box
-                listed = listed_of(index.writer, chunk, tensor.cell)
-                high = tuple(map(add, box.offset, box.shape))
-                self._chunks.add(fqn, box.offset, high, self._encode(listed))
+                take(fqn, box.offset, box.shape, encode(listed_of(writer, chunk, tensor.cell)))
                 if chunk.base is not None:
                     ends = chunk.at, chunk.at + stored_bytes(chunk, tensor) + CRC_BYTES
                     self._borrowed.setdefault(path_of(chunk, index), array("q")).extend(ends)
@@ -147,7 +147,7 @@ class RegisterBuilder(Closing):
         if kind is None:
             kind = _Tensor(dtype=tensor.dtype, shape=tensor.shape, writer=writer)
             self._kinds[fqn] = kind
-        if (kind.dtype, kind.shape) != (tensor.dtype, tensor.shape):
+        if kind.dtype != tensor.dtype or kind.shape != tensor.shape:
             raise CorruptError(
                 f"{self._origin}: tensor {fqn}: writer {writer} has {tensor.dtype} "
                 f"{tensor.shape}, writer {kind.writer} {kind.dtype} {kind.shape}; nothing was "

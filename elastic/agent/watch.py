@@ -9,8 +9,9 @@ from holdfast.elastic.coordinator.base import Coordinator, Entry, EventKind, Key
 from holdfast.elastic.errors import CoordinatorError
 from holdfast.elastic.membership.divided import lacking
 
-_POLL_S = 1.0
+_POLL_S = 5.0
 _RETRY_S = 0.1
+_GATHER_FROM, _GATHER_EACH_S, _GATHER_MOST_S = 64, 20e-6, 0.1
 
 
 class WatchedKeys:
@@ -43,6 +44,9 @@ class KeyWatch:
     ``start(entries)`` and ``change(events)`` are called on the watch's thread; ``start`` is called
     again if changes were missed. If a divided record is among them, so are the parts that whoever
     took everything before needs for it, whatever the prefix.
+
+    If there are many keys it waits after a change, longer the more there are, and then hands over
+    all that has come at once: else each of a thousand changes has someone look at all nodes.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class KeyWatch:
     ) -> None:
         self._coordinator, self._prefix = coordinator, prefix
         self._start, self._change = start, change
+        self._keys: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
         self._thread.start()
@@ -74,6 +79,7 @@ class KeyWatch:
             if parts is None:
                 self._closed.wait(_RETRY_S)
                 return None
+            self._keys = {entry.key for entry in entries}
             self._start([*entries, *parts])
             return after
         events, after = self._coordinator.watch(self._prefix, after=after, timeout_s=_POLL_S)
@@ -84,7 +90,14 @@ class KeyWatch:
             if parts is None:
                 return None
             self._change([*map(_put, parts), *events])
+            self._gather(events)
         return after
+
+    def _gather(self, events: Sequence[KeyEvent]) -> None:
+        for event in events:
+            (self._keys.add if event.kind == EventKind.PUT else self._keys.discard)(event.key)
+        if len(self._keys) >= _GATHER_FROM:
+            self._closed.wait(min(_GATHER_EACH_S * len(self._keys), _GATHER_MOST_S))
 
     def _parts(
         self, found: Sequence[Entry] | Sequence[KeyEvent], *, follows: bool

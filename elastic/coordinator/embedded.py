@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -200,18 +200,23 @@ class EmbeddedServer:
     def _answer_watches(self) -> None:
         """Answer the watches that have events, and those whose time is over."""
         if (revision := self._table.revision) != self._answered:
-            for events, watches in self._waiting.changed(self._events, revision=revision):
+            answers, complete = self._waiting.changed(
+                self._events, revision=revision, now_s=self._ticked_s
+            )
+            for events, watches in answers:
                 self._answer(watches, events)
-            self._answered = revision
-        self._answer(self._waiting.over(self._ticked_s), [])
+            if complete:
+                self._answered = revision
+        for watch in self._waiting.over(self._ticked_s):
+            self._answer([watch], self._events(watch.prefix, watch.after))
 
     def _events(self, prefix: str, after: int) -> list[KeyEvent]:
         return self._table.events(prefix, after=after)
 
     def _answer(self, watches: Sequence[ServedWatch], events: Sequence[KeyEvent]) -> None:
-        body = msgspec.to_builtins(events)  # once for all of them
+        body = msgspec.Raw(msgspec.json.encode((events, self._table.revision)))  # once for all
         for watch in watches:
-            watch.request.reply([body, self._table.revision])
+            watch.request.reply(cast("Json", body))
 
 
 def _lease(op: str, body: _Body) -> int:

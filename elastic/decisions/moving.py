@@ -59,7 +59,7 @@ def move(view: JobView, *, progress: int = -1) -> Moved | None:
     if not view.seating or view.outcome:
         return None
     if _is_waited(view):
-        return _given_back(view, progress=progress)
+        return _given_back(view, progress=progress) if _lent_out(view) else None
     ask = _ask(view)
     if ask is None or (exchange := _exchange(view, ask)) is None or not _is_quiet(view):
         return None
@@ -73,12 +73,19 @@ def _is_waited(seats: tuple[Seating, ...]) -> bool:
     return any(not order.node for order in seats)
 
 
+@while_same(lambda view: (view.seating,))
+def _lent_out(seats: tuple[Seating, ...]) -> frozenset[str]:
+    """Return the roles of which a seat waits, while other roles have places of theirs."""
+    waiting = frozenset(slot_of(order) for order in seats if not order.node)
+    return waiting & {order.slot for order in seats}
+
+
 def least_of(view: JobView, role: str) -> int:
     """Return the number of workers of a role without which the job does not go on."""
     if role != TRAINER:
         return 1
-    specs = (worker.spec for _, worker in view.workers() if worker.spec is not None)
-    return max((spec.least for spec in specs), default=1)
+    specs = {id(worker.spec): worker.spec for _, worker in view.workers() if worker.spec}
+    return max((spec.least for spec in specs.values()), default=1)
 
 
 def leader_of(view: JobView) -> WorkerRecord | None:
@@ -132,8 +139,7 @@ def _given_back(view: JobView, *, progress: int) -> Moved | None:
         if order.node in view.nodes:
             role = role_of(order.seat)
             seated[role] = seated.get(role, 0) + 1
-    waiting = sorted({slot_of(order) for order in view.seating if not order.node})
-    for role in waiting:
+    for role in sorted(_lent_out(view)):
         if seated.get(role, 0) >= least_of(view, role):
             continue
         for other in sorted({role_of(order.seat) for order in view.seating if order.slot == role}):

@@ -58,6 +58,10 @@ class Findings:
         self._whole: dict[str, _Whole] = {}
         self._by_node: dict[str, _ByNode] = {}
 
+    def inherit_whole(self, before: Findings) -> None:
+        """Take over the answers of an earlier view that are of no single node."""
+        self._whole = dict(before._whole)
+
     def inherit(self, before: Findings, *, changed: Set[str], nodes: int) -> None:
         """Take over the answers of an earlier view; the records of the nodes ``changed`` differ.
 

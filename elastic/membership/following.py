@@ -24,8 +24,7 @@ def following(view: JobView, own: NodeRecord) -> JobView:
     """Return the view of the agent of one node from one of the keys of `view.job_prefix` alone."""
     nodes = {**stand_ins(view), own.node: own}
     found = replace(view, nodes=nodes)
-    changed = view.nodes.keys() | nodes.keys()
-    found.findings.inherit(view.findings, changed=changed, nodes=len(nodes))
+    found.findings.inherit_whole(view.findings)
     return found
 
 

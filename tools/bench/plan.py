@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Final
 
-import numpy as np
 from rich.console import Console
 
 from holdfast.ckpt.checkpoints.catalog import step_folder
@@ -96,7 +96,7 @@ def plan(setup: BenchSetup, *, jobs: Sequence[StagedJob] | None = None) -> list[
     """Measure every size of a job; only the shapes matter, not the size of the state."""
     found: list[Figure] = []
     for number, job in enumerate(jobs or (QUICK_JOBS if setup.quick else JOBS)):
-        setup.say(f"{job.world_size} writers")
+        setup.say(f"{job.world_size:,} writers: their files are made")
         step = SyntheticStep(setup.directory / "writers", job)
         found += _measured(step, setup, with_peer=number == 0)
         shutil.rmtree(step.root)
@@ -153,16 +153,20 @@ def transformer(tp: int) -> dict[str, PlacedTensor]:
     }
 
 
+_Cut = tuple[dict[int, tuple[Box, ...]], tuple[int, ...] | None]
+
+
 class SyntheticStep:
     """A step whose packs are written, and empty: its files below ``root``, and the receipts."""
 
     def __init__(self, root: Path, job: StagedJob) -> None:
         self.root, self.job = root, job
         self.folder = root / step_folder(_STEP)
-        self._random = np.random.default_rng(0)
+        self._random = Random(0)
         for part in ("data", "index"):
             (self.folder / part).mkdir(parents=True)
         self._saved = transformer(job.tp)
+        self._cuts: dict[object, _Cut] = {}
         self.chunks = [0] * job.stages
         """The chunks of each stage's tensors."""
         self.receipts = [
@@ -202,23 +206,29 @@ class SyntheticStep:
         ranks = self.job.dp * self.job.tp
         first = stage * ranks
         pieces: dict[int, dict[str, tuple[Box, ...]]] = {rank: {} for rank in range(ranks)}
-        alike: dict[object, dict[int, tuple[Box, ...]]] = {}
         grids: dict[str, tuple[int, ...] | None] = {}
         for fqn in self.names(stage):
-            placed = self._saved[fqn]
-            key = placed.spec.shape, placed.axes
-            if key not in alike:
-                own: dict[tuple[Box, ...], int] = {}
-                for rank in range(ranks):
-                    own.setdefault(placed.boxes((self.job.dp, self.job.tp), rank), rank)
-                alike[key] = {rank: boxes for boxes, rank in own.items()}
-            every = [box for boxes in alike[key].values() for box in boxes]
-            grids[fqn] = common_grid(placed.spec.shape, every)
-            self.chunks[stage] += len(every)
-            for rank, boxes in alike[key].items():
+            boxes_of, grids[fqn] = self._cut(self._saved[fqn])
+            self.chunks[stage] += sum(map(len, boxes_of.values()))
+            for rank, boxes in boxes_of.items():
                 pieces[rank][fqn] = boxes
         for rank, held in pieces.items():
             yield self._receipt(first + rank, held, grids)
+
+    def _cut(self, placed: PlacedTensor) -> _Cut:
+        """Return a tensor's boxes by the first rank of a stage that has them, and their grid.
+
+        It is the same for all tensors of this shape.
+        """
+        key = placed.spec.shape, placed.axes
+        if key not in self._cuts:
+            own: dict[tuple[Box, ...], int] = {}
+            for rank in range(self.job.dp * self.job.tp):
+                own.setdefault(placed.boxes((self.job.dp, self.job.tp), rank), rank)
+            every = [box for boxes in own for box in boxes]
+            grid = common_grid(placed.spec.shape, every)
+            self._cuts[key] = {rank: boxes for boxes, rank in own.items()}, grid
+        return self._cuts[key]
 
     def _receipt(
         self,
@@ -237,7 +247,7 @@ class SyntheticStep:
             tensors[fqn] = PackedTensor(
                 dtype=spec.dtype, shape=spec.shape, cell=grids[fqn], chunks=tuple(chunks)
             )
-        tag = self._random.bytes(6).hex()
+        tag = self._random.randbytes(6).hex()
         pack = FileRecord(path=f"data/{writer:05d}-g1-{tag}.pack", nbytes=at, crc32c=0)
         with (self.folder / pack.path).open("wb") as file:
             file.truncate(at)
@@ -267,14 +277,13 @@ class SyntheticStep:
     def _chunk(self, box: Box, at: int) -> PackedChunk:
         nbytes = box.size * 2
         blocks = -(-nbytes // BLOCK_BYTES)
-        crc, crc64 = self._random.integers(0, 1 << 32, 2).tolist()
         return PackedChunk(
             box=box,
             at=at,
             nbytes=nbytes,
-            crc32c=crc,
-            crc64=crc64 << 31,
-            blocks=self._random.bytes(4 * blocks) if blocks > 1 else b"",
+            crc32c=self._random.getrandbits(32),
+            crc64=self._random.getrandbits(63),
+            blocks=self._random.randbytes(4 * blocks) if blocks > 1 else b"",
         )
 
 
@@ -299,6 +308,10 @@ def _measured(step: SyntheticStep, setup: BenchSetup, *, with_peer: bool) -> Ite
         opens.append(_timed(partial(_open_and_plan, step, wanted)))
         read, nbytes = _open_and_plan(step, wanted)
         own = nbytes * step.chunks[stage] / sum(step.chunks)
+        setup.say(
+            f"{world:,} writers: committed in {commits[-1]:.1f} s, "
+            f"opened and planned in {opens[-1]:.2f} s"
+        )
         setup.lap()
     name = f"{world} writers"
     yield _seconds(f"{name}: commit", commits[1:], peer_commits[1:])

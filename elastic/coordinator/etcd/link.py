@@ -10,6 +10,7 @@ now and then, and go on with those that are there.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from holdfast.elastic.coordinator.etcd import reading
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, advice, judge
 from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
@@ -99,20 +101,37 @@ class Line:
 
     def __init__(self, endpoint: str, credentials: Any, *, server_name: str = "") -> None:
         self.endpoint = endpoint
-        target = f"dns:///{endpoint}"
-        options: tuple[tuple[str, Any], ...] = _OPTIONS
-        if server_name:
-            options = (*options, ("grpc.ssl_target_name_override", server_name))
-        if credentials is None:
-            self._channel = grpc.insecure_channel(target, options=options)
-        else:
-            self._channel = grpc.secure_channel(target, credentials, options=options)
+        self._credentials, self._server_name = credentials, server_name
+        self._channel = self._open(grpc)
+        self._streams: Any = None
         self.kv, self.lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
-        self.watch, self.auth = rpc.WatchStub(self._channel), rpc.AuthStub(self._channel)
+        self.auth = rpc.AuthStub(self._channel)
         self.cluster = rpc.ClusterStub(self._channel)
         self.maintenance = rpc.MaintenanceStub(self._channel)
         self._lock = threading.Lock()
-        self._users, self._retired = 0, False
+        self._users, self._retired, self._closed = 0, False, False
+
+    def _open(self, kind: Any) -> Any:
+        """Return a channel: one of ``grpc``, or an asynchronous one of ``grpc.aio``."""
+        target = f"dns:///{self.endpoint}"
+        options: tuple[tuple[str, Any], ...] = _OPTIONS
+        if self._server_name:
+            options = (*options, ("grpc.ssl_target_name_override", self._server_name))
+        if self._credentials is None:
+            return kind.insecure_channel(target, options=options)
+        return kind.secure_channel(target, self._credentials, options=options)
+
+    def watch(self, metadata: Metadata) -> Any:
+        """Open an asynchronous stream of watches; only on the thread of `reading`.
+
+        Raises ``asyncio.CancelledError`` if the line is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise asyncio.CancelledError
+            if self._streams is None:
+                self._streams = self._open(grpc.aio)
+            return rpc.WatchStub(self._streams).Watch(metadata=metadata)
 
     def enter(self) -> bool:
         """Begin to use it; return False if it is retired."""
@@ -126,7 +145,7 @@ class Line:
             self._users -= 1
             last = self._retired and not self._users
         if last:
-            self._channel.close()
+            self._close()
 
     def retire(self) -> None:
         """Allow no new use; its streams end."""
@@ -134,7 +153,15 @@ class Line:
             last = not self._retired and not self._users
             self._retired = True
         if last:
-            self._channel.close()
+            self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            streams, self._streams = self._streams, None
+        self._channel.close()
+        if streams is not None:
+            reading.start(streams.close())
 
 
 Ask = Callable[[Line, float, Metadata], Any]

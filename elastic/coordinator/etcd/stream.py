@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import queue
+import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
 from typing import Any
 
 from holdfast.ckpt.errors import InternalError
+from holdfast.elastic.coordinator.etcd import reading
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, judge
 from holdfast.elastic.coordinator.etcd.link import Line, Metadata
 from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
 
 _ASK_AFTER_S = 1.0
 _MOST_WAITING = 64
-_LOOK_S = 0.5
+_PROGRESS = rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
 
 
 class StreamBrokenError(InternalError):
@@ -33,9 +35,9 @@ class CompactedError(InternalError):
 class WatchStream:
     """The changes of the keys that start with ``prefix``, newer than revision ``after``.
 
-    ``after`` advances with the changes that `take` returns. A thread reads ahead, up to a bounded
-    number of messages. A silent stream gets a probe; if it does not answer within ``patience_s``,
-    it is broken.
+    ``after`` advances with the changes that `take` returns. The thread of `reading` reads ahead, up
+    to a bounded number of messages. A silent stream gets a probe; if it does not answer within
+    ``patience_s``, it is broken.
     """
 
     def __init__(
@@ -43,13 +45,9 @@ class WatchStream:
     ) -> None:
         self.line, self.said, self.prefix, self.after = line, metadata, prefix, after
         self._patience_s = patience_s
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        create = rpc.WatchCreateRequest(
-            key=prefix, range_end=prefix_end(prefix), start_revision=after + 1
-        )
-        self._requests.put(rpc.WatchRequest(create_request=create))
         self._changed = threading.Condition()
         self._waiting: deque[Any] = deque()
+        self._room = asyncio.Event()
         self._failure: RequestFailure | None = None
         self._closed = False
         self._heard_s = time.monotonic()
@@ -57,8 +55,9 @@ class WatchStream:
         self._taken_at: int | None = None
         self.proven = False
         """True if the store has been seen to be as new as ``after``; the user's to set."""
-        self._call = line.watch.Watch(iter(self._requests.get, None), metadata=metadata)
-        threading.Thread(target=self._read, name="etcd-watch", daemon=True).start()
+        self._call: Any = None
+        self._asking: asyncio.Future[None] | None = None
+        self._cancel = reading.start(self._read())
 
     def await_start(self, deadline_s: float) -> int:
         """Wait for the member to accept the watch; return its store's revision at that time.
@@ -75,56 +74,87 @@ class WatchStream:
             return self._taken_at
 
     def take(self, deadline_s: float) -> list[Any]:
-        """Return the next changes, in order; none if the time is up.
+        """Return all changes that have come, in order; none if the time is up before one comes.
 
         Raises ``CompactedError`` and ``StreamBrokenError``.
         """
-        while True:
-            response = self._next(deadline_s)
-            if response is None:
-                return []
-            if response.compact_revision:
+        while responses := self._next(deadline_s):
+            if responses[0].compact_revision:
                 raise CompactedError
-            events = [event for event in response.events if event.kv.mod_revision > self.after]
-            if events:
-                self.after = events[-1].kv.mod_revision
-                return events
+            after = self.after
+            found = [
+                event
+                for response in responses
+                for event in response.events
+                if event.kv.mod_revision > after
+            ]
+            if found:
+                self.after = found[-1].kv.mod_revision
+                return found
+        return []
 
-    def _next(self, deadline_s: float) -> Any:
+    def _next(self, deadline_s: float) -> list[Any]:
+        """Wait for a message; return all that wait, those of a compaction apart."""
         with self._changed:
             while not self._waiting:
                 self._check()
                 now_s = time.monotonic()
                 if now_s >= deadline_s:
-                    return None
-                self._probe(now_s)
-                self._changed.wait(min(deadline_s - now_s, _LOOK_S))
-            response = self._waiting.popleft()
-            self._changed.notify_all()
-            return response
+                    return []
+                self._changed.wait(min(deadline_s, self._probe(now_s)) - now_s)
+            found = [self._waiting.popleft()]
+            while self._waiting and not self._waiting[0].compact_revision:
+                found.append(self._waiting.popleft())
+            reading.soon(self._room.set)
+            return found
 
-    def _probe(self, now_s: float) -> None:
-        """Request a sign of life; its revision is not used (it can run ahead of changes)."""
-        if self._asked_s is not None and self._asked_s > self._heard_s:
-            if now_s - self._asked_s > self._patience_s:
-                raise StreamBrokenError(_silent(f"a watch is silent for {self._patience_s:g} s"))
-        elif now_s - self._heard_s > _ASK_AFTER_S:
+    def _probe(self, now_s: float) -> float:
+        """Request a sign of life if it is due; return the time of the next look.
+
+        The answer's revision is not used: it can run ahead of changes.
+        """
+        if self._asked_s is None or self._asked_s <= self._heard_s:
+            if now_s < self._heard_s + 0.9 * _ASK_AFTER_S:
+                return self._heard_s + _ASK_AFTER_S
             self._asked_s = now_s
-            self._requests.put(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+            reading.soon(self._ask)
+        elif now_s - self._asked_s >= self._patience_s:
+            raise StreamBrokenError(_silent(f"a watch is silent for {self._patience_s:g} s"))
+        return min(now_s + _ASK_AFTER_S, self._asked_s + self._patience_s)
 
     def _check(self) -> None:
         if self._failure is not None and not self._waiting:
             raise StreamBrokenError(self._failure)
 
-    def _read(self) -> None:
+    async def _read(self) -> None:
+        create = rpc.WatchCreateRequest(
+            key=self.prefix, range_end=prefix_end(self.prefix), start_revision=self.after + 1
+        )
         try:
-            for response in self._call:
+            self._call = self.line.watch(self.said)
+            await self._write(rpc.WatchRequest(create_request=create))
+            while (response := await self._call.read()) is not grpc.aio.EOF:
                 if not self._receive(response):
                     return
+                while len(self._waiting) >= _MOST_WAITING:
+                    self._room.clear()
+                    await self._room.wait()
             failure = judge("UNAVAILABLE", "the member ended a watch")
         except grpc.RpcError as error:
             failure = judge(error.code().name, error.details() or "")
+        except asyncio.CancelledError:  # of this task, or of a call whose connection is closed
+            failure = judge("CANCELLED", "this connection is closed")
+        finally:
+            if self._call is not None:
+                self._call.cancel()
         self._fail(failure)
+
+    def _ask(self) -> None:
+        self._asking = asyncio.ensure_future(self._write(_PROGRESS))
+
+    async def _write(self, request: Any) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader sees it
+            await self._call.write(request)
 
     def _receive(self, response: Any) -> bool:
         """Receive one message; return whether more may come."""
@@ -134,9 +164,9 @@ class WatchStream:
                 self._taken_at = response.header.revision
             elif response.canceled and not response.compact_revision:
                 self._failure = _refusal(response.cancel_reason)
+            elif self._closed or not (response.events or response.compact_revision):
+                return not self._closed  # a sign of life wakes nobody
             else:
-                while len(self._waiting) >= _MOST_WAITING and not self._closed:
-                    self._changed.wait()
                 self._waiting.append(response)
             self._changed.notify_all()
             return self._failure is None and not self._closed
@@ -153,8 +183,7 @@ class WatchStream:
             self._waiting.clear()
             self._failure = self._failure or _silent("this connection is closed")
             self._changed.notify_all()
-        self._requests.put(None)
-        self._call.cancel()
+        self._cancel()
 
 
 def prefix_end(prefix: bytes) -> bytes:

@@ -16,7 +16,7 @@ def some_records() -> list[tuple[str, Corner, Corner, bytes]]:
     for name, dims in (("a", 1), ("b", 2), ("c", 3)):
         for number in range(50):
             low = tuple(drawn.randrange(1000) for _ in range(dims))
-            high = tuple(n + 1 for n in low)
+            high = tuple(n + drawn.randrange(1, 9) for n in low)
             found.append((name, low, high, f"{name}{number}".encode()))
     drawn.shuffle(found)
     return found
@@ -24,8 +24,8 @@ def some_records() -> list[tuple[str, Corner, Corner, bytes]]:
 
 def sorted_by(run_bytes: int) -> list[SortedRecords]:
     with SortedRuns(run_bytes=run_bytes) as runs:
-        for record in some_records():
-            runs.add(*record)
+        for name, low, high, encoded in some_records():
+            runs.add(name, low, tuple(b - a for a, b in zip(low, high, strict=True)), encoded)
         return list(runs.sorted())
 
 

@@ -283,6 +283,41 @@ def test_the_mirror_follows_the_watch() -> None:
     watch.close()
 
 
+@pytest.mark.parametrize(("keys", "gathers"), [(3, False), (100, True)])
+def test_changes_among_many_keys_are_handed_over_together(keys: int, gathers: bool) -> None:
+    class Held(threading.Event):
+        """Waits for the test, not for the time that was asked for."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return goes_on.wait(DEADLINE_S) and self.is_set()
+
+    coordinator, goes_on = MemoryCoordinator(), threading.Event()
+    waited: list[float | None] = []
+    started, batches = threading.Event(), list[list[str]]()
+    for number in range(keys):
+        coordinator.put(f"r/{number}", "")
+    watch = KeyWatch(
+        coordinator,
+        "r/",
+        start=lambda entries: started.set(),
+        change=lambda events: batches.append([event.value for event in events]),
+    )
+    watch._closed = Held()
+    assert started.wait(DEADLINE_S)
+    coordinator.put("r/0", "first")
+    until(lambda: batches)
+    for value in ("second", "third"):
+        coordinator.put("r/0", value)
+    goes_on.set()
+    until(lambda: sum(map(len, batches)) == 3)
+    watch.close()
+    assert batches[0] == ["first"]
+    assert bool(waited) is gathers
+    if gathers:
+        assert batches[1] == ["second", "third"]
+
+
 def test_the_mirror_ignores_what_is_older_than_it_knows() -> None:
     mirror = WatchedKeys()
     mirror.reset([Entry(key="k", value="new", revision=5)])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.ckpt.transport import Request
+from holdfast.elastic.coordinator import waiting as waiting_watches
 from holdfast.elastic.coordinator.base import KeyEvent
 from holdfast.elastic.coordinator.memory import KeyValueTable
 from holdfast.elastic.coordinator.waiting import ServedWatch, WaitingWatches
@@ -33,12 +34,16 @@ def watch(peer: int, prefix: str, *, after: int, deadline_s: float = 9.0) -> Ser
         st.one_of(
             st.tuples(st.just("put"), st.sampled_from(PREFIXES)),
             st.tuples(st.just("watch"), st.integers(0, 7)),
-            st.just(("tick", 0)),
+            st.tuples(st.just("tick"), st.integers(0, 3)),
         )
-    )
+    ),
+    st.integers(1, 9),
 )
-def test_every_watch_gets_each_change_once(steps: list[tuple[str, str | int]]) -> None:
-    table, waiting = KeyValueTable(), WaitingWatches()
+def test_every_watch_gets_each_change_once(
+    steps: list[tuple[str, str | int]], gather_from: int
+) -> None:
+    table, waiting = KeyValueTable(), WaitingWatches(gather_from=gather_from)
+    now_s = 0.0
     seen: dict[int, list[int]] = {peer: [] for peer in range(8)}
     revision_of = dict.fromkeys(range(8), 0)
     pending: set[int] = set()
@@ -52,15 +57,22 @@ def test_every_watch_gets_each_change_once(steps: list[tuple[str, str | int]]) -
         return table.events(prefix, after=after)
 
     def tick() -> None:
-        for found, watches in waiting.changed(events, revision=table.revision):
+        answers, complete = waiting.changed(events, revision=table.revision, now_s=now_s)
+        for found, watches in answers:
             for each in watches:
                 got(int(each.request.peer), [event.revision for event in found])
+        late = [peer for peer in pending if events(PREFIXES[peer % 2], revision_of[peer])]
+        assert complete is not bool(late)
+        for each in waiting.over(now_s):
+            found = events(each.prefix, each.after)
+            got(int(each.request.peer), [event.revision for event in found])
 
     written: dict[str, list[int]] = {prefix: [] for prefix in PREFIXES}
     for kind, what in steps:
         if kind == "put":
             written[str(what)].append(table.put(f"{what}x", ""))
         elif kind == "tick":
+            now_s += float(what)
             tick()
         elif int(what) not in pending:
             peer = int(what)
@@ -69,7 +81,9 @@ def test_every_watch_gets_each_change_once(steps: list[tuple[str, str | int]]) -
                 got(peer, [event.revision for event in found])
             else:
                 pending.add(peer)
-                waiting.add(watch(peer, prefix, after=after))
+                waiting.add(watch(peer, prefix, after=after, deadline_s=now_s + 2.0))
+    tick()
+    now_s += waiting_watches.GATHER_MOST_S
     tick()
     for peer, revisions in seen.items():
         wanted = written[PREFIXES[peer % 2]]
@@ -90,8 +104,30 @@ def test_those_that_wait_for_the_same_are_looked_at_once() -> None:
 
     for _ in range(3):
         table.put("nodes/a", "")
-        assert not waiting.changed(events, revision=table.revision)
+        assert waiting.changed(events, revision=table.revision, now_s=0.0) == ([], True)
     assert looks == [("job/", 0), ("job/", 1), ("job/", 2)]
+
+
+def test_an_answer_to_many_waits_for_the_changes_that_follow() -> None:
+    table, waiting = KeyValueTable(), WaitingWatches(gather_from=3)
+    for peer in range(3):
+        waiting.add(watch(peer, "job/", after=0))
+    waiting.add(watch(3, "nodes/", after=0))
+
+    def told(now_s: float) -> tuple[list[list[int]], bool]:
+        answers, complete = waiting.changed(
+            lambda prefix, after: table.events(prefix, after=after),
+            revision=table.revision,
+            now_s=now_s,
+        )
+        return [[event.revision for event in found] for found, _ in answers], complete
+
+    table.put("job/a", "")
+    table.put("nodes/a", "")
+    assert told(1.0) == ([[2]], False), "few wait for nothing"
+    table.put("job/b", "")
+    assert told(1.0 + waiting_watches.GATHER_EACH_S) == ([], False)
+    assert told(1.0 + 3 * waiting_watches.GATHER_EACH_S) == ([[1, 3]], True)
 
 
 def test_a_watch_ends_at_its_time_unless_its_socket_asks_anew() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast.elastic.coordinator.etcd import reading
 from holdfast.elastic.coordinator.etcd import stream as etcd_stream
 from holdfast.elastic.coordinator.etcd.failures import Meaning
 from holdfast.elastic.coordinator.etcd.stream import (
@@ -19,7 +20,7 @@ from holdfast.elastic.coordinator.etcd.stream import (
     WatchStream,
     prefix_end,
 )
-from holdfast.elastic.coordinator.etcd.stubs import rpc
+from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
 
 LATER_S = 30.0
 
@@ -29,26 +30,31 @@ class Member:
 
     def __init__(self) -> None:
         self.hears: queue.Queue[Any] = queue.Queue()
-        self._messages: queue.Queue[Any] = queue.Queue()
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
         self.taken = 0
-        self.watch = SimpleNamespace(Watch=self._watch)
 
-    def _watch(self, requests: Iterator[Any], metadata: Any) -> Any:
-        def listen() -> None:
-            for request in requests:
-                self.hears.put(request)
-
-        threading.Thread(target=listen, daemon=True).start()
+    def watch(self, metadata: Any) -> Any:
         return self
 
-    def __iter__(self) -> Iterator[Any]:
-        while (message := self._messages.get()) is not None:
-            self.taken += 1
-            yield message
+    async def write(self, request: Any) -> None:
+        self.hears.put(request)
+
+    async def read(self) -> Any:
+        message = await self._messages.get()
+        self.taken += message is not grpc.aio.EOF
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    def cancel(self) -> None:
+        """The stream gives the call up."""
+
+    def send(self, message: Any) -> None:
+        reading.soon(lambda: self._messages.put_nowait(message))
 
     def say(self, **fields: Any) -> None:
         header = rpc.ResponseHeader(revision=fields.pop("revision", 1))
-        self._messages.put(rpc.WatchResponse(header=header, **fields))
+        self.send(rpc.WatchResponse(header=header, **fields))
 
     def change(self, *revisions: int) -> None:
         events = [
@@ -57,8 +63,8 @@ class Member:
         ]
         self.say(events=events)
 
-    def cancel(self) -> None:
-        self._messages.put(None)
+    def end(self) -> None:
+        self.send(grpc.aio.EOF)
 
 
 @pytest.fixture
@@ -94,16 +100,18 @@ def test_changes_come_once_and_in_order(member: Member, stream: WatchStream) -> 
     member.change(4, 5, 6)  # 4 was delivered before
     member.say(revision=9)  # says nothing of what is delivered
     member.change(8)
-    assert [event.kv.mod_revision for event in stream.take(_soon())] == [5, 6]
-    assert stream.after == 6
-    assert [event.kv.mod_revision for event in stream.take(_soon())] == [8]
+    got: list[int] = []
+    while len(got) < 3:
+        got += [event.kv.mod_revision for event in stream.take(_soon())]
+        assert stream.after == got[-1]
+    assert got == [5, 6, 8]
     assert stream.take(_soon(0.05)) == []
     assert stream.after == 8
 
 
 def test_what_came_before_the_break_is_delivered_first(member: Member, stream: WatchStream) -> None:
     member.change(5)
-    member.cancel()
+    member.end()
     assert [event.kv.mod_revision for event in stream.take(_soon())] == [5]
     with pytest.raises(StreamBrokenError, match="ended a watch"):
         stream.take(_soon())
@@ -113,7 +121,6 @@ def test_silence_is_asked_about_and_not_borne(
     member: Member, stream: WatchStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd_stream, "_ASK_AFTER_S", 0.05)
-    monkeypatch.setattr(etcd_stream, "_LOOK_S", 0.01)
     member.say(created=True)
     stream.await_start(_soon())
     member.hears.get(timeout=LATER_S)
@@ -126,7 +133,6 @@ def test_a_sign_of_life_is_enough(
     member: Member, stream: WatchStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd_stream, "_ASK_AFTER_S", 0.05)
-    monkeypatch.setattr(etcd_stream, "_LOOK_S", 0.01)
     stream._patience_s = LATER_S
     member.hears.get(timeout=LATER_S)
     taking = threading.Thread(target=stream.take, args=(_soon(),), daemon=True)
@@ -137,6 +143,25 @@ def test_a_sign_of_life_is_enough(
     member.change(5)
     taking.join(LATER_S)
     assert not taking.is_alive() and stream.after == 5
+
+
+def test_a_connection_that_is_closed_breaks_it(member: Member, stream: WatchStream) -> None:
+    member.send(asyncio.CancelledError())
+    with pytest.raises(StreamBrokenError, match="closed") as caught:
+        stream.take(_soon())
+    assert caught.value.failure.member_fails
+
+
+def test_one_thread_reads_all_watches(member: Member, stream: WatchStream) -> None:
+    lines: list[Any] = [Member() for _ in range(20)]
+    before = threading.active_count()
+    streams = [WatchStream(line, (), prefix=b"r/", after=4, patience_s=LATER_S) for line in lines]
+    for number, line in enumerate(lines):
+        line.change(5 + number)
+    assert [each.take(_soon())[0].kv.mod_revision for each in streams] == [*range(5, 25)]
+    assert threading.active_count() == before
+    for each in streams:
+        each.close()
 
 
 def test_a_compacted_watch_says_so(member: Member, stream: WatchStream) -> None:
@@ -168,12 +193,27 @@ def test_reading_ahead_is_bounded(member: Member, stream: WatchStream) -> None:
     for revision in range(5, 5 + 2 * most):
         member.change(revision)
     deadline_s = _soon()
-    while member.taken <= most:
+    while len(stream._waiting) < most:
         assert time.monotonic() < deadline_s
         time.sleep(0.001)
-    assert len(stream._waiting) == most
-    got = [stream.take(_soon())[0].kv.mod_revision for _ in range(2 * most)]
+    assert member.taken == most
+    got: list[int] = []
+    while len(got) < 2 * most:
+        got += [event.kv.mod_revision for event in stream.take(_soon())]
     assert got == list(range(5, 5 + 2 * most))
+
+
+def test_all_that_has_come_is_taken_at_once(member: Member, stream: WatchStream) -> None:
+    for revision in (5, 6, 7):
+        member.change(revision)
+    member.say(compact_revision=50, canceled=True)
+    deadline_s = _soon()
+    while len(stream._waiting) < 4:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    assert [event.kv.mod_revision for event in stream.take(_soon())] == [5, 6, 7]
+    with pytest.raises(CompactedError):
+        stream.take(_soon())
 
 
 @pytest.mark.parametrize(
