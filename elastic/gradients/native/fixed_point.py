@@ -86,8 +86,9 @@ def take(total: torch.Tensor, values: Sequence[torch.Tensor], grid: int) -> None
 
 def _pass(act: Any, total: torch.Tensor, values: Sequence[torch.Tensor], grid: int) -> int:
     """Go once over the sum and the numbers; return the bits of the largest magnitude."""
-    first, *other = (each.data_ptr() for each in values)
-    bits: int = act(total.data_ptr(), first, *(other or [None]), total.numel(), 2.0**-grid)
+    other = values[1].data_ptr() if len(values) > 1 else None
+    at = total.data_ptr(), values[0].data_ptr(), other
+    bits: int = act(*at, total.numel(), 2.0**-grid)
     return bits
 
 
