@@ -13,13 +13,35 @@ from typing import Final
 import numpy as np
 
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.geometry.scatter import Array
+from holdfast.ckpt.geometry.scatter import Array, Delivery
 from holdfast.ckpt.geometry.shard_index import Chunk
 from holdfast.ckpt.native import isal
 from holdfast.ckpt.native.crc import combine
-from holdfast.ckpt.native.streaming import copy_run
+from holdfast.ckpt.native.streaming import copy_run, copy_runs
 
 BLOCK_BYTES: Final = 256 << 10
+
+
+def copy_chunks(deliveries: Sequence[Delivery], parts: Sequence[memoryview]) -> list[int]:
+    """Copy regions of several chunks as `copy_chunk` does; return the CRC32C of each chunk.
+
+    ``parts`` are the chunks' bytes. Chunks that fill their arrays as they are stored are copied in
+    one call, without the interpreter in between.
+    """
+    sums, whole, runs = [0] * len(parts), [], []
+    for number, ((ref, regions), part) in enumerate(zip(deliveries, parts, strict=True)):
+        target = regions[0][1]
+        fills = len(regions) == 1 and target.nbytes == part.nbytes > 0
+        if fills and target.flags.c_contiguous:
+            whole.append(number)
+            runs.append((isal.address_of(part), _address(target), part.nbytes))
+        else:
+            sums[number] = copy_chunk(ref.chunk, part, regions)
+    if runs:
+        copied = copy_runs(*np.array(runs, dtype=np.uint64).T)
+        for number, crc in zip(whole, copied.tolist(), strict=True):
+            sums[number] = crc
+    return sums
 
 
 def copy_chunk(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Array]]) -> int:
@@ -37,10 +59,15 @@ def copy_chunk(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Arra
 
 def _copy_run(data: memoryview, first: int, end: int, target: Array) -> int:
     """Copy bytes ``first … end``, which fill the target; checksum the bytes around them too."""
-    into = int(target.__array_interface__["data"][0])
-    copied = copy_run(isal.address_of(data) + first, into, end - first) if end > first else 0
+    copied = 0
+    if end > first:
+        copied = copy_run(isal.address_of(data) + first, _address(target), end - first)
     before = isal.crc32c(data[:first])
     return isal.crc32c(data[end:], combine(before, copied, end - first))
+
+
+def _address(target: Array) -> int:
+    return int(target.__array_interface__["data"][0])
 
 
 def _copy_rows(chunk: Chunk, data: memoryview, regions: Sequence[tuple[Box, Array]]) -> int:

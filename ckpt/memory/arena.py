@@ -137,6 +137,8 @@ class SlotFile:
         self._mapping = mapping
         self.capacity = len(mapping) - HEADER_BYTES
         self.fixed_bytes = fixed_bytes
+        self.is_warm = False
+        self._warm_parts: set[tuple[int, int]] = set()
         self._record = -1
 
     @property
@@ -184,8 +186,16 @@ class SlotFile:
 
     def warm(self) -> None:
         """Fill this process's page table, so that the first copy does not fault; no GIL held."""
+        self.is_warm = True
+        self.warm_part(0, self.capacity)
+
+    def warm_part(self, at: int, nbytes: int) -> None:
+        """Do what `warm` does for bytes ``at … at + nbytes`` of the block, once for each part."""
+        if (at, nbytes) in self._warm_parts:
+            return
+        self._warm_parts.add((at, nbytes))
         with contextlib.suppress(OSError):  # if there is no room, the first access raises
-            populate(self._mapping)
+            populate(self._mapping, at=HEADER_BYTES + at, nbytes=nbytes)
 
     def block(self, nbytes: int) -> memoryview:
         """Return a writable view of the first ``nbytes`` of the block."""

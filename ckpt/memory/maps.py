@@ -29,35 +29,44 @@ class SlotMaps:
         self._ahead: ThreadPoolExecutor | None = None
         self._closed = False
 
-    def open(self, path: str) -> SlotFile:
-        """Return the mapped slot at ``path``. Raises ``PeerError`` if it is gone."""
+    def open(self, path: str, *, warm: bool = True) -> SlotFile:
+        """Return the mapped slot at ``path``. Raises ``PeerError`` if it is gone.
+
+        Without ``warm`` a slot that is mapped for the first time has no pages yet.
+        """
         with self._lock:
             stale = self._stale()
             if path in stale or (stale and has_little_room(Path(path).parent)):
                 self._drop(stale)
-            known = self._slots.get(path)
-            if known is not None:
-                return known[1]
-            try:
-                slot = SlotFile.open(path)
-            except OSError as error:
-                raise PeerError(f"{path}: slot cannot be mapped: {error.strerror}") from error
-            identity = _identity(path)
-            if identity is not None:
-                self._slots[path] = (identity, slot)
-        slot.warm()
+            slot = self._known(path)
+        if warm and not slot.is_warm:
+            slot.warm()
+        return slot
+
+    def _known(self, path: str) -> SlotFile:
+        if (known := self._slots.get(path)) is not None:
+            return known[1]
+        try:
+            slot = SlotFile.open(path)
+        except OSError as error:
+            raise PeerError(f"{path}: slot cannot be mapped: {error.strerror}") from error
+        if (identity := _identity(path)) is not None:
+            self._slots[path] = (identity, slot)
         return slot
 
     def map_ahead(self, paths: Sequence[str]) -> None:
         """Map slots on a separate thread: this process will be granted them soon."""
         with self._lock:
-            fresh = [path for path in paths if path not in self._slots]
+            fresh = [path for path in paths if not self._is_warm(path)]
             if not fresh or self._closed:
                 return
             if self._ahead is None:
                 self._ahead = ThreadPoolExecutor(1, thread_name_prefix="ckpt-maps")
             for path in fresh:
                 self._ahead.submit(self._map_one, path)
+
+    def _is_warm(self, path: str) -> bool:
+        return path in self._slots and self._slots[path][1].is_warm
 
     def _map_one(self, path: str) -> None:
         if not self._closed:

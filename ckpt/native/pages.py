@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,7 +89,7 @@ def join_files(path: str | Path, part: str | Path, *, at: int, writable: bool) -
 
 
 def _replace_pages(address: int, nbytes: int, *, fd: int, first: int, writable: bool) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     libc.mmap.restype = ctypes.c_void_p
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     found = libc.mmap(
@@ -147,9 +149,14 @@ def map_pages(fd: int) -> mmap.mmap:
 
 
 def populate(
-    mapping: mmap.mmap, *, absent: bool = False, check: Callable[[], None] = lambda: None
+    mapping: mmap.mmap,
+    *,
+    at: int = 0,
+    nbytes: int = sys.maxsize,
+    absent: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Fill the page table of ``mapping``, so that no access to it faults.
+    """Fill the page table of ``mapping``, or of ``nbytes`` from ``at``: no access then faults.
 
     ``absent`` pages are made one by one; existing pages are mapped many at a time. Other threads of
     the process wait for a small part of it at most. Returns False where the kernel is too old for
@@ -158,10 +165,11 @@ def populate(
     """
     advice = _MADV_POPULATE_WRITE if absent else _MADV_POPULATE_READ
     with memoryview(mapping) as view:  # keeps it mapped meanwhile
-        start = address_of(view)
-        for at, part_bytes in _parts(len(view)):
+        first, end = at - at % mmap.PAGESIZE, min(len(view), at + nbytes)
+        start = address_of(view) + first
+        for part, part_bytes in _parts(end - first):
             check()
-            if not _advise(start + at, part_bytes, advice):
+            if not _advise(start + part, part_bytes, advice):
                 return False
     return True
 
@@ -171,8 +179,13 @@ def _parts(nbytes: int) -> Iterator[tuple[int, int]]:
         yield at, min(_AT_ONCE_BYTES, nbytes - at)
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _advise(address: int, nbytes: int, advice: int) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     while libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice):
         number = ctypes.get_errno()
         if number == errno.EINTR:

@@ -44,7 +44,10 @@ fragments, and a disk.
 _RUN_BYTES: Final = 8 << 20
 _INLINE_BYTES: Final = 1 << 20
 _AHEAD: Final = 4
-_LANDING_AHEAD: Final = 32
+_LANDING_AHEAD: Final = 8
+_APART: Final = 2
+"""Chunks are adjacent if they lie in this many times as many bytes as they have."""
+
 _THREADS: Final = 4
 LAND_THREADS: Final = 3
 _WHOLE_FROM: Final = 4
@@ -93,6 +96,15 @@ class _Block:
     payload: memoryview | None
     in_parts: bool
     prefetched: bool = False
+
+    def fill_pages(self, run: Sequence[Delivery]) -> None:
+        """Fill the page table for adjacent chunks, on the thread that then copies them."""
+        if self.payload is None or self.slot is None or self.slot.is_warm:
+            return
+        at, last = (chunk.at for chunk in (run[0][0].chunk, run[-1][0].chunk))
+        nbytes = last + run[-1][0].chunk.nbytes - at
+        if 0 < nbytes <= _APART * sum(ref.chunk.nbytes for ref, _ in run):
+            self.slot.warm_part(at, nbytes)
 
 
 _Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
@@ -275,7 +287,7 @@ class MemorySource(Closing):
         if not path or not Path(path).exists():
             return None, None
         try:
-            slot = self._maps.open(path)
+            slot = self._maps.open(path, warm=False)
         except (PeerError, CorruptError):
             return None, None
         header = slot.read_header(run=self._run)
@@ -444,6 +456,7 @@ class MemorySource(Closing):
     def _land(self, block: _Block, run: Sequence[Delivery], parts: Sequence[memoryview]) -> None:
         began_s, nbytes = time.perf_counter(), 0
         with self._blaming(block.source):
+            block.fill_pages(run)
             for (ref, regions), part in zip(run, parts, strict=True):
                 whole = ref.chunk.box.size * regions[0][1].itemsize
                 if part.nbytes != ref.chunk.nbytes or part.nbytes != whole:

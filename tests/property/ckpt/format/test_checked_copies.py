@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.ckpt.format import checked_copy
-from holdfast.ckpt.format.checked_copy import copy_chunk
+from holdfast.ckpt.format.checked_copy import copy_chunk, copy_chunks
 from holdfast.ckpt.geometry.layout import Box
-from holdfast.ckpt.geometry.shard_index import Chunk
+from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef
 from holdfast.ckpt.native.isal import crc32c
 
 
@@ -56,6 +56,30 @@ def test_every_region_arrives_and_the_whole_chunk_is_checked(
     assert crc == crc32c(data)
     for box, target in zip(boxes, targets, strict=True):
         assert np.array_equal(target, whole[box.slices])
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(several=st.lists(cases(), max_size=5), strided=st.booleans())
+def test_several_chunks_arrive_as_each_does_alone(
+    several: list[tuple[Chunk, list[Box], int]], strided: bool
+) -> None:
+    deliveries, parts, alone = [], [], []
+    for chunk, boxes, seed in several:
+        kind = np.dtype(f"u{chunk.nbytes // chunk.box.size}")
+        data = np.random.default_rng(seed).integers(0, 256, chunk.nbytes, dtype=np.uint8)
+        rooms, others = (
+            [np.zeros((*b.shape, 2 if strided else 1), dtype=kind)[..., 0] for b in boxes]
+            for _ in range(2)
+        )
+        ref = ChunkRef(writer=0, fqn="x", dtype="uint8", chunk=chunk)
+        deliveries.append((ref, list(zip(boxes, rooms, strict=True))))
+        parts.append(data.data)
+        alone.append((copy_chunk(chunk, data.data, list(zip(boxes, others, strict=True))), others))
+    found = copy_chunks(deliveries, parts)
+    assert found == [crc for crc, _ in alone]
+    for (_, regions), (_, others) in zip(deliveries, alone, strict=True):
+        for (_, room), other in zip(regions, others, strict=True):
+            assert np.array_equal(room, other)
 
 
 def test_what_is_checked_is_what_arrived() -> None:

@@ -25,6 +25,30 @@ def test_a_slot_is_mapped_once(tmp_path: Path) -> None:
     maps.close()
 
 
+def test_a_slot_is_warmed_for_the_first_who_wants_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[tuple[int, int]] = []
+    monkeypatch.setattr(SlotFile, "warm_part", lambda _, at, nbytes: filled.append((at, nbytes)))
+    maps, path = SlotMaps(), make(tmp_path / "1.slot")
+    slot = maps.open(path, warm=False)
+    assert not slot.is_warm and not filled
+    assert maps.open(path) is slot and slot.is_warm and filled == [(0, slot.capacity)]
+    assert maps.open(path) is maps.open(path, warm=False) is slot
+    maps.map_ahead([path])
+    maps.close()
+    assert len(filled) == 1
+
+
+def test_what_is_mapped_ahead_is_warm_even_if_it_was_mapped(tmp_path: Path) -> None:
+    maps, path = SlotMaps(), make(tmp_path / "1.slot")
+    slot = maps.open(path, warm=False)
+    maps.map_ahead([path])
+    maps._ahead.shutdown() if maps._ahead else None
+    assert slot.is_warm
+    maps.close()
+
+
 def test_a_file_that_was_replaced_is_mapped_anew_and_a_removed_one_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

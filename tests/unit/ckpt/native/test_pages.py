@@ -61,6 +61,8 @@ def test_a_populated_mapping_does_not_fault(tmp_path: Path) -> None:
     mapping = pages.map_pages(fd)
     os.close(fd)
     assert resident_bytes(mapping) == 0
+    assert pages.populate(mapping, at=(1 << 20) + 5, nbytes=3 << 20)
+    assert 3 << 20 < resident_bytes(mapping) < nbytes
     assert pages.populate(mapping)
     assert resident_bytes(mapping) == nbytes
     mapping.close()
