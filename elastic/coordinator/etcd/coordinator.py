@@ -81,21 +81,10 @@ class EtcdCoordinator:
                 )
 
     def _renewed(self, lease: int) -> bool:
-        request = rpc.LeaseKeepAliveRequest(ID=lease)
-
         def ask(line: Line, timeout_s: float, metadata: Metadata) -> Any:
-            answers = line.lease.LeaseKeepAlive(
-                iter([request]), timeout=timeout_s, metadata=metadata
-            )
-            try:
-                return next(answers, None)
-            finally:
-                answers.cancel()
+            return line.renewals.renew(lease, timeout_s=timeout_s, metadata=metadata)
 
-        answer = self._link.call(ask, repeatable=True)
-        if answer is None:
-            raise CoordinatorError(f"{self.address} ended a request without an answer; ask again")
-        return bool(answer.TTL > 0)
+        return bool(self._link.call(ask, repeatable=True).TTL > 0)
 
     def revoke(self, lease: int) -> None:
         """See `Coordinator.revoke`."""

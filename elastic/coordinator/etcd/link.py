@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from holdfast.elastic.coordinator.etcd import reading
 from holdfast.elastic.coordinator.etcd.address import EtcdAddress
 from holdfast.elastic.coordinator.etcd.failures import Meaning, RequestFailure, advice, judge
+from holdfast.elastic.coordinator.etcd.renewals import Renewals
 from holdfast.elastic.coordinator.etcd.stubs import grpc, rpc
 from holdfast.elastic.errors import ConfigError, CoordinatorError
 
@@ -108,6 +109,7 @@ class Line:
         self.auth = rpc.AuthStub(self._channel)
         self.cluster = rpc.ClusterStub(self._channel)
         self.maintenance = rpc.MaintenanceStub(self._channel)
+        self.renewals = Renewals(self._renewing)
         self._lock = threading.Lock()
         self._users, self._retired, self._closed = 0, False, False
 
@@ -126,12 +128,18 @@ class Line:
 
         Raises ``asyncio.CancelledError`` if the line is closed.
         """
+        return rpc.WatchStub(self._streaming()).Watch(metadata=metadata)
+
+    def _renewing(self, metadata: Metadata) -> Any:
+        return rpc.LeaseStub(self._streaming()).LeaseKeepAlive(metadata=metadata)
+
+    def _streaming(self) -> Any:
         with self._lock:
             if self._closed:
                 raise asyncio.CancelledError
             if self._streams is None:
                 self._streams = self._open(grpc.aio)
-            return rpc.WatchStub(self._streams).Watch(metadata=metadata)
+            return self._streams
 
     def enter(self) -> bool:
         """Begin to use it; return False if it is retired."""

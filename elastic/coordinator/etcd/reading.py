@@ -1,4 +1,4 @@
-"""The one thread of a process that reads the watches of all its connections to etcd.
+"""The one thread of a process that reads the streams of all its connections to etcd.
 
 A blocking stream of gRPC takes three threads, which wake up fifteen times a second even if nothing
 comes. gRPC's asynchronous streams share one thread, which sleeps until something comes.
@@ -10,14 +10,20 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 _making = threading.Lock()
+_T = TypeVar("_T")
 
 
 def start(work: Coroutine[Any, Any, None]) -> Callable[[], object]:
     """Run ``work`` on the thread; return a function that cancels it. Callable from any thread."""
     return asyncio.run_coroutine_threadsafe(work, _loop()).cancel
+
+
+def result(work: Coroutine[Any, Any, _T], *, timeout_s: float) -> _T:
+    """Return the result of ``work`` on the thread; cancel it and raise ``TimeoutError`` if late."""
+    return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, timeout_s), _loop()).result()
 
 
 def soon(act: Callable[[], object]) -> None:
