@@ -67,8 +67,6 @@ class Gradients:
         self._replicas = replicas or Replicas(dense=reducer, experts=reducer)
         self.wished, self.alike = 0, True
         self._wrapped = Wrapped(modules)
-        if exact is True:  # every rank's own part of the model may be sharded or not
-            exact = "float32" if unite(["sharded"] if self._wrapped.is_sharded else []) else "int64"
         self._sparse = SparseGradients(
             modules, self._replicas.dense, microbatches=microbatches, exact=exact
         )

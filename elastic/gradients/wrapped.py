@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import is_
 from typing import cast
 
@@ -13,10 +13,31 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.ckpt.state.kinds.model_parts import ModelParts
 from holdfast.ckpt.state.names import clean, join
 from holdfast.ckpt.torch_private import module_dicts
+from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.groups.shards import EXPERTS, experts_of, is_reduced_by_fsdp
 
 Parameters = list[tuple[str, nn.Parameter]]
+
+
+def exact_method(
+    exact: Exact, state: Iterable[object], *, unite: Callable[[list[str]], list[str]]
+) -> Exact:
+    """Return the method that True means for the modules in ``state``; any other as it is.
+
+    ``unite`` returns the names of all ranks for those of one: FSDP2 may shard only some stages.
+    """
+    if exact is not True:
+        return exact
+    modules = (each for value in state for each in _modules_of(value))
+    sharded = any(isinstance(part, FSDPModule) for each in modules for part in each.modules())
+    return "float32" if unite(["sharded"] if sharded else []) else "int64"
+
+
+def _modules_of(value: object) -> Iterable[nn.Module]:
+    if isinstance(value, ModelParts):
+        return value
+    return (value,) if isinstance(value, nn.Module) else ()
 
 
 class Wrapped:
@@ -29,9 +50,7 @@ class Wrapped:
 
     def __init__(self, modules: Mapping[str, nn.Module | ModelParts]) -> None:
         self._modules = [
-            (key, module)
-            for key, tracked in modules.items()
-            for module in (tracked if isinstance(tracked, ModelParts) else (tracked,))
+            (key, module) for key, tracked in modules.items() for module in _modules_of(tracked)
         ]
         parts = [(key, part) for key, module in self._modules for part in module.modules()]
         for key, part in parts:

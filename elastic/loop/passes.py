@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.ckpt.state.kinds.model_parts import ModelParts
+from holdfast.elastic.config import Exact
 from holdfast.elastic.data.foreign import Moment
 from holdfast.elastic.data.loaders import LoadedMicrobatch, Loader
 from holdfast.elastic.data.weights import Weigh, weighed
@@ -65,7 +66,7 @@ class Passes:
         self.trained = self.samples = self._backwards = self._drawn = 0
         self._ran: list[int] = []
 
-    def track(self, state: Mapping[str, Any]) -> None:
+    def track(self, state: Mapping[str, Any], *, exact: Exact) -> None:
         """Watch the gradients and buffers of the modules in ``state``."""
         world, settings = self._parts.world, self._parts.settings
         modules = {
@@ -85,7 +86,7 @@ class Passes:
             replicas=Replicas(dense=world.dp, experts=world.edp),
             unite=world.unite,
             microbatches=settings.batch.microbatches,
-            exact=settings.exact,
+            exact=exact,
             bounds=self._parts.keeper.cursor.bounds,
             check=world.guard.check,
         )

@@ -28,6 +28,7 @@ from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.events import UserEvent
 from holdfast.elastic.gradients.clipping import clip_grad_norm_
 from holdfast.elastic.gradients.metrics import Metrics
+from holdfast.elastic.gradients.wrapped import exact_method
 from holdfast.elastic.groups.by_microbatch import ByMicrobatch, How
 from holdfast.elastic.groups.reform import GenerationWorld
 from holdfast.elastic.islands.pairs.island import island_of
@@ -225,10 +226,13 @@ class Run:
         """
         if self._passes.is_tracked:
             raise ConfigError("run.track was called twice; name all state in one call")
+        modules = {name: module_of(value) for name, value in state.items()}
         with self._pulse.phase(WorkerPhase.IDLE):
             own = {} if self._island is None else self._island.track(state)
+            exact = exact_method(self._settings.exact, modules.values(), unite=self._world.unite)
+            self._keeper.cursor.adds_by(exact)
             self._keeper.track(state, own=own)
-        self._passes.track({name: module_of(value) for name, value in state.items()})
+        self._passes.track(modules, exact=exact)
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the number of each step still to do until ``count`` are complete.

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from holdfast.ckpt.types import Json
-from holdfast.elastic.config import Settings
+from holdfast.elastic.config import Exact, Settings
 from holdfast.elastic.errors import ConfigError
 from holdfast.elastic.neighbors.marks import CURSOR, FIELD, ApproximateMark
 
@@ -69,6 +69,10 @@ class Cursor:
             "tp": tp,
             "ep": ep,
         }
+
+    def adds_by(self, exact: Exact) -> None:
+        """Note the method of exact sums, which the setting True leaves to the model."""
+        self._fingerprint["exact"] = exact
 
     def places(self) -> dict[str, Json]:
         """Return the positions of the loaders, by name; entries put there are part of the state."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.elastic.config import Exact
 from holdfast.elastic.errors import ConfigError, JobFailedError
 from holdfast.elastic.gradients.mean import Gradients
+from holdfast.elastic.gradients.wrapped import exact_method
 
 
 class Alone:
@@ -85,11 +86,18 @@ def test_a_sum_begins_anew_in_each_pass_though_its_memory_stays(microbatches: in
         gradients.clear()
 
 
-def test_true_is_fixed_point_for_models_that_are_not_sharded() -> None:
-    bounds = dict[str, int]()
-    model = nn.Linear(2, 1)
-    _pass(_gradients(model, bounds, exact=True), model)
-    assert set(bounds.values()) == {8}, "the headroom of fixed point"
+@pytest.mark.parametrize("said", [None, True, "float32", "int64"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_true_is_fixed_point_unless_fsdp2_shards_a_part_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, said: Exact, sharded: bool, elsewhere: bool
+) -> None:
+    if sharded:
+        monkeypatch.setattr("holdfast.elastic.gradients.wrapped.FSDPModule", nn.Tanh)
+    state = [nn.Sequential(nn.Linear(2, 1), nn.Tanh()), torch.ones(1), {"x": 1}]
+    found = exact_method(said, state, unite=lambda names: names + ["sharded"] * elsewhere)
+    meant = "float32" if sharded or elsewhere else "int64"
+    assert found == (meant if said is True else said)
 
 
 def test_bounds_fall_by_half_in_a_step_however_many_passes_it_has() -> None:

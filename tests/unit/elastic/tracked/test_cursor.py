@@ -55,6 +55,18 @@ def test_checkpoints_from_before_exact_had_names_are_continued(then: object, now
             _cursor(exact="int64").load_state_dict(old)
 
 
+@pytest.mark.parametrize("method", ["float32", "int64"])
+def test_a_run_whose_model_chooses_the_method_goes_on_by_that_method(method: Exact) -> None:
+    chosen, named = _cursor(exact=True), _cursor(exact=method)
+    chosen.adds_by(method)
+    named.load_state_dict(chosen.state_dict())
+    chosen.load_state_dict(named.state_dict())
+    other = _cursor(exact=True)
+    other.adds_by("int64" if method == "float32" else "float32")
+    with pytest.raises(ConfigError, match=f"the saved run has exact='{method}'"):
+        other.load_state_dict(chosen.state_dict())
+
+
 @pytest.mark.parametrize("axis", ["tp", "ep"])
 def test_exact_weights_go_on_with_as_many_ranks_that_add_up_together_only(axis: str) -> None:
     for exact in METHODS:
