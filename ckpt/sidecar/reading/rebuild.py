@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import chain, combinations, islice
 
 from holdfast.ckpt.errors import CkptError, CorruptError, FencedError, NotFoundError, PeerError
@@ -173,8 +172,10 @@ class Rebuild:
     def _run(self, body: OpenBlock, key: BlockKey) -> None:
         failed: CkptError | None = None
         slot: Slot | None = None
+        lost: LostBlock | None = None
         try:
-            slot = self._rebuild(body, key)
+            lost = self._find(body)
+            slot = self._rebuild(lost, key)
         except CkptError as error:
             failed = error
         except Exception as error:
@@ -182,6 +183,8 @@ class Rebuild:
             raise
         finally:
             self._answer(key, slot, failed)
+            if lost is not None:  # to close takes long, so the callers have their answers before
+                lost.close()
 
     def _answer(self, key: BlockKey, slot: Slot | None, failed: CkptError | None) -> None:
         with self._core.lock:
@@ -202,18 +205,17 @@ class Rebuild:
                 return self._exchange.peers()
             return tuple(peer for peer in world.peers if peer.node != self._core.node)
 
-    def _rebuild(self, body: OpenBlock, key: BlockKey) -> Slot:
-        with closing(self._find(body)) as lost:
-            slot = self._slot_for(lost.entry, key)
-            try:
-                nbytes = block_bytes(lost.entry)
-                with self._core.meters.timed("rebuild", nbytes):
-                    slot.sums = self._recover(lost.work, lost.plan, slot.file.block(nbytes))
-            except Exception:  # on any error the half-built slot goes; raised again
-                with self._core.lock:
-                    self._core.slots.discard(slot)
-                raise
-        return self._keep(slot, body.world, lost.entries, key)
+    def _rebuild(self, lost: LostBlock, key: BlockKey) -> Slot:
+        slot = self._slot_for(lost.entry, key)
+        try:
+            nbytes = block_bytes(lost.entry)
+            with self._core.meters.timed("rebuild", nbytes):
+                slot.sums = self._recover(lost.work, lost.plan, slot.file.block(nbytes))
+        except Exception:  # on any error the half-built slot goes; raised again
+            with self._core.lock:
+                self._core.slots.discard(slot)
+            raise
+        return self._keep(slot, lost.body.world, lost.entries, key)
 
     def _find(self, body: OpenBlock) -> LostBlock:
         """Find the fragments of a block. Raises ``NotFoundError`` if there are too few."""

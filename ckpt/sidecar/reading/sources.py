@@ -144,7 +144,7 @@ class Sources:
             if (node, entry.rank) in self._blocks or ref is None or not ref.is_here():
                 continue
             with contextlib.suppress(OSError, CkptError):
-                if local := _local_block(self._maps.open(ref.path), entry, run):
+                if local := _local_block(self._maps.open(ref.path, warm=False), entry, run):
                     self._blocks[node, entry.rank] = local
         for parity, ref in zip(holdings.parities, holdings.row_files, strict=False):
             at = (node, (parity.stripe, parity.row))

@@ -21,6 +21,7 @@ from holdfast.ckpt.parity.stripes import restore_points
 from holdfast.ckpt.recovery import memory_source
 from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.sidecar.core.core import Core
+from holdfast.ckpt.sidecar.reading.lost import LostBlock
 from holdfast.ckpt.transport import Client
 
 
@@ -108,6 +109,24 @@ def test_what_is_asked_for_much_is_rebuilt_after_all(loss: Loss) -> None:
     assert loss.core.counters["read_in_parts"] == 2
     assert loss.core.slots.holding((1, 1, 1)) is not None
     assert not client.open_block(loss.world, 1, loss.point.sources[1], in_parts=True).in_parts
+
+
+def test_a_rebuilt_block_is_given_out_before_its_fragments_are_closed(
+    loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, closed, waited = threading.Event(), threading.Event(), []
+    close = LostBlock.close
+
+    def close_late(lost: LostBlock) -> None:
+        waited.append(answered.wait(20))
+        close(lost)
+        closed.set()
+
+    monkeypatch.setattr(LostBlock, "close", close_late)
+    client = loss.group.clients[loss.helper]
+    assert client.open_block(loss.world, 1, loss.point.sources[1]).path
+    answered.set()
+    assert closed.wait(20) and waited == [True]
 
 
 @pytest.mark.parametrize("limit", [1, 4])
