@@ -7,7 +7,6 @@ old chunks without block checksums are read whole.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
@@ -97,11 +96,11 @@ class ChunkReader:
         self._pack, self._fqn, self._tensor, self._chunk = pack, fqn, tensor, chunk
         self.nbytes = chunk.nbytes
 
-    @functools.cached_property
+    @property
     def _itemsize(self) -> int:
         return self._chunk.nbytes // self._chunk.box.size
 
-    @functools.cached_property
+    @property
     def _stored(self) -> int:
         return stored_bytes(self._chunk, self._tensor)
 
