@@ -277,10 +277,11 @@ def load(
         if world.rank == 0:
             root = redirects.to_read(own, step)
             candidates = newest_first(root) if step is None else iter([choose(root, step)])
-        flat = flatten(state, rank=world.rank)
-        mine = live_keys(flat) if world.size > 1 else []
-    if flat.rebuilt:
-        rebuilt.inspect(flat.rebuilt, gather=world.gather)
+        found = flatten(state, rank=world.rank)
+        mine = live_keys(found) if world.size > 1 else []
+    if found.rebuilt:
+        rebuilt.inspect(found.rebuilt, gather=world.gather)
+    flat = None if found.rebuilt else found
     elsewhere = {key for keys in _exchanged(mine, world) for key in keys}
     while True:
         with world.agreed():
@@ -298,7 +299,7 @@ def load(
                         _log.warning("%s", words)
                 with world.agreed():
                     return restore(
-                        state,
+                        state if flat is None else flat,
                         shards,
                         rank=world.rank,
                         world_size=world.size,
@@ -309,7 +310,7 @@ def load(
         except (CorruptError, NotFoundError) as error:
             if step is not None:
                 raise
-            fault = fault or error
+            fault, flat = fault or error, None  # the state may have been changed in part
             if isinstance(error, NotFoundError) or _is_gone(root, chosen):
                 continue  # another process removed it since it was listed
             _log.warning("step %d cannot be loaded, trying an older one: %s", chosen, error)

@@ -29,12 +29,16 @@ from holdfast.ckpt.format.manifest import (
 from holdfast.ckpt.native.isal import crc32c
 from holdfast.ckpt.register.reading import Register
 from holdfast.ckpt.store.base import Readable, Store
+from holdfast.ckpt.store.local import LocalStore
 from holdfast.ckpt.store.places import open_store, scheme_of
 
 _log = logging.getLogger(__name__)
 
 _THREADS: Final = 8
 _MANY_THREADS: Final = 32
+_FEW_NEAR: Final = 8
+"""The files of a directory that are read one after the other: starting threads takes longer."""
+
 _GROUP: Final = 8
 """The files of which one thread compares the sizes, one after the other."""
 
@@ -353,7 +357,8 @@ def open_whole(store: Store, manifest: Manifest) -> tuple[Manifest, dict[int, Pa
         check_size(store, folder, record.pack)
         return load_index(store, folder, record)
 
-    if len(manifest.writers) == 1:
+    few = _FEW_NEAR if isinstance(store, LocalStore) else 1
+    if len(manifest.writers) <= few:
         packs = [load(record) for record in manifest.writers]
     else:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-index") as pool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from holdfast.ckpt.checkpoints.catalog import (
 )
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError
-from holdfast.ckpt.format.gathered import GatheredReads
+from holdfast.ckpt.format.apart import Regions, apart
+from holdfast.ckpt.format.gathered import GatheredReads, ReadPart
 from holdfast.ckpt.format.manifest import (
     Manifest,
     PackedChunk,
@@ -39,7 +40,7 @@ from holdfast.ckpt.format.manifest import (
     from_root,
     path_of,
 )
-from holdfast.ckpt.format.unpack import ChunkReader, Delivery, Pack, aligned_ends, ends_of
+from holdfast.ckpt.format.unpack import ChunkReader, Pack, aligned_ends, ends_of
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import Chunk, ChunkRef, ShardIndex, TensorEntry
@@ -52,11 +53,11 @@ from holdfast.ckpt.store.places import open_store
 THREADS: Final = max(2, min(8, os.cpu_count() or 1))
 _WINDOW_BYTES: Final = 32 << 20
 _WINDOW_CHUNKS: Final = 32
-_TASK_BYTES: Final = 4 << 20
-_TASK_CHUNKS: Final = 64
+_TASK_BYTES: Final = 8 << 20
 _BASE_BITS: Final = 48
 
-_Task: TypeAlias = list[tuple[ChunkReader, list[Delivery]]]
+_ALONE_BYTES: Final = 12 << 20
+"""Up to so many bytes of a file of this machine, another thread costs more than it reads."""
 
 ReadSoFar: TypeAlias = Callable[[int, int], None]
 """Called while a checkpoint is read: the bytes that are in place, and those that will be."""
@@ -119,6 +120,7 @@ class PackSource(Closing):
         self._open: dict[str, Pack] = {}
         self._found: dict[tuple[int, int | None], Pack] = {}
         self._opening = threading.Lock()
+        self._chunks: dict[tuple[int, str], dict[int, PackedChunk]] = {}
 
     @functools.cached_property
     def _shards(self) -> tuple[ShardIndex, ...]:
@@ -128,15 +130,6 @@ class PackSource(Closing):
         """Return the index of every writer; ``Chunk.at`` grows in the order of a pack's chunks."""
         return self._shards
 
-    @functools.cached_property
-    def _chunks(self) -> Mapping[tuple[int, str, int], PackedChunk]:
-        return {
-            (writer, fqn, _place(chunk)): chunk
-            for writer, index in self.packs.items()
-            for fqn, tensor in index.tensors.items()
-            for chunk in tensor.chunks
-        }
-
     # -- reading ---------------------------------------------------------------------------------
 
     def scatter(self, deliveries: ByChunk) -> int:
@@ -145,26 +138,32 @@ class PackSource(Closing):
         All bytes are verified, but only after they are in the targets: do not use the targets after
         a ``CorruptError``.
         """
-        tasks = [*self._tasks(deliveries)]
-        if len(tasks) <= 1:
-            return sum(map(_run, tasks))
-        sizes = [_wanted(task) for task in tasks]
-        work = _SharedReading(tasks, sizes, lambda done: self._progress(done, sum(sizes)))
-        return work.together(min(self._threads, len(tasks)))
+        works = [*self._works(deliveries)]
+        total = sum(work.nbytes for work in works)
+        threads = min(self._threads, len(works))
+        if total <= _ALONE_BYTES and all(isinstance(work, ReadPart) for work in works):
+            threads = 1
+        return _SharedReading(works, lambda done: self._progress(done, total)).together(threads)
 
-    def _tasks(self, deliveries: ByChunk) -> Iterator[_Task]:
-        """Yield groups of chunks, in the order of their positions; one thread reads each group."""
-        task: _Task = []
-        size = 0
-        in_order = sorted(deliveries, key=lambda item: (item[0].writer, item[0].chunk.at))
-        for ref, regions in in_order:
-            task.append((self._reader(ref), regions))
-            size += ref.chunk.nbytes
-            if size >= _TASK_BYTES or len(task) >= _TASK_CHUNKS:
-                yield task
-                task, size = [], 0
-        if task:
-            yield task
+    def _works(self, deliveries: ByChunk) -> Iterator[_Work]:
+        """Yield groups of chunks, in the order of their positions; one thread reads each group.
+
+        A pack is read in a few calls, as far as that can be.
+        """
+        gathered: dict[int, GatheredReads | None] = {}
+        others: list[Regions] = []
+        for ref, regions in sorted(deliveries, key=lambda item: (item[0].writer, item[0].chunk.at)):
+            reader = self._reader(ref)
+            pack = reader.pack
+            if (key := id(pack)) not in gathered:
+                gathered[key] = GatheredReads.of(pack)
+            calls = gathered[key]
+            if calls is None or not calls.add(reader, regions):
+                others.append((reader, regions))
+        for calls in gathered.values():
+            if calls is not None:
+                yield from calls.parts(_TASK_BYTES)
+        yield from apart(others, limit_bytes=_TASK_BYTES)
 
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:
         """Yield the verified bytes of each chunk, in the order of the request.
@@ -204,9 +203,16 @@ class PackSource(Closing):
         return into
 
     def _reader(self, ref: ChunkRef) -> ChunkReader:
-        chunk = self._chunks[ref.writer, ref.fqn, ref.chunk.at]
         tensor = self.packs[ref.writer].tensors[ref.fqn]
+        chunks = tensor.chunks
+        chunk = chunks[0] if len(chunks) == 1 else self._chunk(ref, chunks)
         return ChunkReader(self._pack(ref.writer, chunk), ref.fqn, tensor, chunk)
+
+    def _chunk(self, ref: ChunkRef, chunks: Sequence[PackedChunk]) -> PackedChunk:
+        key = (ref.writer, ref.fqn)
+        if (known := self._chunks.get(key)) is None:
+            known = self._chunks[key] = {_place(chunk): chunk for chunk in chunks}
+        return known[ref.chunk.at]
 
     def _pack(self, writer: int, chunk: PackedChunk) -> Pack:
         known = self._found.get((writer, chunk.base))
@@ -230,23 +236,35 @@ class PackSource(Closing):
             self._found.clear()
 
 
-class _SharedReading:
-    """The reading of tasks by some threads, of which the caller's is one.
+class _Work(Protocol):
+    """Something to read into its arrays, of which it fills ``nbytes``."""
 
-    ``sizes`` are the bytes of the tasks. ``progress`` is called by the caller's thread, for each
-    task that is read, with the bytes of all that are.
+    nbytes: int
+
+    def read(self) -> int:
+        """Read it; return the bytes read."""
+
+
+class _SharedReading:
+    """The reading of works by some threads, of which the caller's is one.
+
+    ``progress`` is called by the caller's thread, for each one that is read, with the bytes of all
+    that are.
     """
 
-    def __init__(
-        self, tasks: Sequence[_Task], sizes: Sequence[int], progress: Callable[[int], None]
-    ) -> None:
-        self._waiting = deque(zip(tasks, sizes, strict=True))
-        self._progress, self._left, self._done = progress, len(tasks), 0
+    def __init__(self, works: Sequence[_Work], progress: Callable[[int], None]) -> None:
+        self._waiting = deque(works)
+        self._progress, self._left, self._done = progress, len(works), 0
         self._finished = queue.SimpleQueue[tuple[int, int] | None]()  # None: a thread failed
 
     def together(self, threads: int) -> int:
         """Read all; return the bytes read. After an error no thread writes to any target."""
-        with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-read") as pool:
+        if threads <= 1:
+            read = 0
+            while self._next():
+                read += self._tell(wait=False)
+            return read
+        with ThreadPoolExecutor(threads - 1, thread_name_prefix="ckpt-read") as pool:
             others = [pool.submit(self._some) for _ in range(threads - 1)]
             try:
                 read = 0
@@ -272,10 +290,10 @@ class _SharedReading:
     def _next(self) -> bool:
         """Read the next task; return False if there is none."""
         try:
-            task, nbytes = self._waiting.popleft()
+            work = self._waiting.popleft()
         except IndexError:
             return False
-        self._finished.put((_run(task), nbytes))
+        self._finished.put((work.read(), work.nbytes))
         return True
 
     def _tell(self, *, wait: bool) -> int:
@@ -289,45 +307,6 @@ class _SharedReading:
             read, self._done = read + found[0], self._done + found[1]
             self._progress(self._done)
         return read
-
-
-def _wanted(task: _Task) -> int:
-    return sum(array.nbytes for _, regions in task for _, array in regions)
-
-
-def _run(task: _Task) -> int:
-    """Read the chunks of a task: in one call for each pack, as far as that can be."""
-    gathered: dict[int, GatheredReads | None] = {}
-    others: _Task = []
-    for reader, regions in task:
-        pack = reader.pack
-        if id(pack) not in gathered:
-            gathered[id(pack)] = GatheredReads.of(pack)
-        calls = gathered[id(pack)]
-        if calls is None or not calls.add(reader, regions):
-            others.append((reader, regions))
-    return sum(calls.read() for calls in gathered.values() if calls is not None) + _apart(others)
-
-
-def _apart(task: _Task) -> int:
-    """Read chunks one by one; small ones that follow each other in one call."""
-    read = 0
-    run: _Task = []
-    for reader, regions in task:
-        small = reader.small_and_whole(regions)
-        if run and not (small and reader.follows(run[-1][0])):
-            read += _flush(run)
-            run = []
-        if small:
-            run.append((reader, regions))
-        else:
-            read += reader.deliver(regions)
-    return read + (_flush(run) if run else 0)
-
-
-def _flush(run: _Task) -> int:
-    rooms = [regions[0][1].reshape(-1).view("u1").data for _, regions in run]
-    return ChunkReader.read_together([reader for reader, _ in run], rooms)
 
 
 class _WhenAsked(Mapping[int, PackIndex]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from operator import add, gt
 from typing import Final
@@ -43,6 +44,10 @@ CRC_BYTES: Final = 4
 
 ALIGN: Final = 64
 """Chunks start at multiples of this."""
+
+_KNOWN_INDEXES: Final = 16
+_KNOWN_BYTES: Final = 128 << 10
+"""Indexes up to this size are remembered: together they take some megabytes."""
 
 MERGED: Final = -1
 """The writer number of the committer's own pack."""
@@ -292,7 +297,15 @@ def _faults_of_bases(bases: Sequence[FileRecord], *, step: int) -> Iterator[str]
 
 
 def read_index(data: bytes, *, origin: str) -> PackIndex:
-    """Parse and check the index of a pack. Raises ``CorruptError`` naming ``origin``."""
+    """Parse and check the index of a pack, which the caller leaves as it is.
+
+    A few small ones are remembered by all their bytes: a load reads them twice, and so do ranks
+    that are threads or take turns. Raises ``CorruptError`` naming ``origin``.
+    """
+    return (_known_index if len(data) <= _KNOWN_BYTES else _parsed_index)(data, origin)
+
+
+def _parsed_index(data: bytes, origin: str) -> PackIndex:
     index = unseal(data, PackIndex, origin=origin, formats=READ_FORMATS)
     if fault := next(_faults_of_index(index), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
@@ -309,6 +322,9 @@ def read_index(data: bytes, *, origin: str) -> PackIndex:
                 raise CorruptError(f"{origin}: tensor {fqn}: chunk {chunk.box}: {fault}")
     _check_order(index, origin)
     return index
+
+
+_known_index = lru_cache(_KNOWN_INDEXES)(_parsed_index)
 
 
 def _faults_of_index(index: PackIndex) -> Iterator[str]:

@@ -94,8 +94,15 @@ class ChunkReader:
 
     def __init__(self, pack: Pack, fqn: str, tensor: PackedTensor, chunk: PackedChunk) -> None:
         self._pack, self._fqn, self._tensor, self._chunk = pack, fqn, tensor, chunk
-        self._itemsize = chunk.nbytes // chunk.box.size
-        self._stored = stored_bytes(chunk, tensor)
+        self.nbytes = chunk.nbytes
+
+    @property
+    def _itemsize(self) -> int:
+        return self._chunk.nbytes // self._chunk.box.size
+
+    @property
+    def _stored(self) -> int:
+        return stored_bytes(self._chunk, self._tensor)
 
     # -- whole -----------------------------------------------------------------------------------
 
@@ -182,23 +189,22 @@ class ChunkReader:
 
     def piece(self, region: Box, target: Array) -> Piece | None:
         """Return the bytes to read for a region; None if they are not one run of checked blocks."""
-        chunk, block = self._chunk, crc.BLOCK_BYTES
-        if not self._by_blocks() or not target.flags.c_contiguous or not target.flags.writeable:
+        chunk, flags, nbytes = self._chunk, target.flags, target.nbytes
+        if not (self._by_blocks() and flags.c_contiguous and flags.writeable):
             return None
-        first, end = (0, chunk.nbytes) if region.shape == chunk.box.shape else self._span(region)
-        if end - first != target.nbytes:
+        whole, crc32c = chunk.nbytes, chunk.crc32c
+        if nbytes == whole:  # the arguments are by position: this is done for every chunk
+            rest, padding = self._extent() - whole, self._stored - whole
+            sums = chunk.blocks or crc32c.to_bytes(4, "little")
+            return Piece(chunk.at, whole, 0, whole, rest, padding, sums, crc32c)
+        first, end = self._span(region)
+        if end - first != nbytes:
             return None
-        low, high = first // block, -(-end // block)
-        return Piece(
-            at=chunk.at + low * block,
-            nbytes=min(high * block, chunk.nbytes) - low * block,
-            first=first - low * block,
-            last=end - low * block,
-            rest=self._extent() - chunk.nbytes if end - first == chunk.nbytes else 0,
-            padding=self._stored - chunk.nbytes,
-            sums=chunk.blocks[low * 4 : high * 4] or chunk.crc32c.to_bytes(4, "little"),
-            crc32c=chunk.crc32c,
-        )
+        block = crc.BLOCK_BYTES
+        number, stop = first // block, -(-end // block)
+        low, high = number * block, min(stop * block, whole)
+        sums = chunk.blocks[number * 4 : stop * 4] or crc32c.to_bytes(4, "little")
+        return Piece(chunk.at + low, high - low, first - low, end - low, 0, 0, sums, crc32c)
 
     def require_piece(self, piece: Piece, got: int) -> None:
         """Raise ``CorruptError`` unless ``got`` is all of a piece's bytes."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final, TypeAlias
 
-from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.geometry.layout import Box, at_origin
 from holdfast.ckpt.geometry.spans import covers, spans_of
 
 Shape: TypeAlias = tuple[int, ...]
@@ -33,7 +33,7 @@ _POOR_SPLIT: Final = 16
 
 def whole(shape: Shape) -> Box:
     """Return the box of the whole tensor."""
-    return Box(offset=(0,) * len(shape), shape=shape)
+    return at_origin(shape)
 
 
 def common_grid(shape: Shape, boxes: Iterable[Box]) -> Shape | None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, product
 from math import prod
+from operator import sub
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from holdfast.ckpt.errors import StateError
+
+_SHAPES: Final = 16384
+"""The number of shapes whose box is cached: those of a job's shards are few."""
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -46,13 +51,16 @@ class Box(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def within(self, frame: Box) -> Box:
         """Return the same region relative to ``frame``, which holds it."""
+        if self.offset == frame.offset:
+            return at_origin(self.shape)
         if not any(frame.offset):
             return self
-        offset = tuple(o - f for o, f in zip(self.offset, frame.offset, strict=True))
-        return Box(offset=offset, shape=self.shape)
+        return Box(offset=tuple(map(sub, self.offset, frame.offset)), shape=self.shape)
 
     def intersect(self, other: Box) -> Box | None:
         """Return the common region, or None if there is none."""
+        if self.offset == other.offset and self.shape == other.shape and 0 not in self.shape:
+            return self
         offset: list[int] = []
         shape: list[int] = []
         for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True):
@@ -66,6 +74,12 @@ class Box(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if common == self.shape:  # all of it; a box that exists already need not be checked again
             return self
         return other if common == other.shape else Box(offset=tuple(offset), shape=common)
+
+
+@lru_cache(_SHAPES)
+def at_origin(shape: tuple[int, ...]) -> Box:
+    """Return the box of ``shape`` that begins where its frame does."""
+    return Box(offset=(0,) * len(shape), shape=shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def by_chunk(self) -> Iterator[tuple[Copy, ...]]:
         """Yield the copies of one chunk after another."""
-        keys = [chunk_key(copy.ref) for copy in self.copies]
+        keys = list(map(_place, self.copies))
         at = 0
         for end in range(1, len(keys) + 1):
             if end == len(keys) or keys[end] != keys[at]:
@@ -205,8 +205,13 @@ def plan(
         if table is not None:
             for number, box in enumerate(boxes):
                 copies += table.copies(fqn, number, box)
-    copies.sort(key=lambda copy: (copy.ref.writer, copy.ref.chunk.at, copy.ref.fqn))
+    copies.sort(key=_place)
     return ReshardPlan(copies=tuple(copies))
+
+
+def _place(copy: Copy) -> tuple[int, int, str]:
+    ref = copy.ref
+    return ref.writer, ref.chunk.at, ref.fqn
 
 
 class SavedChunks:
@@ -301,13 +306,8 @@ class _Table:
         for i, common in found:
             ref = self._ref(i)
             filled += common.size
-            yield Copy(
-                fqn=fqn,
-                ref=ref,
-                src=common.within(ref.chunk.box),
-                box=number,
-                dst=common.within(box),
-            )
+            src, dst = common.within(ref.chunk.box), common.within(box)
+            yield Copy(fqn=fqn, ref=ref, src=src, box=number, dst=dst)
         if filled != box.size:
             raise CorruptError(f"{fqn}: the saved chunks do not cover {box}")
 

@@ -17,7 +17,7 @@ from holdfast.ckpt.types import Json, learn
 INDEX_FORMAT = 1
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One box of a tensor: C-order little-endian elements at ``at`` (bytes) in the payload."""
 
     box: Box
@@ -26,7 +26,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: int
 
 
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One tensor: torch dtype name, global shape, and the chunks this writer holds of it.
 
     ``grid`` is the shape of a cell when the boxes of *all* writers are the cells of one regular
@@ -67,7 +67,7 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
                 yield ChunkRef(writer=self.writer, fqn=fqn, dtype=entry.dtype, chunk=chunk)
 
 
-class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A chunk with its writer, and the name and dtype of its tensor."""
 
     writer: int

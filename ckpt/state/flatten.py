@@ -41,9 +41,8 @@ from holdfast.ckpt.state.kinds.rebuilt import Rebuilt
 from holdfast.ckpt.state.kinds.wrapped import WrappedTensor, wrapped_of
 from holdfast.ckpt.state.local_boxes import (
     LEAVES,
-    FlatShard,
+    SHARDS,
     Leaf,
-    TensorShard,
     check_tensor,
     local_of,
 )
@@ -271,7 +270,7 @@ class _Flattener:
 
     def tensor(self, name: str, tensor: Leaf, *, volatile: bool) -> str:
         """Add a tensor, or an alias if the same object was added before; return the stored name."""
-        own = tensor.tensor if isinstance(tensor, TensorShard | FlatShard) else tensor
+        own = tensor.tensor if isinstance(tensor, SHARDS) else tensor
         if (wrapped := wrapped_of(name, own)) is not None:
             return self._wrapped(name, wrapped, volatile=volatile)
         first = self._first.get(id(own))

@@ -16,7 +16,7 @@ import torch
 from holdfast.ckpt.errors import StateError
 from holdfast.ckpt.geometry.layout import Box, TensorSpec
 from holdfast.ckpt.geometry.reshard import Saved, plan
-from holdfast.ckpt.geometry.scatter import ByChunk, grouped
+from holdfast.ckpt.geometry.scatter import Array, ByChunk, grouped
 from holdfast.ckpt.state import torch_dtypes
 from holdfast.ckpt.state.local_boxes import LocalBox, overlaps_itself
 
@@ -25,6 +25,8 @@ Targets: TypeAlias = Mapping[str, tuple[TensorSpec, Sequence[tuple[Box, torch.Te
 
 _STAGED_BYTES: Final = 256 << 20
 _ALIGN: Final = 64
+_PLAIN: Final = frozenset((torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8))
+"""Dtypes of numpy too."""
 
 
 class LandingSource(Protocol):
@@ -114,9 +116,7 @@ def _reach(tensor: torch.Tensor) -> int:
 def _fill(source: LandingSource, saved: Saved, targets: Targets) -> int:
     want = {fqn: (spec, tuple(box for box, _ in parts)) for fqn, (spec, parts) in targets.items()}
     rooms = {fqn: [_room(tensor) for _, tensor in parts] for fqn, (_, parts) in targets.items()}
-    arrays = {
-        fqn: [torch_dtypes.as_carrier(room).numpy() for room in each] for fqn, each in rooms.items()
-    }
+    arrays = {fqn: [_array(room) for room in each] for fqn, each in rooms.items()}
     read = source.scatter(grouped(plan(saved, want, strict=False), arrays))
     with torch.no_grad():
         for fqn, (_, parts) in targets.items():
@@ -131,6 +131,13 @@ def _room(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _array(room: torch.Tensor) -> Array:
+    """Return host memory as an array of elements of its width."""
+    if room.dtype in _PLAIN:
+        return room.numpy()
+    return torch_dtypes.as_carrier(room).numpy()
 
 
 def _batches(targets: Targets) -> Iterator[Targets]:

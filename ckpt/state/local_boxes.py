@@ -23,6 +23,7 @@ from holdfast.ckpt.geometry.layout import (
     Run,
     Split,
     TensorSpec,
+    at_origin,
     flat_boxes,
     is_nested,
     regions_of,
@@ -51,9 +52,11 @@ class TensorShard:
         self.tensor = tensor
         self.shape = _numbers("TensorShard", "shape", shape)
         self.offset = _numbers("TensorShard", "offset", offset)
-        if not len(self.shape) == len(self.offset) == tensor.ndim or any(
-            o < 0 or o + n > s
-            for o, n, s in zip(self.offset, tensor.shape, self.shape, strict=False)
+        ends = map(operator.add, self.offset, tensor.shape)
+        if (
+            not len(self.shape) == len(self.offset) == tensor.ndim
+            or min(self.offset, default=0) < 0
+            or any(map(operator.gt, ends, self.shape))
         ):
             raise ArgumentError(
                 f"a TensorShard of shape {list(tensor.shape)} at offset {list(self.offset)} does "
@@ -98,7 +101,8 @@ class FlatShard:
 Leaf: TypeAlias = torch.Tensor | TensorShard | FlatShard
 """The types that a state accepts as a tensor."""
 
-LEAVES = (torch.Tensor, TensorShard, FlatShard)
+SHARDS: Final = (TensorShard, FlatShard)
+LEAVES = (torch.Tensor, *SHARDS)
 
 _COUNTED_ELEMENTS: Final = 1 << 24
 
@@ -133,7 +137,7 @@ def spec_of(fqn: str, leaf: Leaf) -> TensorSpec:
 
 def local_of(leaf: Leaf) -> torch.Tensor:
     """Return the tensor in this process's memory. It shares version and memory with ``leaf``."""
-    if isinstance(leaf, TensorShard | FlatShard):
+    if isinstance(leaf, SHARDS):
         return leaf.tensor
     return torch_private.local_part_of(leaf) if isinstance(leaf, DTensor) else leaf
 
@@ -233,13 +237,14 @@ def regions(fqn: str, leaf: Leaf) -> tuple[Region, ...]:
     """
     if isinstance(leaf, FlatShard):
         return _flat_regions(leaf)
+    if isinstance(leaf, DTensor):
+        return regions_of(_runs(fqn, leaf))
     local = tuple(local_of(leaf).shape)
-    if not isinstance(leaf, DTensor):
-        if 0 in local:
-            return ()
-        offset = leaf.offset if isinstance(leaf, TensorShard) else (0,) * len(local)
-        return (Region(box=Box(offset=offset, shape=local), at=(0,) * len(local)),)
-    return regions_of(_runs(fqn, leaf))
+    if 0 in local:
+        return ()
+    origin = at_origin(local)
+    box = Box(offset=leaf.offset, shape=local) if isinstance(leaf, TensorShard) else origin
+    return (Region(box=box, at=origin.offset),)
 
 
 def _flat_regions(leaf: FlatShard) -> tuple[Region, ...]:
@@ -302,7 +307,7 @@ def like(fqn: str, leaf: Leaf, tensor: torch.Tensor) -> Leaf:
     Scalars stay whole. Raises ``StateError`` if the state of a part has another shape than the
     part.
     """
-    if not isinstance(leaf, TensorShard | FlatShard) or tensor.ndim == 0:
+    if not isinstance(leaf, SHARDS) or tensor.ndim == 0:
         return tensor
     if tensor.shape != leaf.tensor.shape:
         raise StateError(

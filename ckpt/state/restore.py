@@ -58,7 +58,7 @@ class RestoreReport:
 
 
 def restore(
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | FlatState,
     source: ShardSource,
     *,
     rank: int,
@@ -70,10 +70,10 @@ def restore(
 ) -> RestoreReport:
     """Overwrite ``state`` with the contents of ``source``, whatever layout they were saved in.
 
-    Live tensors are filled in place, DTensors in their own sharding. Optimizer state is created
-    where missing, plain values are replaced, and Stateful objects load their state. Per-rank values
-    come and go with the ranks (see `PerRank`), which are ``world_size`` now (None: as many as
-    saved, and ``rank``). No communication.
+    A state that was just flattened may be given as that. Live tensors are filled in place, DTensors
+    in their own sharding. Optimizer state is created where missing, plain values are replaced, and
+    Stateful objects load their state. Per-rank values come and go with the ranks (see `PerRank`),
+    which are ``world_size`` now (None: as many as saved, and ``rank``). No communication.
 
     ``strict`` says which keys may be missing or extra (see ``holdfast.ckpt.state.strictness``),
     ``select`` which keys of the state to restore. Keys in ``elsewhere`` (``live_keys`` of other
@@ -88,7 +88,8 @@ def restore(
     """
     started = time.perf_counter()
     strictness, chosen = Strictness.of(strict), _without(chooser(select), leave)
-    saved, flat = SavedState.of(source), flatten(state, rank=rank)
+    saved = SavedState.of(source)
+    flat = state if isinstance(state, FlatState) else flatten(state, rank=rank)
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
     if world_size is None:

@@ -12,6 +12,7 @@ from holdfast.ckpt.checkpoints.assemble import Assembler
 from holdfast.ckpt.checkpoints.catalog import open_step, step_folder
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format import gathered
 from holdfast.ckpt.format.gathered import GatheredReads
 from holdfast.ckpt.format.unpack import ChunkReader, Pack, ends_of
 from holdfast.ckpt.geometry.layout import Box
@@ -45,17 +46,23 @@ def written(root: Path, arrays: dict[str, Array], *, parts: int) -> list[list[Ch
     return found
 
 
+def read(calls: GatheredReads, *, limit_bytes: int = BLOCK) -> int:
+    """Read all that was gathered, in many parts; return the bytes read."""
+    return sum(part.read() for part in calls.parts(limit_bytes))
+
+
 def gathering(reader: ChunkReader) -> GatheredReads:
     made = GatheredReads.of(reader.pack)
     assert made is not None
     return made
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_regions_of_many_chunks_arrive_and_cost_no_more_than_alone(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(seed)
+    monkeypatch.setattr(gathered, "_ROW_BYTES", (1 + seed % 3) * BLOCK)
     arrays: dict[str, Array] = {  # that of 4 rows is padded at the last writer
         "rows": rng.standard_normal((7, 40_000)).astype("<f4"),
         "line": rng.integers(0, 256, 3 * BLOCK + 77).astype("|u1"),
@@ -76,7 +83,9 @@ def test_regions_of_many_chunks_arrive_and_cost_no_more_than_alone(
                 assert calls.add(reader, [(region, room)])
                 alone += reader.deliver([(region, other)])
                 wanted.append((room, part_of(part_of(whole, box), region)))
-        assert sum(part.nbytes for _, part in wanted) <= calls.read() <= alone
+        assert (
+            sum(part.nbytes for _, part in wanted) <= read(calls, limit_bytes=seed * BLOCK) <= alone
+        )
         for room, part in wanted:
             np.testing.assert_array_equal(room, part)
 
@@ -94,7 +103,7 @@ def test_regions_that_are_no_run_of_bytes_are_left_to_others(tmp_path: Path) -> 
     assert not calls.add(reader, [(all_of_it, fixed)])
     room = np.empty((8, 9), dtype="<f4")
     assert not calls.add(reader, [(all_of_it, room), (columns, apart[:, :4])])
-    assert calls.read() == 0
+    assert read(calls) == 0
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -119,21 +128,37 @@ def test_every_flipped_byte_of_whole_chunks_is_noticed_and_its_tensor_named(
                 whole = Box(offset=(0,) * len(box.shape), shape=box.shape)
                 assert calls.add(reader, [(whole, room)])
             with pytest.raises(CorruptError, match=r"tensor [vw]: the chunk .* offset"):
-                calls.read()
+                read(calls)
         place.write_bytes(good)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_a_flipped_byte_of_a_piece_that_was_cut_is_noticed_at_its_block(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered, "_ROW_BYTES", 2 * BLOCK)
+    array = np.random.default_rng(3).integers(0, 256, 4 * BLOCK + 9).astype("|u1")
+    ((reader,),) = written(tmp_path, {"w": array}, parts=1)
+    with (tmp_path / step_folder(1) / reader.pack.origin).open("r+b") as file:
+        file.seek(block * BLOCK + 5)
+        file.write(bytes([array[block * BLOCK + 5] ^ 1]))
+    calls, room = gathering(reader), np.empty_like(array[3:])
+    assert calls.add(reader, [(Box(offset=(3,), shape=room.shape), room)])
+    with pytest.raises(CorruptError, match=rf"damaged at or after offset {block * BLOCK} "):
+        read(calls)
 
 
 def test_a_file_that_ends_early_is_named_with_the_tensor_that_needs_more(tmp_path: Path) -> None:
     array = np.random.default_rng(1).integers(0, 256, 3 * BLOCK).astype("|u1")
     ((reader,),) = written(tmp_path, {"w": array}, parts=1)
-    calls = gathering(reader)
+    calls, room = gathering(reader), np.empty(9, dtype="u1")
     for at in (0, 2 * BLOCK):
-        assert calls.add(reader, [(Box(offset=(at,), shape=(9,)), np.empty(9, dtype="u1"))])
+        assert calls.add(reader, [(Box(offset=(at,), shape=(9,)), room)])
     with (tmp_path / step_folder(1) / reader.pack.origin).open("r+b") as file:
         file.truncate(2 * BLOCK + 3)
     wanted = rf"tensor w: needs {BLOCK} bytes at offset {2 * BLOCK}, the file ends after 3"
     with pytest.raises(CorruptError, match=wanted):
-        calls.read()
+        read(calls)
 
 
 def test_a_library_without_the_call_reads_the_same(

@@ -393,3 +393,9 @@ def test_values_of_every_kind_are_fine(good: MemoryStore) -> None:
     store = hostile.with_manifest(store, put("values", "lr", value=value))
     read_all(store)
     assert encoded(value)
+
+
+def test_an_index_that_was_read_before_is_refused_once_its_bytes_change(good: MemoryStore) -> None:
+    check_all(good)
+    refused(with_index(good, put("format", value=3)), "format 3")
+    check_all(good)
