@@ -31,7 +31,7 @@ from holdfast.ckpt.checkpoints.catalog import (
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError, NotFoundError
 from holdfast.ckpt.format.apart import Regions, apart
-from holdfast.ckpt.format.gathered import GatheredReads, ReadPart
+from holdfast.ckpt.format.gathered import GatheredReads
 from holdfast.ckpt.format.manifest import (
     Manifest,
     PackedChunk,
@@ -55,9 +55,6 @@ _WINDOW_BYTES: Final = 32 << 20
 _WINDOW_CHUNKS: Final = 32
 _TASK_BYTES: Final = 8 << 20
 _BASE_BITS: Final = 48
-
-_ALONE_BYTES: Final = 12 << 20
-"""Up to so many bytes of a file of this machine, another thread costs more than it reads."""
 
 ReadSoFar: TypeAlias = Callable[[int, int], None]
 """Called while a checkpoint is read: the bytes that are in place, and those that will be."""
@@ -140,10 +137,8 @@ class PackSource(Closing):
         """
         works = [*self._works(deliveries)]
         total = sum(work.nbytes for work in works)
-        threads = min(self._threads, len(works))
-        if total <= _ALONE_BYTES and all(isinstance(work, ReadPart) for work in works):
-            threads = 1
-        return _SharedReading(works, lambda done: self._progress(done, total)).together(threads)
+        reading = _SharedReading(works, lambda done: self._progress(done, total))
+        return reading.together(min(self._threads, len(works)))
 
     def _works(self, deliveries: ByChunk) -> Iterator[_Work]:
         """Yield groups of chunks, in the order of their positions; one thread reads each group.
