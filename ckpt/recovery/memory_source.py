@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CapacityError, CkptError, CorruptError, NotFoundError, PeerError
-from holdfast.ckpt.format.checked_copy import copy_chunk
+from holdfast.ckpt.format.checked_copy import copy_chunks
 from holdfast.ckpt.geometry.scatter import ByChunk, Delivery, cut
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex, decode_index
 from holdfast.ckpt.memory.arena import SlotFile, SlotHeader, run_digest
@@ -461,8 +461,9 @@ class MemorySource(Closing):
                 whole = ref.chunk.box.size * regions[0][1].itemsize
                 if part.nbytes != ref.chunk.nbytes or part.nbytes != whole:
                     raise self._damaged(ref)
-                self._require(ref, copy_chunk(ref.chunk, part, regions))
                 nbytes += part.nbytes
+            for (ref, _), crc in zip(run, copy_chunks(run, parts), strict=True):
+                self._require(ref, crc)
         self._meters.add(block.tier, time.perf_counter() - began_s, nbytes)
 
     def _require(self, ref: ChunkRef, crc: int) -> None:
