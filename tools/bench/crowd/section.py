@@ -140,11 +140,12 @@ class _Processes:
         before = self._counts()
         revision = self._coordinator.range(run_prefix(RUN))[1]
         deciders = set(before[0].deciders)
-        pipe, names = next(
+        fitting = [
             (pipe, names)
             for pipe, names in self._pipes.items()
             if any((name in deciders) is a_decider for name in names)
-        )
+        ]
+        pipe, names = max(fitting, key=lambda each: len(each[1]))  # none loses its last agent
         name = next(name for name in reversed(names) if (name in deciders) is a_decider)
         names.remove(name)
         began_s = time.monotonic()
