@@ -54,6 +54,8 @@ THREADS: Final = max(2, min(8, os.cpu_count() or 1))
 _WINDOW_BYTES: Final = 32 << 20
 _WINDOW_CHUNKS: Final = 32
 _TASK_BYTES: Final = 8 << 20
+_CALL_BYTES: Final = 16 << 20
+"""Read from a file of this machine in one call: it is mapped once."""
 _BASE_BITS: Final = 48
 
 ReadSoFar: TypeAlias = Callable[[int, int], None]
@@ -157,7 +159,7 @@ class PackSource(Closing):
                 others.append((reader, regions))
         for calls in gathered.values():
             if calls is not None:
-                yield from calls.parts(_TASK_BYTES)
+                yield from calls.parts(_CALL_BYTES)
         yield from apart(others, limit_bytes=_TASK_BYTES)
 
     def read(self, refs: Sequence[ChunkRef]) -> Iterator[tuple[ChunkRef, memoryview]]:

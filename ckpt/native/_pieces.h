@@ -1,8 +1,17 @@
 /* Pieces of a file, read and checksummed by blocks in one call. A part of `_stream.c`.
  *
  * A restore reads a few hundred pieces of a few hundred kilobytes: one call for all of them leaves
- * the interpreter to the other threads.
+ * the interpreter to the other threads. Pieces that the page cache has are copied from there, with
+ * the checksum in the same pass; `pread` takes half as long again, as the kernel's copy and the
+ * checksum are two passes.
  */
+#include <signal.h>
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#define HUGE_BYTES ((uint64_t)2 << 20) /* what begins there in file and memory is one page to map */
 
 /* Read until `size` bytes are there or the file ends; return them, or the negative of an error. */
 static int64_t read_all(int file, int64_t at, char *to, size_t size)
@@ -65,6 +74,162 @@ static int64_t read_piece(int file, const struct piece *piece, char *room, uint3
     return got < 0 ? got : (int64_t)done + got;
 }
 
+/* Copy a block and return its CRC32C, which is of the bytes that were copied. */
+static uint32_t copy_block(char *to, const char *from, size_t size,
+    uint32_t (*crc32)(const void *, int, uint32_t))
+{
+#if defined(__x86_64__)
+    if (can_stream) {
+        uint32_t crc = copy_run(to, from, size);
+        _mm_sfence();
+        return crc;
+    }
+#endif
+    memcpy(to, from, size);
+    return ~crc32(to, (int)size, UINT32_MAX);
+}
+
+/* As `read_piece`, of a piece that lies in memory at `from`. */
+static void copy_piece(const char *from, const struct piece *piece, char *room, uint32_t *blocks,
+    uint32_t (*crc32)(const void *, int, uint32_t))
+{
+    char *to = (char *)(uintptr_t)piece->to;
+    for (uint64_t done = 0, end; done < piece->size; done = end) {
+        end = piece->size - done < BLOCK_BYTES ? piece->size : done + BLOCK_BYTES;
+        if (done >= piece->first && end <= piece->last) {
+            *blocks++ = copy_block(to + (done - piece->first), from + done, end - done, crc32);
+            continue;
+        }
+        /* Checksum what is handed on: the file may change in between. */
+        uint64_t first = done > piece->first ? done : piece->first;
+        uint64_t last = end < piece->last ? end : piece->last;
+        memcpy(room, from + done, end - done);
+        *blocks++ = ~crc32(room, (int)(end - done), UINT32_MAX);
+        if (first < last)
+            memcpy(to + (first - piece->first), room + (first - done), last - first);
+    }
+    memcpy((char *)(uintptr_t)piece->tail, from + piece->size, piece->rest);
+}
+
+/* Mapped memory whose bytes may be gone: the file was cut, or its disk fails. The kernel then sends
+ * SIGBUS to the thread that touches them, which goes on at `back`. */
+struct guarded {
+    char *from;
+    int64_t at; /* in the file */
+    size_t size;
+    sigjmp_buf back;
+};
+
+/* The memory of the thread is there before the signal comes: its handler may not allocate it. */
+static __thread struct guarded *volatile guarded __attribute__((tls_model("initial-exec")));
+static struct sigaction others; /* what the process did with SIGBUS before */
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    struct guarded *here = guarded;
+    if (here && info->si_code > 0
+        && (uintptr_t)info->si_addr - (uintptr_t)here->from < here->size) {
+        guarded = NULL;
+        siglongjmp(here->back, 1);
+    }
+    if (others.sa_flags & SA_SIGINFO)
+        others.sa_sigaction(number, info, context);
+    else if (others.sa_handler != SIG_DFL && others.sa_handler != SIG_IGN)
+        others.sa_handler(number);
+    else if (others.sa_handler == SIG_DFL || info->si_code > 0) {
+        signal(number, SIG_DFL); /* it ends the process once this handler returns */
+        raise(number);
+    }
+}
+
+/* Have SIGBUS handled here first; return whether it is.
+ *
+ * Nothing is done about a handler that came later: it may hand the signal on to this one, and would
+ * get it back without an end. Its process reads without mapped memory from then on.
+ */
+static int watch_bus_errors(void)
+{
+    static int watched;
+    struct sigaction now, mine = {0};
+    if (sigaction(SIGBUS, NULL, &now))
+        return 0;
+    if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus_error)
+        return 1;
+    if (__atomic_load_n(&watched, __ATOMIC_ACQUIRE))
+        return 0;
+    others = now;
+    mine.sa_sigaction = on_bus_error;
+    mine.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&mine.sa_mask);
+    if (sigaction(SIGBUS, &mine, NULL))
+        return 0;
+    __atomic_store_n(&watched, 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
+/* Whether the page cache has the first byte of a piece, on a file system that can tell. */
+static int is_cached(int file, const struct piece *piece)
+{
+#ifdef RWF_NOWAIT
+    char byte;
+    struct iovec room = {&byte, 1};
+    return preadv2(file, &room, 1, (off_t)piece->at, RWF_NOWAIT) == 1;
+#else
+    (void)file, (void)piece;
+    return 0;
+#endif
+}
+
+/* Map the part of the file that has the pieces, if all of them can be copied from there. */
+static int map_pieces(int file, size_t count, const struct piece *pieces, struct guarded *here)
+{
+    uint64_t low = UINT64_MAX, high = 0;
+    struct stat found;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t at = (uint64_t)pieces[i].at, end = at + pieces[i].size + pieces[i].rest;
+        low = at < low ? at : low;
+        high = end > high ? end : high;
+        if (!is_cached(file, &pieces[i]))
+            return 0;
+    }
+    /* A mapped page has zeros behind the end of its file. */
+    if (low >= high || fstat(file, &found) || high > (uint64_t)found.st_size)
+        return 0;
+    low -= low % HUGE_BYTES;
+    high += -high % HUGE_BYTES;
+    here->at = (int64_t)low, here->size = high - low;
+    here->from = mmap(NULL, here->size, PROT_READ, MAP_PRIVATE, file, (off_t)low);
+    return here->from != MAP_FAILED;
+}
+
+/* Copy `count` pieces of mapped memory. */
+static void copy_pieces(const struct guarded *here, size_t count, const struct piece *pieces,
+    char *room, uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t))
+{
+    for (size_t i = 0; i < count; i++) {
+        copy_piece(here->from + (pieces[i].at - here->at), &pieces[i], room, blocks, crc32);
+        blocks += (pieces[i].size + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    }
+}
+
+/* Copy `count` pieces from the page cache; return whether that could be done. */
+static int pieces_from_cache(int file, size_t count, const struct piece *pieces, char *room,
+    uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t))
+{
+    struct guarded here;
+    volatile int whole = 0;
+    if (!watch_bus_errors() || !map_pieces(file, count, pieces, &here))
+        return 0;
+    if (!sigsetjmp(here.back, 1)) {
+        guarded = &here;
+        copy_pieces(&here, count, pieces, room, blocks, crc32);
+        whole = 1;
+    }
+    guarded = NULL;
+    munmap(here.from, here.size);
+    return whole;
+}
+
 /* Read `count` pieces and store the CRC32C of each of their blocks, one piece after the other.
  *
  * `room` has space for a block. Return the number of pieces that were read to their ends. If that is
@@ -73,6 +238,8 @@ static int64_t read_piece(int file, const struct piece *piece, char *room, uint3
 size_t checked_pieces(int file, size_t count, const struct piece *pieces, char *room,
     uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t), int64_t *found)
 {
+    if (pieces_from_cache(file, count, pieces, room, blocks, crc32))
+        return count;
     for (size_t i = 0; i < count; i++) {
         *found = read_piece(file, &pieces[i], room, blocks, crc32);
         if (*found < 0 || (uint64_t)*found < pieces[i].size + pieces[i].rest)

@@ -21,6 +21,7 @@
  * `checked_read` is for restores: a file is read into memory and checksummed while it is in the
  * cache, in one call without the interpreter. `checked_pieces` does so with many pieces of a file.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -57,8 +58,6 @@ int64_t checked_read(int file, int64_t at, char *to, size_t size, uint32_t *bloc
     }
     return (int64_t)done;
 }
-
-#include "_pieces.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -237,7 +236,7 @@ FOLDING static inline __attribute__((always_inline)) size_t folded(
 #ifndef CAN_FOLD /* tests compile also for processors that cannot */
 #define CAN_FOLD (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
 #endif
-static int can_fold;
+static int can_stream, can_fold;
 
 /* Prepare; return whether this processor can do it. To be called first, by one thread. */
 int stream_prepare(void)
@@ -249,6 +248,7 @@ int stream_prepare(void)
     fill_pair(castagnoli_far, castagnoli, 32, REGISTERS);
     fill_pair(castagnoli_near, castagnoli, 32, 64);
     can_fold = CAN_FOLD;
+    can_stream = 1;
     return 1;
 }
 
@@ -494,3 +494,5 @@ void checked_copy(
 }
 
 #endif
+
+#include "_pieces.h"

@@ -14,8 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from holdfast.ckpt.native import crc, isal
-from holdfast.ckpt.native.streaming import library
+from holdfast.ckpt.native import crc, isal, streaming
 from holdfast.ckpt.native.sums import Sums
 
 FIELDS: Final = ("at", "size", "to", "first", "last", "tail", "rest")
@@ -43,11 +42,12 @@ def pieces_kernel() -> Any:
     """Return the compiled function that reads many pieces, or None if there is none."""
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     types = [ctypes.c_int, size, pointer, pointer, pointer, pointer, pointer]
+    streaming.kernel()  # prepares the copy of what the page cache has
     return _compiled("checked_pieces", types, size)
 
 
 def _compiled(name: str, types: list[Any], result: Any) -> Any:
-    found = library()
+    found = streaming.library()
     try:
         if found is None:
             return None
