@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias
@@ -44,7 +44,7 @@ fragments, and a disk.
 _RUN_BYTES: Final = 8 << 20
 _INLINE_BYTES: Final = 1 << 20
 _AHEAD: Final = 4
-_LANDING_AHEAD: Final = 8
+_LANDING_AHEAD: Final = 16
 _APART: Final = 2
 """Chunks are adjacent if they lie in this many times as many bytes as they have."""
 
@@ -412,7 +412,8 @@ class MemorySource(Closing):
                 while here and len(landing) < _LANDING_AHEAD:
                     block, run = here.popleft()
                     landing.add(land.submit(self._land, block, run, self._fetch(block, run)))
-                wait([*landing, *fetching], _POLL_S, return_when=FIRST_COMPLETED)
+                soon = FIRST_COMPLETED if fetching else ALL_COMPLETED  # else there is work enough
+                wait([*landing, *fetching], _POLL_S, return_when=soon)
                 self._poll()
                 for landed in [future for future in landing if future.done()]:
                     landing.discard(landed)
@@ -515,7 +516,7 @@ class MemorySource(Closing):
         for client in self._own_clients:
             client.close()
         if self._owns_maps:
-            self._maps.close()
+            self._maps.close_later()
 
 
 def _kind_of(error: CkptError) -> ReadFaultKind:
