@@ -82,8 +82,7 @@ def at_origin(shape: tuple[int, ...]) -> Box:
     return Box(offset=(0,) * len(shape), shape=shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The global description of a tensor: name, dtype (torch's name, ``"bfloat16"``), shape."""
 
     fqn: str
@@ -111,8 +110,7 @@ Run: TypeAlias = tuple[int, int]
 """A range of indices along one dim: (start, length)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A box of a tensor, and its start (per dim) in the local tensor of the rank that holds it."""
 
     box: Box

@@ -85,6 +85,17 @@ class SlotMaps:
         for path in paths:
             self._slots.pop(path)[1].close()
 
+    def close_later(self) -> None:
+        """Drop all mappings on a thread: the kernel clears a page table entry for every page."""
+        slots = [slot for _, slot in self._slots.values()]
+
+        def close() -> None:
+            for slot in slots:
+                slot.cool()
+            self.close()
+
+        threading.Thread(target=close, name="ckpt-unmap", daemon=True).start()
+
     def close(self) -> None:
         """Drop all mappings, after waiting for one that is being made ahead."""
         self._closed = True

@@ -174,6 +174,15 @@ def populate(
     return True
 
 
+def drop(mapping: mmap.mmap) -> None:
+    """Clear the page table of shared ``mapping``; its contents stay. Unmapping is quick then."""
+    with memoryview(mapping) as view:  # keeps it mapped meanwhile
+        start = address_of(view)
+        for part, part_bytes in _parts(len(view)):
+            if not _advise(start + part, part_bytes, mmap.MADV_DONTNEED):
+                return
+
+
 def _parts(nbytes: int) -> Iterator[tuple[int, int]]:
     for at in range(0, nbytes, _AT_ONCE_BYTES):
         yield at, min(_AT_ONCE_BYTES, nbytes - at)

@@ -20,7 +20,6 @@ SUM_BYTES: Final = crc.BLOCK_BYTES
 """The length of a run, in bytes; the last run of a block may be shorter."""
 
 _COMPARE_RUN: Final = 64
-_LENGTH_BITS: Final = 48
 _START: Final = 0xFFFFFFFF
 
 Sums: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
@@ -44,10 +43,11 @@ def shifted(sums: Sums, behind: Lengths) -> Sums:
     The checksum of the whole is the exclusive or of the shares of its parts.
     """
     found = sums.copy()
-    for power in range(_LENGTH_BITS):
-        at = np.flatnonzero((behind >> power) & 1)
-        if at.size == 0:
+    bits = int(np.bitwise_or.reduce(behind, initial=0))
+    for power in range(bits.bit_length()):
+        if not bits >> power & 1:
             continue
+        at = np.flatnonzero((behind >> power) & 1)
         table, value = _table(power), found[at]
         found[at] = (
             table[0][value & 255]

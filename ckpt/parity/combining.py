@@ -126,7 +126,10 @@ def _in_one_pass(
             for target in targets:
                 ctypes.memset(target + lo, 0, hi - lo)
             parts.append(np.tile(of_zeros(np.diff(inside)), (len(targets), 1)))
-    places, sums = np.searchsorted(stops, edges), np.concatenate(parts, axis=1)
+    sums = np.concatenate(parts, axis=1)
+    if len(stops) == len(edges):
+        return sums
+    places = np.searchsorted(stops, edges)
     of = partial(combined, lengths=np.diff(stops), starts=places[:-1], ends=places[1:])
     return np.stack([of(each) for each in sums])
 

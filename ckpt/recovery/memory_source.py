@@ -12,10 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CapacityError, CkptError, CorruptError, NotFoundError, PeerError
@@ -44,7 +44,7 @@ fragments, and a disk.
 _RUN_BYTES: Final = 8 << 20
 _INLINE_BYTES: Final = 1 << 20
 _AHEAD: Final = 4
-_LANDING_AHEAD: Final = 8
+_LANDING_AHEAD: Final = 16
 _APART: Final = 2
 """Chunks are adjacent if they lie in this many times as many bytes as they have."""
 
@@ -108,10 +108,11 @@ class _Block:
 
 
 _Task: TypeAlias = tuple[_Block, Sequence[Delivery]]
+_Opening: TypeAlias = tuple[ThreadPoolExecutor, Sequence[Future[_Block]]]
 
 
 class MemorySource(Closing):
-    """A `ShardSource` over the blocks that a restore point names.
+    """A `ShardSource` over the blocks that a restore point names; ``with`` begins to open them.
 
     Lost blocks are rebuilt whole where much of them is wanted; else only the wanted part is
     decoded. ``local`` is the client of ``local_node``'s sidecar; ``addresses`` has the addresses of
@@ -145,6 +146,7 @@ class MemorySource(Closing):
         self._maps, self._owns_maps, self._ahead = maps or SlotMaps(), maps is None, ahead
         self._poll, self._cores = poll or (lambda: None), cores
         self._run = run_digest(point.world.run)
+        self._opening: _Opening | None = None
         self._blocks: dict[int, _Block] | None = None
         self._lock = threading.Lock()
         self._meters = Meters()
@@ -190,19 +192,27 @@ class MemorySource(Closing):
         """
         return [block.index for block in self._opened().values()]
 
+    def __enter__(self) -> Self:
+        """Begin to open the blocks; `indexes` waits for them."""
+        if self._blocks is None and self._opening is None:
+            self._opening = self._begin(self.point.sources, in_parts=True)
+        return self
+
     def _opened(self) -> dict[int, _Block]:
         if self._blocks is None:
-            for source in self.point.sources:
-                with self._blaming(source):
-                    self._client(source.node)
-            blocks = self._open_all(self.point.sources, in_parts=True)
+            opening, self._opening = self._opening, None
+            blocks = self._finish(opening or self._begin(self.point.sources, in_parts=True))
             self._blocks = {block.source.rank: block for block in blocks}
         return self._blocks
 
-    def _open_all(self, sources: Sequence[BlockSource], *, in_parts: bool) -> list[_Block]:
+    def _begin(self, sources: Sequence[BlockSource], *, in_parts: bool) -> _Opening:
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ckpt-open")
+        return pool, [pool.submit(self._open, each, in_parts) for each in sources]
+
+    def _finish(self, opening: _Opening) -> list[_Block]:
+        pool, futures = opening
         try:
-            return self._await_all([pool.submit(self._open, each, in_parts) for each in sources])
+            return self._await_all(futures)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -217,7 +227,8 @@ class MemorySource(Closing):
             if block.in_parts and wanted[rank] * _WHOLE_FROM > block.index.payload_bytes
         ]
         if much:
-            blocks.update((each.source.rank, each) for each in self._open_all(much, in_parts=False))
+            whole = self._finish(self._begin(much, in_parts=False))
+            blocks.update((each.source.rank, each) for each in whole)
         return blocks
 
     def _await_all(self, futures: Sequence[Future[_Block]]) -> list[_Block]:
@@ -235,20 +246,22 @@ class MemorySource(Closing):
         return [future.result() for future in sorted(finished, key=lambda f: not f.exception())]
 
     def _client(self, node: str) -> BlockClient:
-        if node not in self._clients:
-            if node not in self._addresses:
-                raise PeerError(
-                    f"{self.origin}: no address of node {node} is known; choose a restore point "
-                    "among the living nodes"
-                )
-            client = SidecarClient(self._addresses[node], self._key)
-            self._own_clients.append(client)
-            self._clients[node] = client
-        return self._clients[node]
+        with self._lock:
+            if node not in self._clients:
+                if node not in self._addresses:
+                    raise PeerError(
+                        f"{self.origin}: no address of node {node} is known; choose a restore "
+                        "point among the living nodes"
+                    )
+                client = SidecarClient(self._addresses[node], self._key)
+                self._own_clients.append(client)
+                self._clients[node] = client
+            return self._clients[node]
 
     def _open(self, source: BlockSource, in_parts: bool) -> _Block:
-        client, began_s = self._clients[source.node], time.perf_counter()
+        began_s = time.perf_counter()
         with self._blaming(source):
+            client = self._client(source.node)
             handle = client.open_block(
                 self.point.world, self.point.step, source, in_parts=in_parts and source.rebuilt
             )
@@ -399,7 +412,8 @@ class MemorySource(Closing):
                 while here and len(landing) < _LANDING_AHEAD:
                     block, run = here.popleft()
                     landing.add(land.submit(self._land, block, run, self._fetch(block, run)))
-                wait([*landing, *fetching], _POLL_S, return_when=FIRST_COMPLETED)
+                soon = FIRST_COMPLETED if fetching else ALL_COMPLETED  # else there is work enough
+                wait([*landing, *fetching], _POLL_S, return_when=soon)
                 self._poll()
                 for landed in [future for future in landing if future.done()]:
                     landing.discard(landed)
@@ -497,10 +511,12 @@ class MemorySource(Closing):
     def close(self) -> None:
         """Close this source's own clients and mappings."""
         self._blocks = {}
+        if self._opening is not None:
+            self._opening[0].shutdown(wait=False, cancel_futures=True)
         for client in self._own_clients:
             client.close()
         if self._owns_maps:
-            self._maps.close()
+            self._maps.close_later()
 
 
 def _kind_of(error: CkptError) -> ReadFaultKind:

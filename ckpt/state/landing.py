@@ -46,20 +46,19 @@ def fill(source: LandingSource, saved: Saved, targets: Targets) -> int:
 
 def overlapping(targets: Targets) -> list[list[str]]:
     """Return groups of saved names whose live tensors may share memory, as views of one do."""
-    spans = sorted(
-        (str(parts[0][1].device), *_span([tensor for _, tensor in parts]), fqn)
-        for fqn, (_, parts) in targets.items()
-        if any(tensor.numel() for _, tensor in parts)
-    )
+    spans: dict[torch.device, list[tuple[int, int, str]]] = {}
+    for fqn, (_, parts) in targets.items():
+        if tensors := [tensor for _, tensor in parts if tensor.numel()]:
+            spans.setdefault(tensors[0].device, []).append((*_span(tensors), fqn))
     groups: list[list[str]] = []
-    here, reach = "", 0
-    for device, start, end, fqn in spans:
-        if groups and device == here and start < reach:
-            groups[-1].append(fqn)
+    for found in spans.values():
+        reach = 0
+        for start, end, fqn in sorted(found):
+            if start < reach:
+                groups[-1].append(fqn)
+            else:
+                groups.append([fqn])
             reach = max(reach, end)
-        else:
-            groups.append([fqn])
-            here, reach = device, end
     return [group for group in groups if len(group) > 1]
 
 
@@ -114,22 +113,26 @@ def _reach(tensor: torch.Tensor) -> int:
 
 
 def _fill(source: LandingSource, saved: Saved, targets: Targets) -> int:
-    want = {fqn: (spec, tuple(box for box, _ in parts)) for fqn, (spec, parts) in targets.items()}
-    rooms = {fqn: [_room(tensor) for _, tensor in parts] for fqn, (_, parts) in targets.items()}
-    arrays = {fqn: [_array(room) for room in each] for fqn, each in rooms.items()}
+    want: dict[str, tuple[TensorSpec, tuple[Box, ...]]] = {}
+    arrays: dict[str, list[Array]] = {}
+    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for fqn, (spec, parts) in targets.items():
+        want[fqn] = (spec, tuple([box for box, _ in parts]))
+        arrays[fqn] = []
+        for _, tensor in parts:
+            room = tensor if tensor.is_cpu else _room(tensor)
+            if room is not tensor:
+                staged.append((tensor, room))
+            arrays[fqn].append(_array(room))
     read = source.scatter(grouped(plan(saved, want, strict=False), arrays))
     with torch.no_grad():
-        for fqn, (_, parts) in targets.items():
-            for (_, tensor), room in zip(parts, rooms[fqn], strict=True):
-                if room is not tensor:
-                    tensor.copy_(room)
+        for tensor, room in staged:
+            tensor.copy_(room)
     return read
 
 
 def _room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the host memory to fill: a CPU tensor itself, else a new buffer (pinned for CUDA)."""
-    if tensor.device.type == "cpu":
-        return tensor
+    """Return host memory to fill in the place of a device's tensor (pinned for CUDA)."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
@@ -145,7 +148,7 @@ def _batches(targets: Targets) -> Iterator[Targets]:
     here = {
         fqn: wanted
         for fqn, wanted in targets.items()
-        if all(tensor.device.type == "cpu" for _, tensor in wanted[1])
+        if all(tensor.is_cpu for _, tensor in wanted[1])
     }
     if here:
         yield here

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from math import prod
 from typing import Final, SupportsIndex, TypeAlias, cast
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -107,8 +107,7 @@ LEAVES = (torch.Tensor, *SHARDS)
 _COUNTED_ELEMENTS: Final = 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalBox:
+class LocalBox(msgspec.Struct, frozen=True, kw_only=True):
     """A box that this rank holds, and a view of the live memory of it, in the box's shape."""
 
     box: Box
@@ -211,10 +210,8 @@ def local_boxes_of(fqn: str, leaf: Leaf) -> tuple[LocalBox, ...]:
 
     Raises ``StateError`` naming ``fqn`` for placements that are not regions (Partial).
     """
-    return tuple(
-        LocalBox(box=region.box, local=view_of(leaf, region).detach())
-        for region in regions(fqn, leaf)
-    )
+    found = regions(fqn, leaf)
+    return tuple([LocalBox(box=each.box, local=view_of(leaf, each).detach()) for each in found])
 
 
 def view_of(leaf: Leaf, region: Region) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import torch
@@ -412,15 +413,18 @@ class _Filler:
         """Prepare the state that the members share; each comes with the name it was saved under."""
         parameter = matched[0][0].parameter
         live = self._found.optimizer.state.get(parameter, {})
-        saved = dict.fromkeys(
-            key for _, name in matched for key in self._saved.states.get(name, {})
-        )
-        wanted = [key for key in saved if self._wanted(matched, key)]
-        state = {key: item for key, item in live.items() if not self._wanted(matched, key)}
+        saved = [self._saved.states.get(name, {}) for _, name in matched]
+        keys = [state_prefix(self._name, member.fqn) for member, _ in matched]
+
+        def is_wanted(key: str) -> bool:
+            return any(self._chosen(prefix + key) for prefix in keys)
+
+        wanted = [key for key in dict.fromkeys(chain(*saved)) if is_wanted(key)]
+        state = {k: v for k, v in live.items() if k not in wanted and not is_wanted(k)}
         if not wanted and len(state) == len(live) > 0:
             return
         for key in wanted:
-            items = [self._saved.states.get(name, {}).get(key) for _, name in matched]
+            items = [each.get(key) for each in saved]
             if all(isinstance(item, TensorSpec) for item in items):
                 specs = [item for item in items if isinstance(item, TensorSpec)]
                 state[key] = self._tensor(matched, specs, live.get(key))
@@ -443,9 +447,6 @@ class _Filler:
         room = self._tensor(matched, [self._saved.nested[payload]], None)
         return room.numpy() if tag == "$array" and room is not None else room
 
-    def _wanted(self, matched: Sequence[tuple[OptimizedParameter, str]], key: str) -> bool:
-        return any(self._chosen(state_prefix(self._name, m.fqn) + key) for m, _ in matched)
-
     def _tensor(
         self,
         matched: Sequence[tuple[OptimizedParameter, str]],
@@ -453,14 +454,16 @@ class _Filler:
         live: Any,
     ) -> torch.Tensor | None:
         """Return the tensor for a state key, the live one if it fits, and record its targets."""
-        first = matched[0][0]
+        members = [member for member, _ in matched]
         room = live if isinstance(live, torch.Tensor) else None
         if room is not None and overlaps_itself(local_of(room)):
             room = None
-        if room is None or not all(map(_fits, [m for m, _ in matched], specs, [room] * len(specs))):
-            room = new_state(specs[0], first, scalars_on_device=self._on_device)
-        for (member, _), spec in zip(matched, specs, strict=True):
-            if room is None or not _fits(member, spec, room):
+        places = list(map(_place, members, specs, repeat(room)))
+        if any(place is None for place in places):
+            room = new_state(specs[0], members[0], scalars_on_device=self._on_device)
+            places = list(map(_place, members, specs, repeat(room)))
+        for member, spec, place in zip(members, specs, places, strict=True):
+            if place is None:
                 self._found.differs.append(
                     f"{spec.fqn}: saved with shape {list(spec.shape)} and {spec.dtype}; how that "
                     f"lies for {member.fqn}, of which this rank holds {_describe(member)}, cannot "
@@ -468,7 +471,7 @@ class _Filler:
                 )
                 return room
             if spec.shape or spec is specs[0]:
-                self._found.targets.append((spec.fqn, member.place(spec.fqn, room)))
+                self._found.targets.append((spec.fqn, place))
         if len(specs) > 1 and not specs[0].shape:
             self._found.alike.append(tuple(spec.fqn for spec in specs))
         return room
@@ -479,13 +482,15 @@ def _describe(member: OptimizedParameter) -> str:
     return repr(leaf) if not isinstance(leaf, torch.Tensor) else f"{list(leaf.shape)}"
 
 
-def _fits(member: OptimizedParameter, spec: TensorSpec, state: torch.Tensor) -> bool:
-    if torch_dtypes.NAME_OF.get(state.dtype) != spec.dtype:
-        return False
+def _place(member: OptimizedParameter, spec: TensorSpec, state: torch.Tensor | None) -> Leaf | None:
+    """Return the member's part of a state tensor, None where it is not as it was saved."""
+    if state is None or torch_dtypes.NAME_OF.get(state.dtype) != spec.dtype:
+        return None
     try:
-        return tuple(member.place(spec.fqn, state).shape) == spec.shape
+        place = member.place(spec.fqn, state)
     except StateError:
-        return False
+        return None
+    return place if tuple(place.shape) == spec.shape else None
 
 
 def new_state(

@@ -88,8 +88,8 @@ def restore(
     """
     started = time.perf_counter()
     strictness, chosen = Strictness.of(strict), _without(chooser(select), leave)
-    saved = SavedState.of(source)
     flat = state if isinstance(state, FlatState) else flatten(state, rank=rank)
+    saved = SavedState.of(source)  # a source that is still opening its shards had time for it
     live = live_keys(flat)
     check_selected(select, [*live, *elsewhere])
     if world_size is None:

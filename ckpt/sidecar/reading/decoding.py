@@ -122,12 +122,12 @@ class Decoding:
 
     def _run(self, parts: Sequence[DecodedRange], proof: _Proof | None) -> None:
         """Decode parts, some in parallel; after return or raise no thread writes to the block."""
-        failed = threading.Event()
+        failed, todo = threading.Event(), iter(parts)  # each lane takes the next part
         lanes = max(min(self._sources.lanes(part.recovery for part in parts), len(parts)), 1)
 
-        def work(lane: int) -> None:
+        def work() -> None:
             try:
-                for part in parts[lane::lanes]:
+                for part in todo:
                     if not failed.is_set():
                         self._part(part, proof)
             except Exception:  # on any error the others stop; raised again
@@ -135,9 +135,9 @@ class Decoding:
                 raise
 
         if lanes == 1:
-            work(0)
+            work()
             return
-        pending = [self._sources.pool.submit(work, lane) for lane in range(lanes)]
+        pending = [self._sources.pool.submit(work) for _ in range(lanes)]
         wait(pending)  # nothing of this attempt may still write when the next one begins
         for each in pending:
             each.result()

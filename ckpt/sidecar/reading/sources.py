@@ -31,7 +31,7 @@ from holdfast.ckpt.transport import Client
 ASK_TIMEOUT_S = 3.0
 FETCH_TIMEOUT_S = 15.0
 FETCH_THREADS = 8
-LOCAL_BYTES = 2 << 20
+LOCAL_BYTES = 4 << 20
 LANES = 2
 """The connections to a node, so that one part travels while another is decoded."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,20 @@ def test_what_is_gone_is_unmapped_at_once_where_memory_is_scarce(
     maps.open(other)
     assert list(maps._slots) == [other]
     maps.close()
+
+
+def test_slots_are_unmapped_later_and_not_under_who_still_reads_them(tmp_path: Path) -> None:
+    maps, path = SlotMaps(), make(tmp_path / "1.slot")
+    slot = maps.open(path)
+    slot.block(3)[:] = b"abc"
+    read = slot.block(3)
+    before = set(threading.enumerate())
+    maps.close_later()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert maps._slots == {} and bytes(read) == b"abc"
+    del read, slot
+    assert path not in Path("/proc/self/maps").read_text()
 
 
 def test_slots_are_mapped_ahead_on_another_thread(tmp_path: Path) -> None:

@@ -119,3 +119,13 @@ def test_other_threads_may_map_memory_while_a_file_is_filled(
     assert sum(requests) == size
     assert resident_bytes(mapping) == size
     mapping.close()
+
+
+def test_dropped_pages_leave_the_page_table_and_keep_their_bytes(tmp_path: Path) -> None:
+    size = pages._AT_ONCE_BYTES + 4096
+    mapping = pages.make_file(tmp_path / "a", size)
+    mapping[-3:] = b"abc"
+    pages.drop(mapping)
+    assert resident_bytes(mapping) == 0
+    assert mapping[-3:] == b"abc"
+    mapping.close()
