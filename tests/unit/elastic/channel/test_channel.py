@@ -180,7 +180,7 @@ def test_the_control_plane_does_without_torch_and_all_else_that_takes_long_to_im
     )
     code = (
         f"import sys, {modules}\n"
-        "print(sys.modules.keys() & {'torch', 'asyncio', 'holdfast.ckpt.sidecar.server'})"
+        "print(sys.modules.keys() & {'torch', 'asyncio', 'ssl', 'holdfast.ckpt.sidecar.server'})"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n"
