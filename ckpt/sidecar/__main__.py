@@ -20,8 +20,9 @@ import msgspec
 from holdfast.ckpt.descriptors import allow_many, read_configuration
 from holdfast.ckpt.errors import CkptError
 from holdfast.ckpt.native.heap import keep_freed
+from holdfast.ckpt.sidecar.config import FAREWELL, SidecarConfig
 from holdfast.ckpt.sidecar.core.wire import PART_BYTES
-from holdfast.ckpt.sidecar.server import FAREWELL, Sidecar, SidecarConfig
+from holdfast.ckpt.sidecar.server import Sidecar
 from holdfast.ckpt.transport import RunKey
 
 PARENT_CHECK_S = 0.5

@@ -15,11 +15,14 @@ from holdfast.ckpt.descriptors import descriptor_of, readable
 from holdfast.ckpt.errors import PeerError
 from holdfast.ckpt.memory.arena import arena_path, hold, sweep
 from holdfast.ckpt.private import make_private
-from holdfast.ckpt.sidecar.server import FAREWELL, SidecarConfig
+from holdfast.ckpt.sidecar.config import FAREWELL, SidecarConfig
 
 START_TIMEOUT_S = 120.0
 """Far more than a start takes: on busy processors it takes half a minute."""
 STOP_TIMEOUT_S = 5.0
+
+_ENV = {"OPENBLAS_NUM_THREADS": "1"}
+"""NumPy's library starts a thread per processor otherwise; a sidecar does no linear algebra."""
 
 
 class SidecarProcess:
@@ -122,6 +125,7 @@ def _spawn(config: SidecarConfig, log: Path | None) -> subprocess.Popen[bytes]:
         errors = stack.enter_context(log.open("ab")) if log else subprocess.DEVNULL
         return subprocess.Popen(
             [*argv, "--config-fd", str(fd)],
+            env={**_ENV, **os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

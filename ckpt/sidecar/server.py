@@ -14,6 +14,7 @@ from holdfast.ckpt.memory.arena import Arena
 from holdfast.ckpt.memory.block import SlotState
 from holdfast.ckpt.memory.records import BlockEntry, RestorePoint, SnapshotWorld
 from holdfast.ckpt.memory.target import CheckpointTarget
+from holdfast.ckpt.sidecar.config import SidecarConfig
 from holdfast.ckpt.sidecar.core.book import Snapshot, SnapshotPhase
 from holdfast.ckpt.sidecar.core.core import Core, Listeners, Op
 from holdfast.ckpt.sidecar.core.durable_note import Note
@@ -38,30 +39,6 @@ _log = logging.getLogger(__name__)
 _WORLDS = "worlds"
 _ENTRIES = "entries"
 _SAVED_POLL_S = 0.02
-
-FAREWELL = b"."
-"""The bytes that a parent writes into the lifeline to end its sidecar in order."""
-
-
-class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The configuration of a sidecar process; end-of-file on the descriptor ``lifeline`` ends it.
-
-    Sidecars with different ``memory_of`` share no memory, even on one host: for tests and
-    benchmarks of transfers between hosts. The sidecar serves at ``port`` if that is free, at any
-    other when not, or when 0. ``lease_fd`` is an inherited `LeasePage`: past the time in it,
-    writers are refused; -1 where the node holds no lease.
-    """
-
-    run: str
-    node: str
-    key_file: str
-    arena_dir: str
-    host: str = "127.0.0.1"
-    lifeline: int = 0
-    parent_pid: int | None = None
-    memory_of: str = ""
-    port: int = 0
-    lease_fd: int = -1
 
 
 class Sidecar:

@@ -24,9 +24,8 @@ from time import monotonic
 from typing import Any, Final
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from holdfast.ckpt.transport.sockets import HANDSHAKE_MS
+from holdfast.ckpt.transport.sockets import HANDSHAKE_MS, next_event
 
 _log = logging.getLogger(__name__)
 
@@ -90,10 +89,8 @@ class Door:
 
     def look(self) -> None:
         """Take in the events; shut or open."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
-                self._take(int(event["event"]), int(event["value"]))
+        while event := next_event(self.monitor):
+            self._take(*event)
         for fd in self._elder(_KNOWN_AFTER_S):
             del self._strangers[fd]
         if self._is_crowded():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import http
 import threading
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -108,12 +106,15 @@ class MetadataSession:
 
     def ask(self) -> str:
         """Return the notice at the URL, like `ask`."""
+        from urllib.error import HTTPError
+
         fresh = not self._token
         if fresh:
             self._token = self._new_token()
+        token = {_EC2_TOKEN: self._token} if self._token else {}
         try:
-            return _read(self._request())
-        except urllib.error.HTTPError as error:
+            return _notice(self._url, headers={**self._headers, **token})
+        except HTTPError as error:
             error.close()
             if error.code != http.HTTPStatus.UNAUTHORIZED:
                 return ""
@@ -122,18 +123,11 @@ class MetadataSession:
             return ""
         return "" if fresh else self.ask()
 
-    def _request(self) -> urllib.request.Request:
-        token = {_EC2_TOKEN: self._token} if self._token else {}
-        return urllib.request.Request(self._url, headers={**self._headers, **token})
-
     def _new_token(self) -> str:
-        request = urllib.request.Request(
-            urllib.parse.urljoin(self._url, _EC2_TOKEN_PATH),
-            method="PUT",
-            headers={f"{_EC2_TOKEN}-ttl-seconds": str(_EC2_TOKEN_TTL_S)},
-        )
+        url = urllib.parse.urljoin(self._url, _EC2_TOKEN_PATH)
+        headers = {f"{_EC2_TOKEN}-ttl-seconds": str(_EC2_TOKEN_TTL_S)}
         try:
-            return _body(request).decode("ascii")
+            return _body(url, headers=headers, method="PUT").decode("ascii")
         except (OSError, ValueError):
             return ""
 
@@ -141,17 +135,20 @@ class MetadataSession:
 def ask(url: str, *, headers: dict[str, str]) -> str:
     """Return the notice at ``url``, empty if there is none or ``url`` cannot be reached."""
     try:
-        return _read(urllib.request.Request(url, headers=headers))
+        return _notice(url, headers=headers)
     except (OSError, ValueError):
         return ""
 
 
-def _read(request: urllib.request.Request) -> str:
+def _notice(url: str, *, headers: Mapping[str, str]) -> str:
     """Return the notice in the answer, empty if there is none."""
-    body = _body(request)
+    body = _body(url, headers=headers, method="GET")
     return "" if body.lower() in _NO else str(body[:200].decode(errors="replace"))
 
 
-def _body(request: urllib.request.Request) -> bytes:
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+def _body(url: str, *, headers: Mapping[str, str], method: str) -> bytes:
+    from urllib.request import Request, urlopen  # with ssl, which few agents need: imported late
+
+    request = Request(url, headers={**headers}, method=method)
+    with urlopen(request, timeout=_TIMEOUT_S) as answer:
         return bytes(answer.read(_MAX_BODY).strip())

@@ -31,8 +31,9 @@ from holdfast.ckpt.recovery.fallback import first_course, next_course
 from holdfast.ckpt.recovery.memory_source import MemorySource
 from holdfast.ckpt.recovery.replica import Replica, refresh
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.config import SidecarConfig
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
-from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
+from holdfast.ckpt.sidecar.server import Sidecar
 from holdfast.ckpt.state.restore import restore
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.tracked.cursor import Cursor

@@ -27,8 +27,8 @@ from holdfast.ckpt.descriptors import descriptor_of
 from holdfast.ckpt.errors import FencedError, NotFoundError, PeerError, UnsafePathError
 from holdfast.ckpt.memory.arena import SlotFile, arena_path
 from holdfast.ckpt.parity.stripes import restore_points
+from holdfast.ckpt.sidecar.config import SidecarConfig
 from holdfast.ckpt.sidecar.launch import start_sidecar
-from holdfast.ckpt.sidecar.server import SidecarConfig
 from holdfast.ckpt.transport import RunKey
 from holdfast.elastic.agent.inbox import Inbox
 from holdfast.elastic.agent.sidecar import SidecarEvents, SidecarKeeper

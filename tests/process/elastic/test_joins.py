@@ -13,7 +13,9 @@ SCRIPT = HELPERS / "tiny_training.py"
 
 
 def test_a_replacement_joins_at_the_end_of_a_step_which_all_begin_from(tmp_path: Path) -> None:
+    late = tmp_path / "late"  # else the replacement may be ready before the other has left its step
     flags = ["--result", str(tmp_path / "result.json"), "--steps", "1000", "--pace", "0.8"]
+    flags += ["--late", str(late)]
     config = LaunchConfig(
         command=python_command(SCRIPT, flags),
         nodes=tuple(NodeSpec(name=n, domain=n, slots={"trainer": 1}) for n in ("n0", "n1")),
@@ -25,6 +27,7 @@ def test_a_replacement_joins_at_the_end_of_a_step_which_all_begin_from(tmp_path:
         job.await_step(2)
         hurt(job.worker("trainer/1"))
         alone = job.world_of(1)
+        late.touch()
         joined = job.world_of(2, after=job.history.index(alone))
         (halted,) = job.events("halted")
         assert halted["seat"] == "trainer/0"

@@ -15,8 +15,9 @@ from doubles.blocks import make_world, write_block
 from holdfast.ckpt.memory.arena import ARENA_ROOT, arena_path, hold
 from holdfast.ckpt.memory.records import Inventory, RestorePoint, SnapshotWorld
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.config import SidecarConfig
 from holdfast.ckpt.sidecar.launch import SidecarProcess, start_sidecar
-from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
+from holdfast.ckpt.sidecar.server import Sidecar
 from holdfast.ckpt.transport import RunKey
 
 DEADLINE_S = 90.0

@@ -1,9 +1,10 @@
 """A training script that takes very little time: `train_gpt.py` on a few numbers.
 
 With ``--hold FILE`` every generation but the first waits before it restores until the file exists;
-with ``--gate STEP FILE`` it waits once that step is complete. With ``--pace S`` a step takes at
-least S seconds, with ``--until FILE`` only until the file exists: late events of a test then still
-find the job at work. ``--ddp`` wraps the model.
+with ``--gate STEP FILE`` it waits once that step is complete. With ``--late FILE`` a worker that
+starts after the first step waits at its start until the file exists. With ``--pace S`` a step takes
+at least S seconds, with ``--until FILE`` only until the file exists: late events of a test then
+still find the job at work. ``--ddp`` wraps the model.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def wait_for(file: Path, run: elastic.Run) -> None:
 def main(args: argparse.Namespace) -> None:
     """Train as the flags say."""
     torch.set_num_threads(1)
+    training = args.late and args.late.with_suffix(".training")
+    while args.late and training.exists() and not args.late.exists():
+        time.sleep(0.01)
     data = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
 
     @elastic.resilient(
@@ -60,6 +64,8 @@ def main(args: argparse.Namespace) -> None:
             run.clip_grad_norm_(model.parameters(), 1.0)
             run.step(optimizer)
             schedule.step()
+            if training:
+                training.touch()
             if not (args.until and args.until.exists()):
                 time.sleep(args.pace)
         state = {"model": model, "optimizer": optimizer, "schedule": schedule}
@@ -81,6 +87,7 @@ if __name__ == "__main__":
     parser.add_argument("--int64", action="store_true")
     parser.add_argument("--parity", type=int, default=1)
     parser.add_argument("--hold", type=Path)
+    parser.add_argument("--late", type=Path)
     parser.add_argument("--gate", nargs=2)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--until", type=Path)

@@ -14,8 +14,9 @@ from sidecar_group import SidecarGroup, sidecar_group, write_step
 from holdfast.ckpt.errors import FencedError
 from holdfast.ckpt.memory.arena import arena_path
 from holdfast.ckpt.sidecar.client import SidecarClient
+from holdfast.ckpt.sidecar.config import SidecarConfig
 from holdfast.ckpt.sidecar.core.lease_page import LeasePage
-from holdfast.ckpt.sidecar.server import Sidecar, SidecarConfig
+from holdfast.ckpt.sidecar.server import Sidecar
 
 LONG_NS = 3600 * 10**9
 
