@@ -21,8 +21,8 @@ _EVENT: Final = struct.Struct("=hi")  # number and value, see zmq_socket_monitor
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int] | None:
     """Return the number and the value of a connection's next event, None if there is none yet.
 
-    pyzmq has the same in ``zmq.utils.monitor``, which imports asyncio and ssl: a sixth of the start
-    of a process that needs neither.
+    pyzmq has the same in ``zmq.utils.monitor``, which imports asyncio and ssl. No process of ours
+    needs them to start.
     """
     try:
         event, _ = monitor.recv_multipart(zmq.NOBLOCK)
