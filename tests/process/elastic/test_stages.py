@@ -162,7 +162,10 @@ def test_a_job_that_is_begun_again_skips_what_is_finished(tmp_path: Path) -> Non
     ("flags", "said"),
     [
         (["--result", "module"], "the result is a Sequential"),
-        (["--result", "lead"], "pretrain returned something else on rank 1 than on rank 0"),
+        (  # a rank that comes late would find the second stage over
+            ["--result", "lead", "--join", "2:0"],
+            "pretrain returned something else on rank 1 than on rank 0",
+        ),
         pytest.param(
             ["--same", "--root", "root"], "give each its own", marks=pytest.mark.exhaustive
         ),
