@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from exploring import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.ckpt.native import mixed, xored
@@ -27,6 +27,8 @@ LENGTH = 1_000
     st.booleans(),
     st.integers(0, 2**32),
 )
+@example(1, [1], [0], 1, False, 0)  # as many places to cut as pieces, not the same ones
+@example(1, [LENGTH], [0] * (-(-LENGTH // 300) - 1), 1, False, 0)
 def test_the_compiled_pass_makes_what_isal_makes(
     outputs: int, lengths: list[int], cuts: list[int], factors: int, asked: bool, seed: int
 ) -> None:
