@@ -6,11 +6,9 @@ that reads boxes of bounded size from a bounded number of threads takes bounded 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +20,6 @@ from holdfast.ckpt.geometry.scatter import ByChunk
 from holdfast.ckpt.geometry.shard_index import ChunkRef, ShardIndex
 
 Array: TypeAlias = npt.NDArray[Any]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_CHUNKS: Final = 64
@@ -106,27 +102,6 @@ class BoxReader:
             size = np.array([box.shape for box in boxes], dtype=np.int64).reshape(shape)
             known = self._extents[parts.fqn] = (low, low + size)
         return known
-
-
-def parallel(
-    work: Callable[[Item], Result], items: Iterable[Item], *, threads: int
-) -> Iterator[Result]:
-    """Yield ``work`` of each item, in order, from ``threads`` threads; few run ahead.
-
-    Raises the error of ``work``, after the results before it were yielded.
-    """
-    ahead: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-boxes") as pool:
-        try:
-            for item in items:
-                ahead.append(pool.submit(work, item))
-                if len(ahead) > 2 * threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

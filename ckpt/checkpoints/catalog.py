@@ -21,6 +21,7 @@ from holdfast.ckpt.format.manifest import (
     PackIndex,
     WriterRecord,
     from_root,
+    is_index_of,
     read_index,
     read_manifest,
     read_note,
@@ -140,15 +141,14 @@ def load_writer(store: Store, folder: str, head: Manifest, writer: int) -> Write
 
 def load_index(store: Store, folder: str, record: WriterRecord) -> PackIndex:
     """Read and check a writer's index."""
-    data = read_record(store, folder, record.index)
+    return parse_index(store, folder, record, read_record(store, folder, record.index))
+
+
+def parse_index(store: Store, folder: str, record: WriterRecord, data: bytes) -> PackIndex:
+    """Parse and check the bytes of a writer's index."""
     origin = store.where(f"{folder}/{record.index.path}")
     index = read_index(data, origin=origin)
-    if (index.writer, index.pack, index.pack_bytes, index.bases) != (
-        record.writer,
-        record.pack.path,
-        record.pack.nbytes,
-        record.bases,
-    ):
+    if not is_index_of(index, record):
         raise CorruptError(f"{origin}: it belongs to another pack than the one in the manifest")
     return index
 

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +27,8 @@ from holdfast.ckpt.checkpoints.catalog import (
     check_size,
     load_index,
     noted,
+    parse_index,
+    read_record,
     register_of,
     run_tag,
     step_folder,
@@ -67,10 +70,6 @@ from holdfast.ckpt.types import learn
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-
-_LOCAL_THREADS: Final = 2
-_OBJECT_THREADS: Final = 32
-"""The threads that load indexes for a register: an object store has each of them wait."""
 
 MANY_WRITERS: Final = 256
 """From this number of writers on, a rank reads its part of a register, not all writers' indexes."""
@@ -341,15 +340,15 @@ def _registered(
     """Write the register; return the manifest, with the writers, and its bytes, without them."""
     _require_kept(store, folder, writers)
 
-    def load(record: WriterRecord) -> PackIndex:
+    def load(record: WriterRecord) -> bytes:
         try:
-            index = load_index(store, folder, record)
+            data = read_record(store, folder, record.index)
         except CorruptError:
             _require_visible(store, folder, record)
             raise
         for file in (record.pack, *record.bases):
             check_size(store, folder, file)
-        return index
+        return data
 
     stem = _stem_of("register", writers, generation, run=run)
     manifest, data = write_register(
@@ -358,7 +357,7 @@ def _registered(
         writers,
         path=f"index/{stem}{REGISTER_ENDING}",
         load=load,
-        threads=_LOCAL_THREADS if isinstance(store, LocalStore) else _OBJECT_THREADS,
+        parse=partial(parse_index, store, folder),
         mesh=mesh,
         created_by=_versions(),
     )

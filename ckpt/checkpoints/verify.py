@@ -15,7 +15,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from holdfast.ckpt.checkpoints.boxes import parallel
 from holdfast.ckpt.checkpoints.catalog import (
     check_size,
     head_of,
@@ -42,6 +41,7 @@ from holdfast.ckpt.format.unpack import ChunkReader, Pack, ends_of
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.native import crc, isal
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.parallel import parallel
 from holdfast.ckpt.types import learn
 
 Progress: TypeAlias = Callable[[int], None]

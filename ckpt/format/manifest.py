@@ -307,7 +307,7 @@ def read_index(data: bytes, *, origin: str) -> PackIndex:
 
 def _parsed_index(data: bytes, origin: str) -> PackIndex:
     index = unseal(data, PackIndex, origin=origin, formats=READ_FORMATS)
-    if fault := next(_faults_of_index(index), None):
+    if fault := next(faults_of_index(index), None):
         raise CorruptError(f"{origin}: {fault}; load another step")
     sizes: dict[str, int] = {}
     for fqn, tensor in index.tensors.items():
@@ -327,13 +327,19 @@ def _parsed_index(data: bytes, origin: str) -> PackIndex:
 _known_index = lru_cache(_KNOWN_INDEXES)(_parsed_index)
 
 
-def _faults_of_index(index: PackIndex) -> Iterator[str]:
+def faults_of_index(index: PackIndex) -> Iterator[str]:
     if not _PACK_PATH.fullmatch(index.pack):
         yield f"{index.pack!r} is not a path inside a checkpoint"
     yield from _faults_of_bases(index.bases, step=index.step)
     for values in (index.values, index.rank_values):
         if fault := fault_of_values(values):
             yield fault
+
+
+def is_index_of(index: PackIndex, record: WriterRecord) -> bool:
+    """Say whether an index is that of a writer, and of the pack that its record names."""
+    found = (index.writer, index.pack, index.pack_bytes, index.bases)
+    return found == (record.writer, record.pack.path, record.pack.nbytes, record.bases)
 
 
 def _check_order(index: PackIndex, origin: str) -> None:

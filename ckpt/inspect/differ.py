@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 
 from holdfast.ckpt.checkpoints.assemble import TensorChunks
-from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
+from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk
 from holdfast.ckpt.geometry.layout import Box
 from holdfast.ckpt.geometry.slicing import Selection, everything, tiles
 from holdfast.ckpt.inspect.compare import Tally, Tolerance, merge, tally
+from holdfast.ckpt.store.parallel import parallel
 from holdfast.ckpt.types import learn
 
 Progress = Callable[[int], None]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from holdfast.ckpt.errors import CorruptError
+from holdfast.ckpt.format.columns import read_indexes
 from holdfast.ckpt.format.manifest import (
     REGISTER_FORMAT,
     FileRecord,
@@ -22,12 +21,15 @@ from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.format.wellformed import fault_of_aliases
 from holdfast.ckpt.register.writing import RegisterBuilder
 from holdfast.ckpt.store.base import Store
+from holdfast.ckpt.store.local import LocalStore
+from holdfast.ckpt.store.parallel import parallel
 
-_GROUP: Final = 16
-"""The indexes that one thread loads at a time."""
+_LOCAL_THREADS: Final = 2
+_OBJECT_THREADS: Final = 32
+"""The threads that load indexes: an object store has each of them wait."""
 
-_AHEAD: Final = 2
-"""The groups that are loaded beside those that threads are at."""
+_GROUP_BYTES: Final = 256 << 10
+"""The bytes of indexes that one thread loads, and that are parsed together, about."""
 
 
 def write_register(
@@ -36,22 +38,30 @@ def write_register(
     writers: Sequence[WriterRecord],
     *,
     path: str,
-    load: Callable[[WriterRecord], PackIndex],
-    threads: int,
+    load: Callable[[WriterRecord], bytes],
+    parse: Callable[[WriterRecord, bytes], PackIndex],
     mesh: Mapping[str, int],
     created_by: Mapping[str, str],
 ) -> tuple[Manifest, bytes]:
     """Write the register of ``writers`` at ``path`` in a step's ``folder``.
 
-    ``load`` returns a writer's index, checked; so many ``threads`` call it. Returns the manifest
-    with the writers, and its bytes without them, which are yet to be published. Raises
-    ``CorruptError`` unless the indexes together hold every tensor exactly once.
+    ``load`` returns the bytes of a writer's index; several threads call it. ``parse`` reads and
+    checks them. Returns the manifest with the writers, and its bytes without them, which are yet to
+    be published. Raises ``CorruptError`` unless the indexes together hold every tensor exactly
+    once.
     """
     origin = store.where(folder)
+
+    def loaded(records: Sequence[WriterRecord]) -> tuple[Sequence[WriterRecord], list[bytes]]:
+        return records, [load(record) for record in records]
+
+    threads = _LOCAL_THREADS if isinstance(store, LocalStore) else _OBJECT_THREADS
     with RegisterBuilder(origin=origin) as register:
-        for record, index in _loaded(writers, load, threads=threads):
-            register.add(record, index)
+        for records, files in parallel(loaded, _groups(writers), threads=threads):
+            columns = read_indexes(records, files, read=parse)
+            register.add(records, columns)
         nbytes = store.write(f"{folder}/{path}", register.parts())
+    index = columns.indexes[0]
     if fault := fault_of_aliases(register.tensors, register.aliases):
         raise CorruptError(f"{origin}: {fault}; nothing was committed: save again")
     head = Manifest(
@@ -78,19 +88,13 @@ def write_register(
     return with_writers(read_manifest(data, origin=origin), writers, origin=origin), data
 
 
-def _loaded(
-    writers: Sequence[WriterRecord], load: Callable[[WriterRecord], PackIndex], *, threads: int
-) -> Iterator[tuple[WriterRecord, PackIndex]]:
-    """Yield the writers with their indexes; a few threads load some of them ahead."""
-    with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-index") as pool:
-        ahead: deque[Future[list[PackIndex]]] = deque()
-        groups = [writers[at : at + _GROUP] for at in range(0, len(writers), _GROUP)]
-        try:
-            for number, group in enumerate(groups):
-                while len(ahead) < threads + _AHEAD and number + len(ahead) < len(groups):
-                    following = groups[number + len(ahead)]
-                    ahead.append(pool.submit(lambda some: list(map(load, some)), following))
-                yield from zip(group, ahead.popleft().result(), strict=True)
-        finally:
-            for future in ahead:
-                future.cancel()
+def _groups(writers: Sequence[WriterRecord]) -> Iterator[Sequence[WriterRecord]]:
+    """Yield writers together that have so many bytes of indexes."""
+    start = size = 0
+    for number, record in enumerate(writers):
+        size += record.index.nbytes
+        if size >= _GROUP_BYTES:
+            yield writers[start : number + 1]
+            start, size = number + 1, 0
+    if start < len(writers):
+        yield writers[start:]

@@ -84,25 +84,29 @@ class ListedChunk(
         )
 
 
-def listed_of(writer: int, chunk: PackedChunk, cell: Corner | None) -> tuple[object, ...]:
-    """Return the fields of a `ListedChunk`, to be encoded; ``cell`` is its tensor's at its writer.
+def listed_of(
+    writers: Iterable[int], chunks: Sequence[PackedChunk], cells: Iterable[Corner | None]
+) -> list[tuple[object, ...]]:
+    """Return the fields of many `ListedChunk`, to be encoded; ``cells`` are those of padded chunks.
 
-    There are a million of them at once: making no object of each takes a third less time.
+    There are a million of them at once: making no object of each takes a third less time. It is a
+    list, since the ``encode_lines`` of msgspec 0.22 never frees the items of an iterator.
     """
-    box = chunk.box
-    return (
-        writer,
-        box.offset,
-        box.shape,
-        chunk.at,
-        chunk.nbytes,
-        chunk.crc32c,
-        chunk.crc64,
-        chunk.blocks,
-        chunk.stored,
-        cell if chunk.padded else None,
-        chunk.base,
+    boxes = [chunk.box for chunk in chunks]
+    columns = (
+        writers,
+        [box.offset for box in boxes],
+        [box.shape for box in boxes],
+        [chunk.at for chunk in chunks],
+        [chunk.nbytes for chunk in chunks],
+        [chunk.crc32c for chunk in chunks],
+        [chunk.crc64 for chunk in chunks],
+        [chunk.blocks for chunk in chunks],
+        [chunk.stored for chunk in chunks],
+        cells,
+        [chunk.base for chunk in chunks],
     )
+    return list(zip(*columns, strict=True))
 
 
 class RankValue(

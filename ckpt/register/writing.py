@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 from typing import Final
 
 import msgspec
@@ -18,16 +19,15 @@ from holdfast.ckpt.closing import Closing
 from holdfast.ckpt.errors import CorruptError
 from holdfast.ckpt.format import codecs
 from holdfast.ckpt.format.codecs import Codec
+from holdfast.ckpt.format.columns import ChunkColumns, HeldTensor
 from holdfast.ckpt.format.manifest import (
     ALIGN,
     CRC_BYTES,
     BlockRecord,
-    PackedTensor,
     PackIndex,
     TensorRecord,
     WriterRecord,
     path_of,
-    stored_bytes,
 )
 from holdfast.ckpt.geometry.element_types import dtype_of
 from holdfast.ckpt.geometry.grid import chunk_cell, fault_of_cover
@@ -48,11 +48,22 @@ from holdfast.ckpt.register.records import (
     around,
     listed_of,
 )
-from holdfast.ckpt.register.runs import RUN_BYTES, SortedRecords, SortedRuns
+from holdfast.ckpt.register.runs import (
+    RUN_BYTES,
+    SortedRecords,
+    SortedRuns,
+    UnsortedRecords,
+    numbered,
+)
+from holdfast.ckpt.store.parallel import parallel
 from holdfast.ckpt.types import Json
 
 _POOLED: Final = BLOCK_RECORDS // 2
 """A name with fewer records shares its block with others."""
+
+_THREADS: Final = 2
+_TOGETHER: Final = 16
+"""The blocks that one thread compresses at a time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +84,12 @@ class _RegisterFile:
     nbytes: int = 0
     crc32c: int = 0
 
-    def block(self, body: bytes) -> tuple[BlockRecord, bytes]:
-        """Return a block's record and its bytes, which follow all others."""
-        data = codecs.encode(CODEC, body)
+    def block(self, body: bytes, data: bytes | None = None) -> tuple[BlockRecord, bytes]:
+        """Return a block's record and its bytes, which follow all others.
+
+        ``data`` is the compressed body, if that is known.
+        """
+        data = codecs.encode(CODEC, body) if data is None else data
         place = BlockRecord(at=self.nbytes, stored=len(data), crc32c=crc32c(data), nbytes=len(body))
         self.nbytes += len(data)
         self.crc32c = crc32c(data, self.crc32c)
@@ -96,7 +110,7 @@ class RegisterBuilder(Closing):
         self._kinds: dict[str, _Tensor] = {}
         self._borrowed: dict[str, array[int]] = {}
         self._file = _RegisterFile()
-        self._encode = msgspec.json.Encoder().encode
+        self._encoder = msgspec.json.Encoder()
         self._step: tuple[str, int, int, int] | None = None
         self.tensors: dict[str, TensorRecord] = {}
         """Every tensor, once `parts` has ended."""
@@ -113,36 +127,61 @@ class RegisterBuilder(Closing):
 
     # -- collecting ------------------------------------------------------------------------------
 
-    def add(self, record: WriterRecord, index: PackIndex) -> None:
-        """Take one writer."""
-        self._writers.add(NO_NAME, (record.writer,), (1,), msgspec.json.encode(record))
-        self._check_step(index)
-        if index.pack_bytes % ALIGN:
-            raise self._unaligned(index)
-        self.values |= index.values
-        self.aliases |= index.aliases
+    def add(self, records: Sequence[WriterRecord], columns: ChunkColumns) -> None:
+        """Take some writers, with the columns of their indexes in the same order."""
+        for index in columns.indexes:
+            self._check_step(index)
+            if index.pack_bytes % ALIGN:
+                raise self._unaligned(index)
+            self.values |= index.values
+            self.aliases |= index.aliases
+            self._add_values(index)
+        encoded = [msgspec.json.encode(record) for record in records]
+        self._writers.add(numbered(NO_NAME, [record.writer for record in records], encoded))
+        full = np.bincount(columns.tensor, minlength=len(columns.tensors)) > 0
+        for tensor, holder, has_chunks in zip(columns.tensors, columns.holders, full, strict=True):
+            self._agree(tensor, columns.indexes[holder].writer, has_chunks=bool(has_chunks))
+        self._check_places(columns)
+        self._add_chunks(columns)
+
+    def _add_values(self, index: PackIndex) -> None:
         for name, tree in index.rank_values.items():
             path, rank = owner_of(name, writer=index.writer)
             value = RankValue(rank=rank, writer=index.writer, name=name, tree=tree)
             encoded = msgspec.json.encode(value, order="deterministic")
-            self._values.add(path, (rank,), (1,), encoded)
-        self._add_chunks(index)
+            self._values.add(numbered(path, [rank], [encoded]))
 
-    def _add_chunks(self, index: PackIndex) -> None:
-        writer, encode, take = index.writer, self._encode, self._chunks.add
-        for fqn, tensor in index.tensors.items():
-            self._agree(fqn, tensor, writer)
-            self.chunks += len(tensor.chunks)
-            for chunk in tensor.chunks:
-                box = chunk.box
-                take(fqn, box.offset, box.shape, encode(listed_of(writer, chunk, tensor.cell)))
-                if chunk.base is not None:
-                    ends = chunk.at, chunk.at + stored_bytes(chunk, tensor) + CRC_BYTES
-                    self._borrowed.setdefault(path_of(chunk, index), array("q")).extend(ends)
-                elif chunk.at % ALIGN:
-                    raise self._unaligned(index)
+    def _add_chunks(self, columns: ChunkColumns) -> None:
+        tensors, chunks = columns.tensors, columns.chunks
+        cells: Iterable[Corner | None] = repeat(None, len(chunks))
+        if columns.padded.any():
+            of = [tensors[each].cell for each in columns.tensor.tolist()]
+            cells = [c if p else None for c, p in zip(of, columns.padded.tolist(), strict=True)]
+        writers = np.array([index.writer for index in columns.indexes])[columns.index].tolist()
+        lines = self._encoder.encode_lines(listed_of(writers, chunks, cells))
+        self._chunks.add(
+            UnsortedRecords(
+                names=[tensor.fqn for tensor in tensors],
+                dims=[len(tensor.shape) for tensor in tensors],
+                which=columns.tensor,
+                spans=columns.spans,
+                encoded=lines.split(b"\n")[:-1],
+            )
+        )
+        self.chunks += len(chunks)
 
-    def _agree(self, fqn: str, tensor: PackedTensor, writer: int) -> None:
+    def _check_places(self, columns: ChunkColumns) -> None:
+        """Refuse chunks that are not aligned; note the places of those in other steps' packs."""
+        if (odd := np.flatnonzero(columns.own & (columns.at % ALIGN != 0))).size:
+            raise self._unaligned(columns.indexes[columns.index[odd[0]]])
+        borrowed = np.flatnonzero(~columns.own)
+        ends = (columns.at + columns.stored_bytes + CRC_BYTES)[borrowed].tolist()
+        for number, end in zip(borrowed.tolist(), ends, strict=True):
+            chunk, index = columns.chunks[number], columns.indexes[columns.index[number]]
+            self._borrowed.setdefault(path_of(chunk, index), array("q")).extend((chunk.at, end))
+
+    def _agree(self, tensor: HeldTensor, writer: int, *, has_chunks: bool) -> None:
+        fqn = tensor.fqn
         kind = self._kinds.get(fqn)
         if kind is None:
             kind = _Tensor(dtype=tensor.dtype, shape=tensor.shape, writer=writer)
@@ -153,7 +192,7 @@ class RegisterBuilder(Closing):
                 f"{tensor.shape}, writer {kind.writer} {kind.dtype} {kind.shape}; nothing was "
                 "committed: save again, every rank with the same state"
             )
-        if tensor.chunks:
+        if has_chunks:
             kind.cells.add(tensor.cell)
             kind.codecs.add(tensor.codec)
 
@@ -281,8 +320,8 @@ def _section(
         blocks.clear()
         return data
 
-    for first, last, (low, high), body in _bodies(records):
-        place, data = file.block(body)
+    for (first, last, (low, high), body), compressed in _compressed(_bodies(records)):
+        place, data = file.block(body, compressed)
         yield data
         blocks.append(_listed(place, first, last, low, high))
         if len(blocks) == PAGE_BLOCKS:
@@ -303,6 +342,16 @@ def _listed(place: BlockRecord, first: str, last: str, low: Corner, high: Corner
         low=low,
         high=high,
     )
+
+
+def _compressed(bodies: Iterator[_Body]) -> Iterator[tuple[_Body, bytes]]:
+    """Yield blocks with their compressed bytes; threads compress some of them ahead."""
+
+    def work(some: Sequence[_Body]) -> list[tuple[_Body, bytes]]:
+        return [(body, codecs.encode(CODEC, body[-1])) for body in some]
+
+    groups = iter(lambda: list(islice(bodies, _TOGETHER)), [])
+    return chain.from_iterable(parallel(work, groups, threads=_THREADS))
 
 
 _Body = tuple[str, str, tuple[Corner, Corner], bytes]
@@ -345,11 +394,10 @@ def _named(name: str, encoded: Sequence[bytes]) -> bytes:
 
 def _cuts(encoded: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     """Yield the first record of each block, and the one behind its last."""
+    ends = np.cumsum([*map(len, encoded)])
     start = size = 0
-    for number, each in enumerate(encoded):
-        size += len(each)
-        if number + 1 - start == BLOCK_RECORDS or size >= BLOCK_BYTES:
-            yield start, number + 1
-            start, size = number + 1, 0
-    if start < len(encoded):
-        yield start, len(encoded)
+    while start < len(encoded):
+        full = int(np.searchsorted(ends, size + BLOCK_BYTES)) + 1
+        end = min(start + BLOCK_RECORDS, full, len(encoded))
+        yield start, end
+        start, size = end, int(ends[end - 1])

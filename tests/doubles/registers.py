@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from doubles.memory_store import MemoryFile
+from holdfast.ckpt.format.columns import columns_of
 from holdfast.ckpt.format.manifest import (
     ALIGN,
     CRC_BYTES,
@@ -94,7 +95,7 @@ def built(
     """Return the manifest and the register of some writers."""
     with RegisterBuilder(origin="a made-up step", run_bytes=run_bytes) as builder:
         for record, index in writers:
-            builder.add(record, index)
+            builder.add([record], columns_of([index]))
         data = b"".join(builder.parts())
     assert builder.checksum == crc32c(data)
     manifest = Manifest(

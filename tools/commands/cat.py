@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
+from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.geometry.element_types import DType
@@ -24,6 +24,7 @@ from holdfast.ckpt.geometry.slicing import Selection, parse, select, split_name,
 from holdfast.ckpt.inspect.compare import leaves, number_of
 from holdfast.ckpt.inspect.statistics import Accumulator, PartialStatistics, TensorStatistics
 from holdfast.ckpt.inspect.values import decode, widened
+from holdfast.ckpt.store.parallel import parallel
 from holdfast.ckpt.types import Json
 from holdfast.elastic.errors import ConfigError
 from holdfast.tools.commands.checkpoints import add_path, add_resources, add_step, open_step

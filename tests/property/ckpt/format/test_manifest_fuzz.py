@@ -8,14 +8,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import hostile
+import msgspec
 from checkpoint_states import copied
 from doubles.memory_store import MemoryStore
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.ckpt.checkpoints.catalog import load_manifest
 from holdfast.ckpt.errors import CkptError, CorruptError, NotFoundError
-from holdfast.ckpt.format.manifest import MANIFEST, read_index, read_manifest, read_note
+from holdfast.ckpt.format.columns import read_indexes
+from holdfast.ckpt.format.manifest import (
+    MANIFEST,
+    PackIndex,
+    WriterRecord,
+    read_index,
+    read_manifest,
+    read_note,
+)
 from holdfast.ckpt.store.base import Store
 
 Json = Any
@@ -136,6 +146,47 @@ def test_any_change_of_its_bytes(data: st.DataObject, writer: int | None) -> Non
     else:
         hostile.put_index(store, bytes(text), writer=writer)
     try_all(store)
+
+
+def read_together(store: Store) -> list[WriterRecord]:
+    """Read the indexes of all writers at once; return those that were read by themselves too.
+
+    If they are not refused, each is as it is read by itself.
+    """
+    alone: list[WriterRecord] = []
+    records = load_manifest(good(), hostile.FOLDER).writers
+    files = [store.read(hostile.index_name(store, record.writer)) for record in records]
+
+    def read(record: WriterRecord, data: bytes) -> PackIndex:
+        alone.append(record)
+        return read_index(data, origin="here")
+
+    try:
+        columns = read_indexes(records, files, read=read)
+    except CorruptError:
+        return alone
+    found = [index_of(data) for data in files]
+    assert [msgspec.to_builtins(index) for index in columns.indexes] == found
+    return alone
+
+
+def index_of(data: bytes) -> Json:
+    return msgspec.to_builtins(read_index(data, origin="here"))
+
+
+def test_good_indexes_are_checked_together() -> None:
+    assert read_together(good()) == []
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.data(), st.sampled_from([0, 1]))
+def test_a_fault_of_an_index_is_found_among_others(data: st.DataObject, writer: int) -> None:
+    store = copied(good())
+    body = json.loads(hostile.body_of(store.read(hostile.index_name(store, writer))))
+    for _ in range(data.draw(st.integers(1, 2))):
+        changed(data, body)
+    hostile.put_index(store, hostile.encoded(body), writer=writer)
+    read_together(store)
 
 
 @given(st.binary(max_size=200) | VALUES.map(hostile.encoded))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from doubles.checkpoints import part_of, sample_arrays, write_checkpoint
 
-from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk, parallel
+from holdfast.ckpt.checkpoints.boxes import BoxReader, budget, largest_chunk
 from holdfast.ckpt.checkpoints.source import StoreSource
 from holdfast.ckpt.errors import NotFoundError
 from holdfast.ckpt.geometry.layout import Box
@@ -46,35 +45,6 @@ def test_the_cell_is_the_largest_chunk_of_the_tensor(reader: BoxReader) -> None:
 def test_an_unknown_tensor_is_named(reader: BoxReader) -> None:
     with pytest.raises(NotFoundError, match="nothing"):
         reader.box("nothing", Box(offset=(), shape=()))
-
-
-def test_results_come_in_order_and_few_items_are_taken_ahead() -> None:
-    taken, threads, lock = [0], set(), threading.Lock()
-
-    def items() -> Iterator[int]:
-        for number in range(100):
-            taken[0] += 1
-            yield number
-
-    def work(number: int) -> int:
-        with lock:
-            threads.add(threading.get_ident())
-        return number * number
-
-    for number, result in enumerate(parallel(work, items(), threads=3)):
-        assert result == number * number
-        assert taken[0] <= number + 8
-    assert len(threads) <= 3
-
-
-def test_a_failure_comes_out_after_what_was_before_it() -> None:
-    def work(number: int) -> int:
-        return 10 // (3 - number)
-
-    results = parallel(work, range(6), threads=2)
-    assert [next(results) for _ in range(3)] == [3, 5, 10]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 32 << 20, 256 << 20, 4 << 30])

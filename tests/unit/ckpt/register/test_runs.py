@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from holdfast.ckpt.geometry.spans import Spans
 from holdfast.ckpt.register.records import Corner
-from holdfast.ckpt.register.runs import SortedRecords, SortedRuns
+from holdfast.ckpt.register.runs import SortedRecords, SortedRuns, UnsortedRecords
 
 
 def some_records() -> list[tuple[str, Corner, Corner, bytes]]:
@@ -22,10 +24,28 @@ def some_records() -> list[tuple[str, Corner, Corner, bytes]]:
     return found
 
 
+def unsorted(records: list[tuple[str, Corner, Corner, bytes]]) -> UnsortedRecords:
+    names = sorted({name for name, *_ in records})
+    dims = {name: len(low) for name, low, *_ in records}
+    most = max(dims.values())
+    lo, hi = (
+        np.array([(*record[side], *(9,) * (most - len(record[side]))) for record in records]).T
+        for side in (1, 2)
+    )
+    return UnsortedRecords(
+        names=names,
+        dims=[dims[name] for name in names],
+        which=np.array([names.index(name) for name, *_ in records]),
+        spans=Spans(lo, hi),
+        encoded=[encoded for *_, encoded in records],
+    )
+
+
 def sorted_by(run_bytes: int) -> list[SortedRecords]:
     with SortedRuns(run_bytes=run_bytes) as runs:
-        for name, low, high, encoded in some_records():
-            runs.add(name, low, tuple(b - a for a, b in zip(low, high, strict=True)), encoded)
+        records = some_records()
+        for at in range(0, len(records), 7):
+            runs.add(unsorted(records[at : at + 7]))
         return list(runs.sorted())
 
 
