@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -21,12 +22,11 @@ from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.format.wellformed import fault_of_aliases
 from holdfast.ckpt.register.writing import RegisterBuilder
 from holdfast.ckpt.store.base import Store
-from holdfast.ckpt.store.local import LocalStore
 from holdfast.ckpt.store.parallel import parallel
 
-_LOCAL_THREADS: Final = 2
-_OBJECT_THREADS: Final = 32
-"""The threads that load indexes: an object store has each of them wait."""
+_THREADS: Final = 32
+_QUICK_S: Final = 0.3e-3
+"""If a file takes longer, the store has each reader wait, so many threads read ahead."""
 
 _GROUP_BYTES: Final = 256 << 10
 """The bytes of indexes that one thread loads, and that are parsed together, about."""
@@ -52,12 +52,8 @@ def write_register(
     """
     origin = store.where(folder)
 
-    def loaded(records: Sequence[WriterRecord]) -> tuple[Sequence[WriterRecord], list[bytes]]:
-        return records, [load(record) for record in records]
-
-    threads = _LOCAL_THREADS if isinstance(store, LocalStore) else _OBJECT_THREADS
     with RegisterBuilder(origin=origin) as register:
-        for records, files in parallel(loaded, _groups(writers), threads=threads):
+        for records, files in _loaded(writers, load):
             columns = read_indexes(records, files, read=parse)
             register.add(records, columns)
         nbytes = store.write(f"{folder}/{path}", register.parts())
@@ -86,6 +82,25 @@ def write_register(
     )
     data = seal(head)
     return with_writers(read_manifest(data, origin=origin), writers, origin=origin), data
+
+
+def _loaded(
+    writers: Sequence[WriterRecord], load: Callable[[WriterRecord], bytes]
+) -> Iterator[tuple[Sequence[WriterRecord], list[bytes]]]:
+    """Yield writers in groups, with the bytes of their indexes.
+
+    Threads that read a quick disk would only take the interpreter from the parsing.
+    """
+
+    def loaded(records: Sequence[WriterRecord]) -> tuple[Sequence[WriterRecord], list[bytes]]:
+        return records, [load(record) for record in records]
+
+    groups = _groups(writers)
+    began_s = time.perf_counter()
+    first = loaded(next(groups))
+    is_quick = time.perf_counter() - began_s < _QUICK_S * len(first[0])
+    yield first
+    yield from map(loaded, groups) if is_quick else parallel(loaded, groups, threads=_THREADS)
 
 
 def _groups(writers: Sequence[WriterRecord]) -> Iterator[Sequence[WriterRecord]]:

@@ -168,8 +168,9 @@ class LocalStore:
     def size(self, name: str) -> int | None:
         """Return a file's size, None when it does not exist."""
         try:
-            with refusals(self._path(name), "look at it", reading=True):
-                return self._path(name).stat().st_size
+            path = self._path(name)
+            with refusals(path, "look at it", reading=True):
+                return path.stat().st_size
         except NotFoundError:
             return None
 
