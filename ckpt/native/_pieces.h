@@ -74,39 +74,34 @@ static int64_t read_piece(int file, const struct piece *piece, char *room, uint3
     return got < 0 ? got : (int64_t)done + got;
 }
 
-/* Copy a block and return its CRC32C, which is of the bytes that were copied. */
-static uint32_t copy_block(char *to, const char *from, size_t size,
+/* Copy bytes; return the state of the CRC32C of what was copied, given that of the bytes before. */
+static uint32_t copy_on(char *to, const char *from, size_t size, uint32_t crc,
     uint32_t (*crc32)(const void *, int, uint32_t))
 {
 #if defined(__x86_64__)
-    if (can_stream) {
-        uint32_t crc = copy_run(to, from, size);
-        _mm_sfence();
-        return crc;
-    }
+    if (can_stream)
+        return copy_part(to, from, size, crc);
 #endif
     memcpy(to, from, size);
-    return ~crc32(to, (int)size, UINT32_MAX);
+    return crc32(to, (int)size, crc);
 }
 
-/* As `read_piece`, of a piece that lies in memory at `from`. */
-static void copy_piece(const char *from, const struct piece *piece, char *room, uint32_t *blocks,
+/* As `read_piece`, of a piece that lies in memory at `from`. Every byte is read once: so a file that
+ * changes meanwhile does not have other bytes than the checksums are of. */
+static void copy_piece(const char *from, const struct piece *piece, uint32_t *blocks,
     uint32_t (*crc32)(const void *, int, uint32_t))
 {
     char *to = (char *)(uintptr_t)piece->to;
     for (uint64_t done = 0, end; done < piece->size; done = end) {
         end = piece->size - done < BLOCK_BYTES ? piece->size : done + BLOCK_BYTES;
-        if (done >= piece->first && end <= piece->last) {
-            *blocks++ = copy_block(to + (done - piece->first), from + done, end - done, crc32);
-            continue;
-        }
-        /* Checksum what is handed on: the file may change in between. */
         uint64_t first = done > piece->first ? done : piece->first;
         uint64_t last = end < piece->last ? end : piece->last;
-        memcpy(room, from + done, end - done);
-        *blocks++ = ~crc32(room, (int)(end - done), UINT32_MAX);
+        if (first >= last)
+            first = last = end;
+        uint32_t crc = crc32(from + done, (int)(first - done), UINT32_MAX);
         if (first < last)
-            memcpy(to + (first - piece->first), room + (first - done), last - first);
+            crc = copy_on(to + (first - piece->first), from + first, last - first, crc, crc32);
+        *blocks++ = ~crc32(from + last, (int)(end - last), crc);
     }
     memcpy((char *)(uintptr_t)piece->tail, from + piece->size, piece->rest);
 }
@@ -204,17 +199,20 @@ static int map_pieces(int file, size_t count, const struct piece *pieces, struct
 
 /* Copy `count` pieces of mapped memory. */
 static void copy_pieces(const struct guarded *here, size_t count, const struct piece *pieces,
-    char *room, uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t))
+    uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t))
 {
     for (size_t i = 0; i < count; i++) {
-        copy_piece(here->from + (pieces[i].at - here->at), &pieces[i], room, blocks, crc32);
+        copy_piece(here->from + (pieces[i].at - here->at), &pieces[i], blocks, crc32);
         blocks += (pieces[i].size + BLOCK_BYTES - 1) / BLOCK_BYTES;
     }
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
 }
 
 /* Copy `count` pieces from the page cache; return whether that could be done. */
-static int pieces_from_cache(int file, size_t count, const struct piece *pieces, char *room,
-    uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t))
+static int pieces_from_cache(int file, size_t count, const struct piece *pieces, uint32_t *blocks,
+    uint32_t (*crc32)(const void *, int, uint32_t))
 {
     struct guarded here;
     volatile int whole = 0;
@@ -222,7 +220,7 @@ static int pieces_from_cache(int file, size_t count, const struct piece *pieces,
         return 0;
     if (!sigsetjmp(here.back, 1)) {
         guarded = &here;
-        copy_pieces(&here, count, pieces, room, blocks, crc32);
+        copy_pieces(&here, count, pieces, blocks, crc32);
         whole = 1;
     }
     guarded = NULL;
@@ -238,7 +236,7 @@ static int pieces_from_cache(int file, size_t count, const struct piece *pieces,
 size_t checked_pieces(int file, size_t count, const struct piece *pieces, char *room,
     uint32_t *blocks, uint32_t (*crc32)(const void *, int, uint32_t), int64_t *found)
 {
-    if (pieces_from_cache(file, count, pieces, room, blocks, crc32))
+    if (pieces_from_cache(file, count, pieces, blocks, crc32))
         return count;
     for (size_t i = 0; i < count; i++) {
         *found = read_piece(file, &pieces[i], room, blocks, crc32);

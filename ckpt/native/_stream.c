@@ -134,16 +134,16 @@ __attribute__((target("sse4.2"))) static uint32_t plain(
 }
 
 /* Copy past the cache, in three chains. */
-static uint32_t chained(char *to, const char *from, size_t size)
+static uint32_t chained(char *to, const char *from, size_t size, uint32_t crc)
 {
     size_t edge = -(uintptr_t)to % 16;
-    uint32_t crc = plain(to, from, edge, UINT32_MAX);
+    crc = plain(to, from, edge, crc);
     to += edge, from += edge, size -= edge;
     for (; size >= 3 * WIDE; size -= 3 * WIDE, to += 3 * WIDE, from += 3 * WIDE)
         crc = lanes(to, from, WIDE, crc, wide_shift);
     for (; size >= 3 * NARROW; size -= 3 * NARROW, to += 3 * NARROW, from += 3 * NARROW)
         crc = lanes(to, from, NARROW, crc, narrow_shift);
-    return ~plain(to, from, size, crc);
+    return plain(to, from, size, crc);
 }
 
 #define REGISTERS 256 /* bytes that are folded at once */
@@ -338,10 +338,10 @@ __attribute__((target("sse4.2"))) static uint32_t mixed_bytes(
 }
 
 FOLDING static inline __attribute__((always_inline)) uint32_t xored(
-    char *to, size_t count, const uint64_t *sources, size_t at, size_t end)
+    char *to, size_t count, const uint64_t *sources, size_t at, size_t end, uint32_t crc)
 {
     size_t edge = -((uintptr_t)to + at) % LINE, first = edge < end - at ? at + edge : end;
-    uint32_t crc = mixed_bytes(to, count, sources, at, first, UINT32_MAX);
+    crc = mixed_bytes(to, count, sources, at, first, crc);
     at = first;
     if (end - at >= REGISTERS) {
         __m512i sums[4], far = pairs(castagnoli_far), near = pairs(castagnoli_near);
@@ -362,13 +362,13 @@ FOLDING static inline __attribute__((always_inline)) uint32_t xored(
         _mm512_storeu_si512(rest, sums[3]);
         crc = plain(rest, rest, sizeof rest, 0);
     }
-    return ~mixed_bytes(to, count, sources, at, end, crc);
+    return mixed_bytes(to, count, sources, at, end, crc);
 }
 
-FOLDING static uint32_t copied(char *to, const char *from, size_t size)
+FOLDING static uint32_t copied(char *to, const char *from, size_t size, uint32_t crc)
 {
     uint64_t source = (uintptr_t)from;
-    return xored(to, 1, &source, 0, size);
+    return xored(to, 1, &source, 0, size, crc);
 }
 
 /* Store the exclusive or of `count` inputs, and the CRC32C of each of `runs` runs of it.
@@ -380,17 +380,23 @@ FOLDING void stream_xor(char *to, size_t count, const uint64_t *sources, size_t 
     const uint64_t *stops, uint32_t *checksums)
 {
     for (size_t i = 0; i < runs; i++)
-        checksums[i] = count == 2 ? xored(to, 2, sources, stops[i], stops[i + 1])
-                                  : xored(to, count, sources, stops[i], stops[i + 1]);
+        checksums[i] = ~(count == 2 ? xored(to, 2, sources, stops[i], stops[i + 1], UINT32_MAX)
+                                    : xored(to, count, sources, stops[i], stops[i + 1], UINT32_MAX));
     _mm_sfence();
+}
+
+/* Copy a part of a run; return the state of its CRC32C, given that of the bytes before. */
+static uint32_t copy_part(char *to, const char *from, size_t size, uint32_t crc)
+{
+    if (size < STREAMED)
+        return plain(to, from, size, crc);
+    return can_fold ? copied(to, from, size, crc) : chained(to, from, size, crc);
 }
 
 /* Copy one run; return its CRC32C. */
 static uint32_t copy_run(char *to, const char *from, size_t size)
 {
-    if (size < STREAMED)
-        return ~plain(to, from, size, UINT32_MAX);
-    return can_fold ? copied(to, from, size) : chained(to, from, size);
+    return ~copy_part(to, from, size, UINT32_MAX);
 }
 
 /* Copy `count` runs and store the CRC32C of each. Runs do not overlap. */

@@ -29,25 +29,29 @@ size_t checked_pieces(int file, size_t count, const struct piece *pieces, char *
 #define BLOCK_BYTES ((size_t)128 << 10)
 #define RUNS 3
 
-static uint64_t crc_by_bits(const char *from, size_t size, uint64_t polynomial, uint64_t ones)
+static uint64_t crc_by_bits(const char *from, size_t size, uint64_t polynomial, uint64_t crc)
 {
-    uint64_t crc = ones;
     for (; size; size--) {
         crc ^= (unsigned char)*from++;
         for (int bit = 0; bit < 8; bit++)
             crc = crc >> 1 ^ (crc & 1 ? polynomial : 0);
     }
-    return crc ^ ones;
+    return crc;
+}
+
+static uint32_t library(const void *from, int size, uint32_t crc)
+{
+    return (uint32_t)crc_by_bits(from, (size_t)size, 0x82f63b78, crc);
 }
 
 static uint32_t crc32c(const char *from, size_t size)
 {
-    return (uint32_t)crc_by_bits(from, size, 0x82f63b78, UINT32_MAX);
+    return ~library(from, (int)size, UINT32_MAX);
 }
 
 static uint64_t crc64(const char *from, size_t size)
 {
-    return crc_by_bits(from, size, 0x9a6c9329ac4bc9b5, UINT64_MAX);
+    return ~crc_by_bits(from, size, 0x9a6c9329ac4bc9b5, UINT64_MAX);
 }
 
 static void require(int holds, const char *what, size_t size)
@@ -185,12 +189,6 @@ static void check_combine(void)
     for (size_t i = 0; i < count; i++)
         free(from[i]);
     free(wanted);
-}
-
-static uint32_t library(const void *from, int size, uint32_t crc)
-{
-    (void)crc;
-    return ~crc32c(from, (size_t)size);
 }
 
 static void check_read(void)
