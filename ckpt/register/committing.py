@@ -28,8 +28,9 @@ _THREADS: Final = 32
 _QUICK_S: Final = 0.3e-3
 """If a file takes longer, the store has each reader wait, so many threads read ahead."""
 
+_GROUP: Final = 32
 _GROUP_BYTES: Final = 256 << 10
-"""The bytes of indexes that one thread loads, and that are parsed together, about."""
+"""The indexes that one thread loads, and that are parsed together, have about so many bytes."""
 
 
 def write_register(
@@ -51,7 +52,6 @@ def write_register(
     once.
     """
     origin = store.where(folder)
-
     with RegisterBuilder(origin=origin) as register:
         for records, files in _loaded(writers, load):
             columns = read_indexes(records, files, read=parse)
@@ -104,11 +104,11 @@ def _loaded(
 
 
 def _groups(writers: Sequence[WriterRecord]) -> Iterator[Sequence[WriterRecord]]:
-    """Yield writers together that have so many bytes of indexes."""
+    """Yield writers together, few enough that threads share the rest."""
     start = size = 0
     for number, record in enumerate(writers):
         size += record.index.nbytes
-        if size >= _GROUP_BYTES:
+        if size >= _GROUP_BYTES or number + 1 - start == _GROUP:
             yield writers[start : number + 1]
             start, size = number + 1, 0
     if start < len(writers):

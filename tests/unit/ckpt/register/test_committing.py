@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from doubles.checkpoints import sample_arrays, split_dim, write_checkpoint
+from doubles.memory_store import MemoryStore
 from doubles.pruning import prune
+from doubles.registers import writers_of
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.bases import needed_packs
@@ -29,8 +33,11 @@ from holdfast.ckpt.convert.rewrite import reshard
 from holdfast.ckpt.convert.target_layout import TargetLayout
 from holdfast.ckpt.errors import CorruptError, FencedError, MismatchError, NotFoundError
 from holdfast.ckpt.format.coherence import fault_of_listing
-from holdfast.ckpt.format.manifest import REFS, PackIndex
+from holdfast.ckpt.format.manifest import REFS, PackIndex, WriterRecord, read_index
+from holdfast.ckpt.format.sealed import seal
 from holdfast.ckpt.geometry.layout import Box
+from holdfast.ckpt.register import committing
+from holdfast.ckpt.register.committing import write_register
 from holdfast.ckpt.state.saved import SavedState, read_tensors
 from holdfast.ckpt.store.local import LocalStore
 
@@ -251,3 +258,31 @@ def test_a_step_with_a_register_is_written_again_for_fewer_writers(
 
 def test_split_boxes_are_as_the_test_says() -> None:
     assert split_dim((10, 7), parts=WORLD)[2] == Box(offset=(4, 0), shape=(2, 7))
+
+
+def test_a_store_that_has_each_reader_wait_is_read_by_several_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committing, "_GROUP", 1)
+    boxes = [(writer, Box(offset=(writer,), shape=(1,))) for writer in range(WORLD)]
+    written = writers_of({"weight": ((WORLD,), boxes)}, world_size=WORLD)
+    files = {record.writer: seal(index) for record, index in written}
+    two = threading.Barrier(2)
+
+    def load(record: WriterRecord) -> bytes:
+        time.sleep(0.001)  # as long as the quickest of such stores takes
+        if record.writer:
+            two.wait(30)
+        return files[record.writer]
+
+    head, _ = write_register(
+        MemoryStore(),
+        FOLDER,
+        [record for record, _ in written],
+        path="index/x.register",
+        load=load,
+        parse=lambda record, data: read_index(data, origin=str(record.writer)),
+        mesh={},
+        created_by={},
+    )
+    assert [record.writer for record in head.writers] == list(range(WORLD))
