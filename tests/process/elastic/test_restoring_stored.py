@@ -88,7 +88,7 @@ def test_a_store_that_cannot_be_written_is_refused_as_a_job_starts(
 def test_the_progress_of_a_long_read_is_told(
     group: SidecarGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "_TASK_BYTES", 1)
+    monkeypatch.setattr(source, "_CALL_BYTES", 1)
     monkeypatch.setattr(stored, "Pacing", partial(Pacing, every_s=0.0))
     ranks = Ranks()
     points = without_memory(group, ranks)

@@ -60,7 +60,7 @@ def test_a_budget_is_kept_unless_one_chunk_exceeds_it(memory: int, chunk: int) -
 def test_a_source_tells_how_far_the_reading_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.ckpt.checkpoints.source._TASK_BYTES", 1)
+    monkeypatch.setattr("holdfast.ckpt.checkpoints.source._CALL_BYTES", 1)
     write_checkpoint(tmp_path, sample_arrays(), world_size=3)
     told: list[tuple[int, int]] = []
     with StoreSource(tmp_path, 1, progress=lambda *far: told.append(far)) as source:
