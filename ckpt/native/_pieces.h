@@ -220,7 +220,9 @@ static int pieces_from_cache(int file, size_t count, const struct piece *pieces,
         return 0;
     if (!sigsetjmp(here.back, 1)) {
         guarded = &here;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the copy stays between the two */
         copy_pieces(&here, count, pieces, blocks, crc32);
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
         whole = 1;
     }
     guarded = NULL;
