@@ -55,7 +55,7 @@ _WINDOW_BYTES: Final = 32 << 20
 _WINDOW_CHUNKS: Final = 32
 _TASK_BYTES: Final = 8 << 20
 _CALL_BYTES: Final = 16 << 20
-"""Read from a file of this machine in one call: it is mapped once."""
+"""Read from a file of this machine in one call, which maps that part of it once."""
 _BASE_BITS: Final = 48
 
 ReadSoFar: TypeAlias = Callable[[int, int], None]

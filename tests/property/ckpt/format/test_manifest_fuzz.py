@@ -179,13 +179,16 @@ def test_good_indexes_are_checked_together() -> None:
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(st.data(), st.sampled_from([0, 1]))
-def test_a_fault_of_an_index_is_found_among_others(data: st.DataObject, writer: int) -> None:
+@given(st.data(), st.sampled_from([(0,), (1,), (0, 1)]))
+def test_faults_of_indexes_are_found_among_others(
+    data: st.DataObject, writers: tuple[int, ...]
+) -> None:
     store = copied(good())
-    body = json.loads(hostile.body_of(store.read(hostile.index_name(store, writer))))
-    for _ in range(data.draw(st.integers(1, 2))):
-        changed(data, body)
-    hostile.put_index(store, hostile.encoded(body), writer=writer)
+    for writer in writers:
+        body = json.loads(hostile.body_of(store.read(hostile.index_name(store, writer))))
+        for _ in range(data.draw(st.integers(1, 2))):
+            changed(data, body)
+        hostile.put_index(store, hostile.encoded(body), writer=writer)
     read_together(store)
 
 

@@ -14,7 +14,7 @@ import torch
 from doubles.checkpoints import sample_arrays, split_dim, write_checkpoint
 from doubles.memory_store import MemoryStore
 from doubles.pruning import prune
-from doubles.registers import writers_of
+from doubles.registers import built, writers_of
 
 from holdfast import ckpt
 from holdfast.ckpt.checkpoints.bases import needed_packs
@@ -42,6 +42,7 @@ from holdfast.ckpt.state.saved import SavedState, read_tensors
 from holdfast.ckpt.store.local import LocalStore
 
 WORLD = 5
+ONE = Box(offset=(), shape=())
 FOLDER = "step-000000000001"
 
 
@@ -275,8 +276,9 @@ def test_a_store_that_has_each_reader_wait_is_read_by_several_threads(
             two.wait(30)
         return files[record.writer]
 
+    store = MemoryStore()
     head, _ = write_register(
-        MemoryStore(),
+        store,
         FOLDER,
         [record for record, _ in written],
         path="index/x.register",
@@ -286,3 +288,31 @@ def test_a_store_that_has_each_reader_wait_is_read_by_several_threads(
         created_by={},
     )
     assert [record.writer for record in head.writers] == list(range(WORLD))
+    assert store.read(f"{FOLDER}/index/x.register") == built(written)[1]
+
+
+@pytest.mark.parametrize("group", [1, 2, WORLD])
+def test_the_register_does_not_tell_how_many_indexes_were_read_together(
+    monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    monkeypatch.setattr(committing, "_GROUP", group)
+    rows = [(writer, Box(offset=(writer, 0), shape=(1, 3))) for writer in range(WORLD)]
+    cells = [(0, Box(offset=(0,), shape=(2,))), (3, Box(offset=(2,), shape=(2,)))]
+    pieces = {"weight": ((WORLD, 3), rows), "bias": ((4,), cells), "step": ((), [(1, ONE)])}
+    ranks = {writer: {"seed": writer} for writer in range(WORLD)}
+    written = writers_of(
+        pieces, world_size=WORLD, values={"lr": 0.5}, rank_values=ranks, aliases={"tied": "weight"}
+    )
+    files = {record.writer: seal(index) for record, index in written}
+    store = MemoryStore()
+    write_register(
+        store,
+        FOLDER,
+        [record for record, _ in written],
+        path="index/x.register",
+        load=lambda record: files[record.writer],
+        parse=lambda record, data: read_index(data, origin=str(record.writer)),
+        mesh={},
+        created_by={},
+    )
+    assert store.read(f"{FOLDER}/index/x.register") == built(written)[1]
